@@ -23,9 +23,9 @@ def record(logs, name, rows, **options):
             run.log(row, step=step)
 
 
-def write_journal(logs, name, rows):
+def write_journal(logs, name, rows, **facts):
     (logs / name).mkdir(parents=True)
-    start = {"event": "start", "time": 0.0, "run_name": name, "run_id": "00"}
+    start = {"event": "start", "time": 0.0, "run_name": name, "run_id": "00", **facts}
     steps = ({"event": "step", "time": float(step), "global_step": step, **row} for step, row in enumerate(rows))
     end = {"event": "end", "time": float(10**9), "status": "finished"}
     (logs / name / "metrics.jsonl").write_bytes(msgspec.json.Encoder().encode_lines([start, *steps, end]))
@@ -104,6 +104,9 @@ def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     page.get_by_label("Select first").check()
     page.get_by_label("Select third").check()
     page.get_by_role("button", name="Compare 2").click()
+    for name, value in (("first", "29"), ("third", "87")):
+        expect(page.get_by_label("Legend").get_by_role("listitem").filter(has_text=name)).to_contain_text(value)
+    page.goto(start.url + "#/run/first/charts?with=third")
     expect(panel(page, "train_loss").locator(".values")).to_contain_text("87")
     expect(panel(page, "train_loss").locator(".values")).to_contain_text("29")
     page.get_by_label("Overlay another run").select_option("second")

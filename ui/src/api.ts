@@ -31,6 +31,8 @@ export type XAxis = NonNullable<SeriesQuery["x"]>;
 export type Severity = GetRoute<"/api/v1/runs/{run}/alerts">["response"]["alerts"][number]["severity"];
 /** A sampled row; it omits the columns it has no value for. */
 export type CompletionRow = GetRoute<"/api/v1/runs/{run}/completions">["response"]["rows"][number];
+export type OverlayQuery = GetRoute<"/api/v1/series">["query"];
+export type GroupedSeriesQuery = GetRoute<"/api/v1/series/groups">["query"];
 export type TableQuery = GetRoute<"/api/v1/table">["query"];
 export type GroupQuery = GetRoute<"/api/v1/table/groups">["query"];
 type ExportQuery = GetRoute<"/api/v1/runs/{run}/export">["query"];
@@ -106,6 +108,8 @@ export const api = {
   listMetrics: (run: string) => get("/api/v1/runs/{run}/metrics", { run }, {}),
   getSeries: (run: string, query: SeriesQuery, signal?: AbortSignal) =>
     get("/api/v1/runs/{run}/series", { run }, query, signal),
+  getOverlay: (query: OverlayQuery, signal?: AbortSignal) => get("/api/v1/series", {}, query, signal),
+  getGroupedSeries: (query: GroupedSeriesQuery) => get("/api/v1/series/groups", {}, query),
   getSpans: (run: string, query: GetRoute<"/api/v1/runs/{run}/spans">["query"]) =>
     get("/api/v1/runs/{run}/spans", { run }, query),
   getSpan: (run: string, span: string) => get("/api/v1/runs/{run}/spans/{span}", { run, span }, {}),

@@ -34,7 +34,7 @@ export function legendValues(
 }
 
 /** A position on the x axis, as text. */
-export function positionText(x: number, { x: axis }: ChartView): string {
+export function positionText(x: number, { x: axis }: Pick<ChartView, "x">): string {
   if (axis === "time") return clock(x);
   if (axis === "relative") return duration(x);
   return `${axis} ${axis === "step" ? number(Math.round(x)) : number(x, 4)}`;

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { fromSaved, slugOf, toSaved } from "./saved-views";
+import { comparisonOf, fromSaved, slugOf, toSaved, toSavedComparison } from "./saved-views";
 import { defaultTable, type TableView } from "./table-view";
 
 test("names become names of files", () => {
@@ -24,4 +24,11 @@ test("a view survives being saved, and keeps what the table does not know", () =
   const again = toSaved("v", view, ["b"], { ...detail, charts: ["loss"], x: "time", pinned_runs: ["r"] });
   expect(again).toMatchObject({ charts: ["loss"], x: "time", pinned_runs: ["r"] });
   expect(toSaved("v", defaultTable, ["b"]).columns).toEqual(["b"]);
+});
+
+test("a comparison is saved with its whole address", () => {
+  const saved = { slug: "v", problems: [], ...toSavedComparison("v", "#/compare/charts?run=a&q=x%3Fy&pin=b") };
+  expect(comparisonOf(saved)).toBe("#/compare/charts?run=a&q=x%3Fy&pin=b");
+  expect(comparisonOf({ ...saved, charts: ["loss"] })).toBeNull();
+  expect(comparisonOf({ ...saved, charts: [] })).toBeNull();
 });

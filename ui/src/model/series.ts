@@ -91,6 +91,20 @@ function fitAt(index: number, value: number, count: number, weight: number, befo
   return spread > 1e-12 * s0 * s2 ? (s2 * t0 - s1 * t1) / spread : t0 / s0;
 }
 
+/** Smooth points of which none were left out; without a weight, gently. */
+export function smoothPoints(points: Points, weight: number | null): Points {
+  const line = {
+    stream: "",
+    attempt: 0,
+    ...points,
+    mean_x: [],
+    mean_y: [],
+    mean_count: [],
+    num_points: points.x.length,
+  };
+  return smooth(line, weight ?? defaultWeight(points.x.length));
+}
+
 /** The weight that smooths over about a hundredth of the points on each side: gentle at any number of points. */
 export function defaultWeight(numPoints: number): number {
   return Math.exp(-100 / Math.max(1, numPoints));

@@ -1,0 +1,122 @@
+"""The compare page: overlays of many runs, groups, axes, pins, export and shareable addresses."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.test_charts import write_journal
+from tests.conftest import wait_for
+
+
+def chart(page, name):
+    return page.locator(f'[data-metric="{name}"]')
+
+
+def painted(page, name):
+    return int(chart(page, name).locator(".plot").get_attribute("data-painted") or 0)
+
+
+def legend_names(page):
+    return page.get_by_label("Legend").locator("li .name > .cut").all_inner_texts()
+
+
+def write_sweep(logs, num_runs):
+    """Runs of two learning rates with different seeds; the loss of the last run diverges."""
+    for index in range(num_runs):
+        lr = 0.1 if index % 2 else 0.01
+        level = index / num_runs + lr
+        rows = [{"train_loss": level + 5 / (1 + step), "grad_norm": 1.0 + step % 7} for step in range(60)]
+        if index == num_runs - 1:
+            rows[30:] = [{"train_loss": 1e6 * step, "grad_norm": 1.0} for step in range(30)]
+        write_journal(logs, f"run-{index:02d}", rows, config={"lr": lr, "seed": index})
+
+
+def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, context):
+    write_sweep(logs, 30)
+    page.goto(dashboard().url)
+    page.get_by_label(re.compile("Select all")).check()
+    page.get_by_role("button", name="Compare 30").click()
+    expect(page).to_have_url(re.compile(r"#/compare/charts\?run="))
+    wait_for(lambda: painted(page, "train_loss") == 30, "all lines are painted")
+
+    # The run that diverged does not flatten the others, and the chart says so.
+    expect(chart(page, "train_loss").get_by_role("button", name=re.compile("clipped"))).to_be_visible()
+
+    # The legend shows the chart that was last under the pointer, sorted by value; a search and a click choose runs.
+    chart(page, "train_loss").locator(".plot").hover()
+    page.mouse.move(0, 0)
+    wait_for(lambda: legend_names(page)[:2] == ["run-00", "run-02"], "the legend is sorted by the latest value")
+    assert legend_names(page)[-1] == "run-29"
+    page.get_by_label("Find runs in the legend").fill("run-2")
+    expect(page.get_by_label("Legend").locator("li")).to_have_count(10)
+    page.get_by_label("Show only run-28").click()
+    wait_for(lambda: painted(page, "train_loss") == 1, "one line is painted")
+    page.get_by_role("button", name=re.compile("show all")).click()
+    page.get_by_role("button", name=re.compile("^run-29")).click()
+    wait_for(lambda: painted(page, "train_loss") == 29, "a click hides a run")
+    expect(chart(page, "train_loss").get_by_role("button", name=re.compile("clipped"))).to_have_count(0)
+
+    # The cursor names the nearest run in all charts, with the mouse and with the keyboard.
+    box = chart(page, "train_loss").locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.9)
+    for name in ("train_loss", "grad_norm"):
+        expect(chart(page, name).locator(".tip")).to_contain_text("run-00")
+    expect(chart(page, "train_loss").get_by_role("status")).to_contain_text("step 4")
+    page.mouse.move(0, 0)
+    expect(page.locator(".tip")).to_have_count(0)
+    chart(page, "train_loss").locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    expect(chart(page, "train_loss").get_by_role("status")).to_contain_text("run-02")
+
+    # Groups: mean and range of all runs that differ only in their seed.
+    page.get_by_label("Group the runs").click()
+    page.get_by_role("button", name="Same config, except seeds").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Legend").locator("li")).to_have_count(2)
+    expect(page.get_by_label("Legend").locator("li").first).to_contain_text("n=15")
+    wait_for(lambda: painted(page, "train_loss") == 32, "members and two means are painted")
+
+    # Export, with title and legend.
+    def save(kind):
+        chart(page, "train_loss").get_by_label("Export, enlarge or limit train_loss").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save {kind}").click()
+        return download.value.path().read_bytes()
+
+    rows = list(csv.DictReader(save("CSV").decode().splitlines()))
+    assert len([row for row in rows if row["run"] == "run-03"]) == 60
+    means = [row for row in rows if row["num_runs"] == "15" and row["group"] == "lr=0.01"]
+    assert math.isclose(float(means[0]["train_loss"]), 5.01 + sum(range(0, 30, 2)) / 30 / 15)
+    assert float(means[0]["min"]) == 5.01
+    svg = save("SVG").decode()
+    assert "<svg" in svg and "train_loss · 2 groups" in svg and "lr=0.01 (n=15)" in svg
+    assert save("PNG").startswith(b"\x89PNG")
+
+    # Pin, arrange, limit, change the axes: another person sees the same.
+    page.get_by_label("Pin grad_norm").click()
+    page.get_by_label("Pin train_loss").click()
+    pinned = page.get_by_label("Pinned charts")
+    chart(page, "train_loss").get_by_label("Export, enlarge or limit train_loss").click()
+    page.get_by_role("button", name="Move up").click()
+    chart(page, "train_loss").get_by_label("Export, enlarge or limit train_loss").click()
+    page.get_by_label("Highest value").fill("3")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_label("Horizontal axis").select_option("relative")
+    page.get_by_role("button", name="log x").click()
+    other = context.new_page()
+    other.goto(page.url)
+    wait_for(lambda: painted(other, "train_loss") == 32, "the shared view is painted")
+    pinned = other.get_by_label("Pinned charts").locator("[data-metric]")
+    expect(pinned).to_have_count(2)
+    assert [each.get_attribute("data-metric") for each in pinned.all()] == ["train_loss", "grad_norm"]
+    expect(other.get_by_label("Horizontal axis")).to_have_value("relative")
+    expect(other.get_by_role("button", name="log x")).to_have_attribute("aria-pressed", "true")
+    expect(chart(other, "train_loss").get_by_role("button", name="Reset limits")).to_be_visible()
+    assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    other.set_viewport_size({"width": 400, "height": 800})
+    assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")

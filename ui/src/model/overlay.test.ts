@@ -1,0 +1,113 @@
+import { expect, test } from "vitest";
+import { buildChartLines } from "./chart-lines";
+import {
+  groupsOf,
+  interpolate,
+  legendRows,
+  type Member,
+  memberColour,
+  nearestLine,
+  overlayRange,
+  valueOf,
+} from "./overlay";
+
+const line = (values: (number | null)[]) => ({ x: values.map((_, index) => index), y: values });
+const flat = (level: number, length = 100) => line(Array.from({ length }, (_, index) => level + (index % 10) / 10));
+
+test("a run that diverged and single outliers are clipped, and counted", () => {
+  const runs = [1, 1.2, 1.4, 1.6, 1.8].map((level) => flat(level));
+  const whole = overlayRange(runs, -Infinity, Infinity, false, true);
+  expect(whole).toEqual({ low: 1, high: 2.7, numOutside: 0, numLines: 0 });
+  const diverged = line(Array.from({ length: 100 }, (_, index) => (index < 50 ? 2 : 2 ** (index - 50))));
+  const spike = flat(1.5);
+  spike.y[40] = 1e6;
+  const clipped = overlayRange([...runs, diverged, spike], -Infinity, Infinity, false, true);
+  expect(clipped).toMatchObject({ low: 1, high: 2.7, numLines: 2 });
+  expect(clipped?.numOutside).toBeGreaterThan(40);
+  expect(overlayRange([...runs, spike], -Infinity, Infinity, false, false)?.high).toBe(1e6);
+  expect(overlayRange([...runs, spike], 50, 99, false, true)?.high).toBe(2.7); // the spike is not in view
+  expect(overlayRange([line([null])], 0, 1, false, true)).toBeNull();
+  expect(overlayRange([line([-1, 0, 5])], 0, 9, true, true)).toMatchObject({ low: 5, high: 5 });
+});
+
+test("the beginning of a loss is not clipped", () => {
+  const loss = line(Array.from({ length: 600 }, (_, step) => 2 + 9 * Math.exp(-step / 30)));
+  expect(overlayRange([loss, loss, loss, loss], 0, 600, false, true)?.numOutside).toBe(0);
+});
+
+test("the nearest line is the one with the least vertical distance", () => {
+  const scale = { low: 0, high: 10, isLog: false };
+  const lines = [
+    { id: "low", points: line([1, 1, 1]) },
+    { id: "high", points: line([8, 8, null]) },
+    { id: "short", points: { x: [0, 0.5], y: [5, 5] } },
+  ];
+  expect(nearestLine(lines, 0.9, scale, 0.55)).toBe("high");
+  expect(nearestLine(lines, 0.4, scale, 0.55)).toBe("short");
+  expect(nearestLine(lines, 1.5, scale, 0.9)).toBe("low"); // the other one has a gap
+  expect(nearestLine(lines, 7, scale, 0.9)).toBeNull();
+  expect(interpolate(line([0, 10]), 0.25)).toBe(2.5);
+});
+
+test("a legend is sorted by value, with what has none at the end", () => {
+  const member = (id: string): Member => ({ id, label: id, runs: [id], isGroup: false, colour: "" });
+  const values: Record<string, number | string | null> = { a: 2, b: null, c: 1, "d e": "NaN" };
+  const rows = (search: string, isDescending: boolean): string[] =>
+    legendRows(
+      Object.keys(values).map(member),
+      ({ id }) => (values[id] ?? null) as number | null,
+      () => true,
+      search,
+      isDescending,
+    ).map(({ member }) => member.id);
+  expect(rows("", false)).toEqual(["c", "a", "b", "d e"]);
+  expect(rows("", true).slice(0, 2)).toEqual(["a", "c"]);
+  expect(rows("E d", false)).toEqual(["d e"]);
+});
+
+test("groups keep only chosen runs, and labels only what tells them apart", () => {
+  const group = (key: (number | string)[], runs: string[]) => ({ key, runs, cells: [] });
+  const page = {
+    by: ["config.lr", "config.data"],
+    columns: [],
+    groups: [group([0.1, "c4"], ["a", "x"]), group([0.01, "c4"], ["b", "c"]), group([0.5, "pile"], ["y"])],
+    problems: [],
+    indexed: 1,
+  };
+  expect(groupsOf(page, ["a", "b", "c", "new"])).toEqual([
+    { label: "lr=0.01", runs: ["b", "c"] },
+    { label: "lr=0.1", runs: ["a"] },
+    { label: "new", runs: ["new"] },
+  ]);
+});
+
+test("every run has a colour of its own, stable and valid in SVG", () => {
+  const palette = Array.from({ length: 12 }, (_, index) => `#00000${index.toString(16)}`);
+  for (const isDark of [false, true]) {
+    const colours = Array.from({ length: 300 }, (_, index) => memberColour(index, palette, isDark));
+    expect(new Set(colours).size).toBeGreaterThan(290);
+    for (const each of colours) expect(each).toMatch(/^#[0-9a-f]{6}$/);
+  }
+});
+
+test("the value of a run is that of its last attempt, never smoothed", () => {
+  const part = (attempt: number, x: number[], y: number[]) => ({
+    stream: "step",
+    attempt,
+    x,
+    y,
+    mean_x: [],
+    mean_y: [],
+    mean_count: [],
+    num_points: x.length,
+  });
+  const range = (from: number): number[] => Array.from({ length: 30 }, (_, index) => from + index);
+  const falling = (from: number): number[] => range(from).map((x) => 100 - x);
+  const first = part(0, range(0), falling(0));
+  const second = part(1, range(20), falling(200));
+  const series = { name: "loss", last: 4, marks: [], lines: [first, second], reason: null };
+  const lines = buildChartLines("loss", ["a"], { a: series }, 0.9);
+  expect(valueOf(lines, "a", 25)).toBe(100 - 205);
+  expect(valueOf(lines, "a", 5)).toBe(95);
+  expect(valueOf(lines, "b", 0)).toBeNull();
+});

@@ -1,0 +1,277 @@
+/** An overlay of many runs in one chart: colours, ranges, the value of each run, and which line is near the cursor. */
+
+import type { GroupLine, Json, Num, SeriesView, TableGroupsPage } from "../api";
+import type { ChartLine } from "./chart-lines";
+import { plain } from "./format";
+import { type Scale, shareOf } from "./scale";
+import { nearestPoint, type Points } from "./series";
+
+/** One line of the legend: a run, or a group of runs. */
+export interface Member {
+  /** The name of the run, or the key of the group. */
+  id: string;
+  label: string;
+  /** Of a group: its runs. */
+  runs: string[];
+  isGroup: boolean;
+  colour: string;
+}
+
+const numPalette = 12;
+const goldenAngle = 137.508;
+
+/**
+ * The colour of the member at an index.
+ *
+ * The first ones have the colours of the palette, which differ most; later ones turn the hue by the golden angle, which
+ * keeps neighbours apart for any number. `isDark` is the theme.
+ */
+export function memberColour(index: number, palette: string[], isDark: boolean): string {
+  if (index < numPalette) return palette[index] as string;
+  const hue = (index * goldenAngle) % 360;
+  const lightness = (isDark ? [0.68, 0.78, 0.6] : [0.42, 0.34, 0.5])[index % 3] as number;
+  return hex(hue, isDark ? 0.62 : 0.68, lightness);
+}
+
+/** A colour in hue, saturation and lightness as `#rrggbb`, which every program that reads SVG knows. */
+function hex(hue: number, saturation: number, lightness: number): string {
+  const spread = saturation * Math.min(lightness, 1 - lightness);
+  const channel = (offset: number): string => {
+    const at = (offset + hue / 30) % 12;
+    const value = lightness - spread * Math.max(-1, Math.min(at - 3, 9 - at, 1));
+    return Math.round(255 * value)
+      .toString(16)
+      .padStart(2, "0");
+  };
+  return `#${channel(0)}${channel(8)}${channel(4)}`;
+}
+
+/** The lowest and the highest x of some lines; null if they have no points. */
+export function extentOf(lines: { x: ArrayLike<number> }[], isLog: boolean): [number, number] | null {
+  let [low, high] = [Infinity, -Infinity];
+  for (const { x } of lines) {
+    if (x.length === 0) continue;
+    let first = 0;
+    if (isLog) while (first < x.length && (x[first] as number) <= 0) first++;
+    if (first === x.length) continue;
+    low = Math.min(low, x[first] as number);
+    high = Math.max(high, x[x.length - 1] as number);
+  }
+  return low <= high ? [low, high] : null;
+}
+
+export interface OverlayRange {
+  low: number;
+  high: number;
+  /** The number of points and of lines that lie outside in part. */
+  numOutside: number;
+  numLines: number;
+}
+
+/** Values this many times the usual height away from the usual range flatten the rest. */
+const maxHeights = 4;
+const minPoints = 20;
+/** A line with a larger share of its values outside is an outlier as a whole. */
+const maxShare = 0.02;
+
+/**
+ * The range of values that an overlay shows.
+ *
+ * With clipping, the usual range of a line lies between its 1 % and 99 % quantiles, and the usual range of all lines
+ * between the quartiles of those. Whatever is more than four times its height away is left outside: single values of
+ * a line, or whole lines, such as that of a run that diverged. A logarithmic scale needs no clipping.
+ */
+export function overlayRange(
+  lines: Points[],
+  low: number,
+  high: number,
+  isLog: boolean,
+  isClipped: boolean,
+): OverlayRange | null {
+  const values = lines.map((points) => valuesBetween(points, low, high, isLog)).filter((each) => each.length > 0);
+  if (values.length === 0) return null;
+  let [lowest, highest] = [Infinity, -Infinity];
+  let count = 0;
+  for (const each of values) {
+    lowest = Math.min(lowest, each[0] as number);
+    highest = Math.max(highest, each[each.length - 1] as number);
+    count += each.length;
+  }
+  const whole = { low: lowest, high: highest, numOutside: 0, numLines: 0 };
+  if (!isClipped || isLog || count < minPoints) return whole;
+  const usual = (share: number): Float64Array => Float64Array.from(values, (each) => quantile(each, share)).sort();
+  const [bottom, top] = [
+    quantile(usual(0.01), values.length < 4 ? 0 : 0.25),
+    quantile(usual(0.99), values.length < 4 ? 1 : 0.75),
+  ];
+  const height = top - bottom;
+  if (!(height > 0)) return whole;
+  const [floor, ceiling] = [bottom - maxHeights * height, top + maxHeights * height];
+  if (lowest >= floor && highest <= ceiling) return whole;
+  const range: OverlayRange = { low: Infinity, high: -Infinity, numOutside: 0, numLines: 0 };
+  for (const each of values) {
+    const inside = each.filter((value) => value >= floor && value <= ceiling);
+    const numOutside = each.length - inside.length;
+    range.numOutside += numOutside;
+    range.numLines += Number(numOutside > 0);
+    // A line that is outside for long leaves the range on its way there: its other values do not count.
+    if (numOutside > maxShare * each.length || inside.length === 0) continue;
+    range.low = Math.min(range.low, inside[0] as number);
+    range.high = Math.max(range.high, inside[inside.length - 1] as number);
+  }
+  if (range.low > range.high) return whole;
+  return range;
+}
+
+/** The values in a range of x, sorted. */
+function valuesBetween({ x, y }: Points, low: number, high: number, isLog: boolean): Float64Array {
+  const found = new Float64Array(y.length);
+  let count = 0;
+  for (let index = 0; index < y.length; index++) {
+    const value = y[index];
+    const position = x[index] as number;
+    if (value === null || value === undefined || position < low || position > high || (isLog && value <= 0)) continue;
+    found[count++] = value;
+  }
+  return found.subarray(0, count).sort();
+}
+
+const quantile = (sorted: Float64Array, share: number): number =>
+  sorted[Math.round(share * (sorted.length - 1))] as number;
+
+/** The value of a run at x: that of its last attempt there, never smoothed. */
+export function valueOf(lines: ChartLine[], run: string, x: number): number | null {
+  for (let index = lines.length - 1; index >= 0; index--) {
+    const line = lines[index] as ChartLine;
+    if (line.run !== run || !line.isRaw) continue;
+    const found = nearestPoint(line.points, x);
+    if (found) return found.y;
+  }
+  return null;
+}
+
+/** What a chart has loaded. */
+export interface ChartValues {
+  byRun: Record<string, SeriesView>;
+  /** The recorded lines of all runs, also of hidden ones. */
+  lines: ChartLine[];
+  /** The mean lines of groups with several runs, by the id of the member. */
+  groupLines: Record<string, GroupLine>;
+}
+
+/** The value of a run or of the mean of a group, at x or the latest; never smoothed. */
+export function memberValue(values: ChartValues, member: Member, x: number | null): Num | null {
+  const line = member.isGroup ? values.groupLines[member.id] : undefined;
+  if (line) return x === null ? (line.mean.at(-1) ?? null) : interpolate({ x: line.x, y: line.mean }, x);
+  const [run] = member.runs;
+  if (run === undefined || member.runs.length > 1) return null;
+  return x === null ? (values.byRun[run]?.last ?? null) : valueOf(values.lines, run, x);
+}
+
+export interface Candidate {
+  id: string;
+  points: Points;
+}
+
+/** The line that is nearest to the height `share` of a scale, at the position x; null without lines there. */
+export function nearestLine(lines: Candidate[], x: number, scale: Scale, share: number): string | null {
+  let [best, least] = [null as string | null, Infinity];
+  for (const { id, points } of lines) {
+    const value = interpolate(points, x);
+    if (value === null) continue;
+    const distance = Math.abs(shareOf(scale, value) - share);
+    if (distance < least) [best, least] = [id, distance];
+  }
+  return best;
+}
+
+/** The height of a line at x, between its points; null past its ends and in gaps. */
+export function interpolate({ x, y }: Points, position: number): number | null {
+  const last = x.length - 1;
+  if (last < 0 || position < (x[0] as number) || position > (x[last] as number)) return null;
+  let [low, high] = [0, last];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((x[middle] as number) < position) low = middle + 1;
+    else high = middle;
+  }
+  const after = y[low] ?? null;
+  if (low === 0 || x[low] === position) return after;
+  const before = y[low - 1] ?? null;
+  if (before === null || after === null) return null;
+  const [from, to] = [x[low - 1] as number, x[low] as number];
+  return before + ((after - before) * (position - from)) / (to - from);
+}
+
+/** The groups among some runs; a run that no group has is a group of its own. */
+export function groupsOf(page: TableGroupsPage, runs: string[]): { label: string; runs: string[] }[] {
+  const chosen = new Set(runs);
+  const found = page.groups
+    .map((group) => ({ key: group.key, runs: group.runs.filter((run) => chosen.has(run)) }))
+    .filter((group) => group.runs.length > 0);
+  // Only what tells these groups apart belongs into their labels.
+  const differs = page.by.map((_, index) => new Set(found.map(({ key }) => JSON.stringify(key[index]))).size > 1);
+  const labelOf = (key: Json[]): string => {
+    const parts = page.by.flatMap((field, index) =>
+      differs[index] || page.by.length === 1 ? `${field.replace(/^config\./, "")}=${plain(key[index])}` : [],
+    );
+    return parts.join(", ") || "all";
+  };
+  const known = new Set(found.flatMap((group) => group.runs));
+  const labels = new Set<string>();
+  const labelled = found
+    .sort((a, b) => compareKeys(a.key, b.key))
+    .map(({ key, runs }) => {
+      const label = labelOf(key);
+      // Numbers that differ only in their last digits look alike.
+      const unique = labels.has(label) ? `${label} (${labels.size + 1})` : label;
+      labels.add(unique);
+      return { label: unique, runs };
+    });
+  return [...labelled, ...runs.filter((run) => !known.has(run)).map((run) => ({ label: run, runs: [run] }))];
+}
+
+function compareKeys(a: Json[], b: Json[]): number {
+  for (const [index, left] of a.entries()) {
+    const right = b[index];
+    const order =
+      typeof left === "number" && typeof right === "number"
+        ? left - right
+        : collator.compare(plain(left), plain(right));
+    if (order !== 0) return order;
+  }
+  return 0;
+}
+
+const collator = new Intl.Collator("en", { numeric: true });
+
+export interface LegendRow {
+  member: Member;
+  value: Num | null;
+  isShown: boolean;
+}
+
+/** The rows of a legend: those that contain every word of the search, by value; without a finite value last. */
+export function legendRows(
+  members: Member[],
+  valueOf: (member: Member) => Num | null,
+  isShown: (member: Member) => boolean,
+  search: string,
+  isDescending: boolean,
+): LegendRow[] {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const matches = (text: string): boolean => words.every((word) => text.toLowerCase().includes(word));
+  const sign = isDescending ? -1 : 1;
+  return members
+    .filter((member) => matches(member.label) || (member.isGroup && member.runs.some(matches)))
+    .map((member) => ({ member, value: valueOf(member), isShown: isShown(member) }))
+    .sort(({ value: a }, { value: b }) => {
+      if (typeof a !== "number" || typeof b !== "number")
+        return Number(typeof a !== "number") - Number(typeof b !== "number");
+      return sign * (a - b);
+    });
+}
+
+/** Whether a higher value is better, as far as the name of the metric tells; lower otherwise. */
+export const isHigherBetter = (name: string): boolean =>
+  /acc|f1|reward|score|throughput|per_sec|goodput|bleu|rouge|auc|mfu|utili[sz]ation/i.test(name);

@@ -1,0 +1,79 @@
+import { expect, test, vi } from "vitest";
+import type { SeriesView } from "./api";
+import { OverlayLoader, type OverlayQuery, type SeriesByRun } from "./overlay-loader";
+
+const runs = Array.from({ length: 5 }, (_, index) => `run${index}`);
+const query: OverlayQuery = { runs, x: "step", low: null, high: null, points: 100 };
+const series = (name: string): SeriesView => ({ name, last: 1, lines: [], marks: [], reason: null });
+const settle = (): Promise<void> => new Promise((resolve) => setTimeout(resolve));
+
+test("runs are loaded in batches, and again when they have changed", async () => {
+  const asked: string[][] = [];
+  const loader = new OverlayLoader(
+    async (names, name) => {
+      asked.push(names);
+      return names.map((run) => ({ run, series: series(name), isComplete: true }));
+    },
+    query,
+    () => {},
+    2,
+  );
+  const seen: number[] = [];
+  const stop = loader.subscribe("loss", (byRun) => seen.push(Object.keys(byRun).length));
+  await settle();
+  expect(asked.flat().toSorted()).toEqual(runs);
+  expect(Math.max(...asked.map((names) => names.length))).toBe(2);
+  expect(seen.at(-1)).toBe(5);
+  asked.length = 0;
+  loader.refresh({ run3: "2" });
+  await settle();
+  expect(asked).toEqual([["run3"]]);
+  stop();
+  loader.refresh({ run3: "3" });
+  await settle();
+  expect(asked).toHaveLength(1);
+  loader.close();
+});
+
+test("another axis drops what was asked before", async () => {
+  const answers: (() => void)[] = [];
+  let last: SeriesByRun = {};
+  const loader = new OverlayLoader(
+    (names, name, { x }, signal) =>
+      new Promise((resolve, reject) => {
+        signal.addEventListener("abort", () => reject(new DOMException("", "AbortError")));
+        answers.push(() => resolve(names.map((run) => ({ run, series: series(`${name} ${x}`), isComplete: true }))));
+      }),
+    query,
+    (message) => expect(message).toBeNull(),
+  );
+  loader.subscribe("loss", (byRun) => (last = byRun));
+  await settle();
+  loader.setQuery({ ...query, x: "time" });
+  await settle();
+  for (const answer of answers) answer();
+  await settle();
+  expect(last["run0"]?.name).toBe("loss time");
+  loader.close();
+});
+
+test("a failed request and an incomplete answer are repeated after a pause", async () => {
+  vi.useFakeTimers();
+  const messages: (string | null)[] = [];
+  let numCalls = 0;
+  const loader = new OverlayLoader(
+    async (names, name) => {
+      if (++numCalls === 1) throw new Error("no server");
+      return names.map((run) => ({ run, series: series(name), isComplete: numCalls > 2 }));
+    },
+    { ...query, runs: ["a"] },
+    (message) => messages.push(message),
+  );
+  loader.subscribe("loss", () => {});
+  await vi.advanceTimersByTimeAsync(10);
+  expect([numCalls, messages]).toEqual([1, ["no server"]]);
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect([numCalls, messages.at(-1)]).toEqual([3, null]);
+  loader.close();
+  vi.useRealTimers();
+});

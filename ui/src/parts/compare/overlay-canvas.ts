@@ -1,0 +1,185 @@
+/**
+ * The canvases of an overlay: one with all lines, painted only when they change, and one above it with the crosshair and
+ * the highlighted line, painted with every move of the pointer.
+ */
+
+import { nearestLine } from "../../model/overlay";
+import { valueAt } from "../../model/scale";
+import { type Area, paintLine, paintOverlay, placer, type Scene } from "./overlay-paint";
+
+export interface OverlayEvents {
+  /** The pointer's position on the x axis and the line next to it; null if it left the chart. */
+  cursor(at: { x: number; id: string | null } | null): void;
+  zoom(low: number, high: number): void;
+  reset(): void;
+}
+
+/** More lines than this are dimmed while one is highlighted. */
+const maxUndimmed = 6;
+const minDrag = 4;
+
+export class OverlayCanvas {
+  readonly #root: HTMLElement;
+  readonly #on: OverlayEvents;
+  readonly #base = document.createElement("canvas");
+  readonly #top = document.createElement("canvas");
+  readonly #observer: ResizeObserver;
+  #scene: Scene | null = null;
+  #area: Area = { left: 0, top: 0, width: 1, height: 1 };
+  #cursor: { x: number | null; id: string | null } | null = null;
+  /** Where a drag began and is now, in pixels. */
+  #drag: [number, number] | null = null;
+  #frame = 0;
+
+  constructor(root: HTMLElement, on: OverlayEvents) {
+    this.#root = root;
+    this.#on = on;
+    for (const canvas of [this.#base, this.#top]) {
+      canvas.setAttribute("aria-hidden", "true");
+      root.append(canvas);
+    }
+    this.#observer = new ResizeObserver(() => this.#paint());
+    this.#observer.observe(root);
+    root.addEventListener("pointerdown", this.#onDown);
+    root.addEventListener("pointermove", this.#onMove);
+    root.addEventListener("pointerup", this.#onUp);
+    root.addEventListener("pointerleave", this.#onLeave);
+    root.addEventListener("dblclick", this.#onDouble);
+  }
+
+  destroy(): void {
+    this.#observer.disconnect();
+    cancelAnimationFrame(this.#frame);
+    this.#root.removeEventListener("pointerdown", this.#onDown);
+    this.#root.removeEventListener("pointermove", this.#onMove);
+    this.#root.removeEventListener("pointerup", this.#onUp);
+    this.#root.removeEventListener("pointerleave", this.#onLeave);
+    this.#root.removeEventListener("dblclick", this.#onDouble);
+    this.#base.remove();
+    this.#top.remove();
+  }
+
+  /** Draw a scene; null clears the chart. */
+  draw(scene: Scene | null): void {
+    this.#scene = scene;
+    cancelAnimationFrame(this.#frame);
+    this.#frame = requestAnimationFrame(() => this.#paint());
+  }
+
+  /** Show the crosshair at x, and highlight a line. */
+  point(cursor: { x: number | null; id: string | null } | null): void {
+    this.#cursor = cursor;
+    this.#paintTop();
+  }
+
+  /** The distance of an x value from the left edge, in pixels. */
+  leftOf(x: number): number {
+    return this.#scene ? placer(this.#scene, this.#area).x(x) : 0;
+  }
+
+  #size(): { width: number; height: number } {
+    return { width: Math.max(80, this.#root.clientWidth), height: Math.max(80, this.#root.clientHeight) };
+  }
+
+  #paint(): void {
+    const context = this.#prepare(this.#base);
+    if (!context) return;
+    const { width, height } = this.#size();
+    if (this.#scene) this.#area = paintOverlay(context, this.#scene, width, height);
+    this.#root.dataset["painted"] = String(new Set(this.#scene?.lines.map((line) => line.id)).size);
+    this.#paintTop();
+  }
+
+  /** Clear a canvas, and give it the size of the element. */
+  #prepare(canvas: HTMLCanvasElement): CanvasRenderingContext2D | null {
+    const { width, height } = this.#size();
+    const ratio = devicePixelRatio;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = canvas.getContext("2d");
+    context?.setTransform(ratio, 0, 0, ratio, 0, 0);
+    return context;
+  }
+
+  #paintTop(): void {
+    const scene = this.#scene;
+    const context = this.#prepare(this.#top);
+    if (!scene || !context) return;
+    const area = this.#area;
+    const place = placer(scene, area);
+    context.save();
+    context.beginPath();
+    context.rect(area.left, area.top, area.width, area.height);
+    context.clip();
+    const lines = this.#cursor?.id ? scene.lines.filter((line) => line.id === this.#cursor?.id) : [];
+    if (lines.length > 0 && scene.lines.length > maxUndimmed) {
+      context.globalAlpha = 0.6;
+      context.fillStyle = scene.theme.panel;
+      context.fillRect(area.left, area.top, area.width, area.height);
+      context.globalAlpha = 1;
+    }
+    for (const line of lines) paintLine(context, { ...line, alpha: 1, width: 2.4 }, place);
+    if (this.#cursor && this.#cursor.x !== null) {
+      context.strokeStyle = scene.theme.muted;
+      context.lineWidth = 1;
+      context.setLineDash([3, 3]);
+      const x = Math.round(place.x(this.#cursor.x)) + 0.5;
+      context.beginPath();
+      context.moveTo(x, area.top);
+      context.lineTo(x, area.top + area.height);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    if (this.#drag) {
+      const [from, to] = this.#drag;
+      context.globalAlpha = 0.18;
+      context.fillStyle = scene.theme.text;
+      context.fillRect(Math.min(from, to), area.top, Math.abs(to - from), area.height);
+    }
+    context.restore();
+  }
+
+  #at(event: PointerEvent): { left: number; x: number; id: string | null } | null {
+    const scene = this.#scene;
+    if (!scene) return null;
+    const bounds = this.#root.getBoundingClientRect();
+    const area = this.#area;
+    const left = Math.max(area.left, Math.min(area.left + area.width, event.clientX - bounds.left));
+    const x = valueAt(scene.x, (left - area.left) / area.width);
+    const share = 1 - (event.clientY - bounds.top - area.top) / area.height;
+    return { left, x, id: nearestLine(scene.lines, x, scene.y, share) };
+  }
+
+  #onDown = (event: PointerEvent): void => {
+    const at = this.#at(event);
+    if (!at || event.button !== 0) return;
+    if (event.pointerType === "mouse") {
+      this.#drag = [at.left, at.left];
+      this.#root.setPointerCapture(event.pointerId);
+    } else this.#on.cursor(at);
+  };
+
+  #onMove = (event: PointerEvent): void => {
+    const at = this.#at(event);
+    if (!at) return;
+    if (this.#drag) this.#drag = [this.#drag[0], at.left];
+    this.#on.cursor({ x: at.x, id: at.id });
+    if (this.#drag) this.#paintTop();
+  };
+
+  #onUp = (event: PointerEvent): void => {
+    const [drag, at, scene] = [this.#drag, this.#at(event), this.#scene];
+    this.#drag = null;
+    if (!drag || !at || !scene || Math.abs(at.left - drag[0]) < minDrag) return;
+    const from = valueAt(scene.x, (drag[0] - this.#area.left) / this.#area.width);
+    this.#on.zoom(Math.min(from, at.x), Math.max(from, at.x));
+  };
+
+  #onLeave = (event: PointerEvent): void => {
+    if (event.pointerType === "mouse" && !this.#drag) this.#on.cursor(null);
+  };
+
+  #onDouble = (): void => this.#on.reset();
+}
