@@ -68,7 +68,9 @@ def test_diff_shows_config_beside_results(logs, client):
     assert keys["output_dir"] == {"name": "output_dir", "values": ["/out/a", None], "differs": True, "is_ignored": True}
     assert keys["model.width"] == {"name": "model.width", "values": [64], "differs": False, "is_ignored": False}
     assert [each["field"] for each in page["results"]] == ["val_loss", "steps"]
-    check_error(client.get("/api/v1/diff", params={"run": ["a", "nosuch"]}), 404, "no_such_run")
+    page = get(client, "diff", run=["a", "nosuch"])
+    assert ([run["name"] for run in page["runs"]], page["missing"]) == (["a"], ["nosuch"])
+    check_error(client.get("/api/v1/diff", params={"run": ["nosuch", "../a"]}), 404, "no_such_run")
     check_error(client.get("/api/v1/diff", params={"run": "a", "filter": "b"}), 409, "incomplete")
     check_error(client.get("/api/v1/diff", params={"filter": "lr>>"}), 409, "bad_filter")
 

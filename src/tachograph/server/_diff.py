@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,35 +40,66 @@ _MAX_S = 0.25
 
 def build_diff_page(catalog: Catalog, query: DiffQuery) -> DiffPage:
     """Return how runs differ."""
-    rows, num_matching, indexed = _choose(catalog, query, [*query.column, "config.*"])
+    chosen = _choose(catalog, query, [*query.column, "config.*"])
+    rows = chosen.rows
     found = compare_rows(rows, query.column, has_all=query.all, has_code=query.code)
     listed: list[DiffKey | DiffResult | Variation] = [*found.config, *found.results]
     for each in (*listed, *found.git, *found.packages, *found.environment):
         each.values = mark_non_finite(each.values)
-    return DiffPage(**msgspec.structs.asdict(found), num_matching=num_matching, indexed=indexed)
+    return DiffPage(
+        **msgspec.structs.asdict(found),
+        num_matching=chosen.num_matching,
+        missing=chosen.missing,
+        indexed=chosen.indexed,
+    )
 
 
 def build_importance_page(catalog: Catalog, query: ImportanceQuery) -> ImportancePage:
     """Return the config keys that vary, by their rank correlation with a result."""
-    rows, num_matching, indexed = _choose(catalog, query, [query.metric or "loss", "config.*"])
+    chosen = _choose(catalog, query, [query.metric or "loss", "config.*"])
+    rows = chosen.rows
     field = query.metric or next(iter(default_results(rows)), "loss.best")
-    if indexed >= 1.0 and rows and query.metric and not any(row.has(field) for row in rows):
+    if chosen.indexed >= 1.0 and rows and query.metric and not any(row.has(field) for row in rows):
         raise ApiError(404, "no_such_metric", f"none of these runs has {field!r}")
-    return ImportancePage(rank_keys(rows, field), direction_of(field), num_matching, indexed)
+    return ImportancePage(
+        rank_keys(rows, field), direction_of(field), chosen.num_matching, chosen.missing, chosen.indexed
+    )
 
 
-def _choose(catalog: Catalog, query: RunChoice, columns: Sequence[str]) -> tuple[list[RunRow], int, float]:
-    """Return the chosen runs, the number of runs that match, and the share of known summaries."""
+class _Chosen(NamedTuple):
+    rows: list[RunRow]
+    num_matching: int
+    missing: list[str]
+    """Named runs that do not exist."""
+    indexed: float
+    """The share of runs with a known summary."""
+
+
+def _choose(catalog: Catalog, query: RunChoice, columns: Sequence[str]) -> _Chosen:
     if bool(query.run) == bool(query.filter.strip()):
         raise ApiError(409, "incomplete", "give either `run`, which can be repeated, or a `filter` that is not empty")
     try:
         if query.run:
-            rows = catalog.full_rows(dict.fromkeys(query.run), columns=columns, max_s=_MAX_S)
-            return rows, len(rows), catalog.indexed_for(columns, rows)
+            return _choose_named(catalog, list(dict.fromkeys(query.run)), columns)
         parsed = parse_query(query.filter)
         rows = catalog.select(parsed, columns=columns, max_s=_MAX_S)
     except RunNotFoundError as error:
         raise ApiError(404, "no_such_run", str(error)) from error
     except QueryError as error:
         raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
-    return rows[:MAX_DIFF_RUNS], len(rows), catalog.indexed_for([*parsed.fields, *columns])
+    return _Chosen(rows[:MAX_DIFF_RUNS], len(rows), [], catalog.indexed_for([*parsed.fields, *columns]))
+
+
+def _choose_named(catalog: Catalog, names: Sequence[str], columns: Sequence[str]) -> _Chosen:
+    """Return runs by their ids. A comparison is shared by its address: it outlives some of its runs."""
+    found, missing = [], []
+    for name in names:
+        try:
+            catalog.row(name)
+            found.append(name)
+        except RunNotFoundError:
+            missing.append(name)
+            if len(missing) == len(names):
+                raise
+    rows = catalog.full_rows(found, columns=columns, max_s=_MAX_S)
+    return _Chosen(rows, len(rows), missing, catalog.indexed_for(columns, rows))

@@ -56,6 +56,8 @@ class DiffPage(RunsDiff, kw_only=True):
 
     num_matching: int
     """The number of runs that match the filter; more than are returned if they are too many."""
+    missing: list[str]
+    """Named runs that do not exist."""
     indexed: float
     """The share of runs whose summary is known; ask again if it is below 1."""
 
@@ -67,4 +69,6 @@ class ImportancePage(msgspec.Struct):
     direction: int
     """-1 if lower results are better, 1 if higher ones are, 0 if unknown."""
     num_matching: int
+    missing: list[str]
+    """Named runs that do not exist."""
     indexed: float

@@ -808,6 +808,8 @@ export interface DiffPage {
   notes: string[];
   /** The number of runs that match the filter; more than are returned if they are too many. */
   num_matching: number;
+  /** Named runs that do not exist. */
+  missing: string[];
   /** The share of runs whose summary is known; ask again if it is below 1. */
   indexed: number;
 }
@@ -862,6 +864,8 @@ export interface ImportancePage {
   /** -1 if lower results are better, 1 if higher ones are, 0 if unknown. */
   direction: number;
   num_matching: number;
+  /** Named runs that do not exist. */
+  missing: string[];
   indexed: number;
 }
 

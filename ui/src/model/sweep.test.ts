@@ -1,0 +1,83 @@
+import { expect, test } from "vitest";
+import {
+  brushed,
+  colourShares,
+  makeAxis,
+  nearestLine,
+  nearestPoint,
+  shareColour,
+  spread,
+  type SweepAxis,
+  sweepAxes,
+} from "./sweep";
+
+const axis = (name: string, values: (number | string | boolean | null)[]): SweepAxis => {
+  const found = makeAxis(name, values);
+  if (!found) throw new Error(`${name} does not vary`);
+  return found;
+};
+
+test("an axis is logarithmic above a ratio of 100 if all values are positive", () => {
+  const log = axis("lr", [1e-4, 1e-2, 1, null, "NaN"]);
+  expect(log.kind).toBe("log");
+  expect(log.positions.map((at) => (at === null ? null : Number(at.toFixed(6))))).toEqual([0, 0.5, 1, null, null]);
+  expect(log.ticks.map(({ text }) => text)).toEqual(["0.0001", "0.01", "1"]);
+  expect(axis("lr", [1, 100]).kind).toBe("linear");
+  expect(axis("lr", [0, 1000]).kind).toBe("linear");
+  expect(axis("lr", [-1, 1000]).kind).toBe("linear");
+});
+
+test("texts and switches are categories in order", () => {
+  const found = axis("optimizer", ["sgd", "adam", "lion", null]);
+  expect([found.kind, found.positions]).toEqual(["category", [1, 0, 0.5, null]]);
+  expect(axis("bias", [true, false]).positions).toEqual([1, 0]);
+  expect(axis("mixed", [1, "auto"]).kind).toBe("category");
+});
+
+test("only keys with two or more values become axes, seeds last", () => {
+  const key = (name: string, values: (number | null)[], isIgnored = false) => ({
+    name,
+    values,
+    differs: true,
+    is_ignored: isIgnored,
+  });
+  const config = [key("seed", [1, 2]), key("lr", [1, 2]), key("warmup", [5, null]), key("port", [1, 2], true)];
+  expect(sweepAxes({ config }).map(({ name }) => name)).toEqual(["lr", "seed"]);
+});
+
+test("ticks of close values do not overlap", () => {
+  expect(axis("a", [0, 1, 2, 100]).ticks.map(({ text }) => text)).toEqual(["0", "100"]);
+});
+
+test("brushes on several axes select runs that lie within all", () => {
+  const axes = [axis("a", [0, 5, 10, null]), axis("b", [0, 1, 2, 1])];
+  expect(brushed(axes, {}, 4)).toEqual([true, true, true, true]);
+  expect(brushed(axes, { a: { low: 0.5, high: 1 } }, 4)).toEqual([false, true, true, false]);
+  expect(brushed(axes, { a: { low: 0.5, high: 1 }, b: { low: 0, high: 0.5 } }, 4)).toEqual([false, true, false, false]);
+});
+
+test("the line and the point under the pointer are found", () => {
+  const [a, b] = [axis("a", [0, 10, 5]), axis("b", [10, 0, 5])];
+  expect(nearestLine([a, b], [true, true, true], 0, 0.98, 100, 10)).toBe(1);
+  expect(nearestLine([a, b], [true, true, true], 0.9, 0.9, 100, 10)).toBe(0);
+  expect(nearestLine([a, b], [true, false, true], 0, 0.98, 100, 10)).toBeNull();
+  expect(nearestLine([a], [true, true, true], 0, 0, 100, 10)).toBeNull();
+  const size = { width: 100, height: 100 };
+  expect(nearestPoint({ x: a, y: b }, [true, true, true], { x: 0.97, y: 0.02 }, size, 8)).toBe(1);
+  expect(nearestPoint({ x: a, y: b }, [true, true, true], { x: 0.8, y: 0.8 }, size, 8)).toBeNull();
+});
+
+test("runs with the same value are drawn side by side", () => {
+  const found = axis("optimizer", ["sgd", "adam", "sgd", "sgd", null]);
+  expect(spread(found, [0.5, 0, 1, 0, null])).toEqual([1, 0, 1.025, 0.975, null]);
+});
+
+test("the best result has the colour share 1", () => {
+  const loss = axis("loss", [1, 3, null, 2]);
+  expect(colourShares(loss, -1, 4)).toEqual([1, 0, null, 0.5]);
+  expect(colourShares(loss, 1, 4)).toEqual([0, 1, null, 0.5]);
+  expect([shareColour(null), shareColour(0.5)]).toEqual([
+    "var(--muted)",
+    "color-mix(in oklab, var(--palette-0) 50%, var(--palette-1))",
+  ]);
+});
