@@ -1,5 +1,12 @@
 """Compare runs and judge whether their differences are real."""
 
+from tachograph.comparison._baseline import (
+    Baseline,
+    BaselineError,
+    BaselineRun,
+    load_baseline,
+    save_baseline,
+)
 from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
 from tachograph.comparison._compare import (
     GATED,
@@ -10,9 +17,11 @@ from tachograph.comparison._compare import (
     compare_groups,
 )
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
+from tachograph.comparison._gate import CHECKED, CheckResult, check_run, junit_error, junit_report
+from tachograph.comparison._history import HistoryChange, HistoryReport, find_changes, judge_history
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._load import load_evidence, load_folders
+from tachograph.comparison._load import load_evidence, load_folder, load_folders
 from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._markdown import MARKER, markdown_report
 from tachograph.comparison._speed import TooShort, measure_speed
@@ -28,12 +37,19 @@ from tachograph.comparison._words import (
 )
 
 __all__ = [
+    "CHECKED",
     "GATED",
     "MARKER",
+    "Baseline",
+    "BaselineError",
+    "BaselineRun",
+    "CheckResult",
     "Comparability",
     "ComparedGroup",
     "ComparisonReport",
     "ConfigChange",
+    "HistoryChange",
+    "HistoryReport",
     "Judgement",
     "MetricVerdict",
     "Noise",
@@ -46,12 +62,19 @@ __all__ = [
     "agree",
     "change_texts",
     "check_comparable",
+    "check_run",
     "compare_groups",
+    "find_changes",
     "group_name",
     "have_same_batches",
     "html_report",
     "judge",
+    "judge_history",
+    "junit_error",
+    "junit_report",
+    "load_baseline",
     "load_evidence",
+    "load_folder",
     "load_folders",
     "markdown_report",
     "measure_final",
@@ -59,6 +82,7 @@ __all__ = [
     "measure_speed",
     "noise_line",
     "runs_text",
+    "save_baseline",
     "student_quantile",
     "verdict_rows",
     "verdict_text",

@@ -16,7 +16,7 @@ import msgspec
 from tachograph.comparison._evidence import RunEvidence
 from tachograph.provenance import describes_training, is_seed
 
-__all__ = ["Comparability", "ConfigChange", "check_comparable"]
+__all__ = ["COMPARED_FACTS", "Comparability", "ConfigChange", "check_comparable", "decides_comparability"]
 
 _MAX_CHANGES = 20
 _WARNED_FACTS = {
@@ -138,6 +138,11 @@ _SPEED_FACTS: Mapping[str, Callable[[RunEvidence], Any]] = {
     "sequence lengths": lambda run: run.facts.get("sequence_length"),
 }
 
+COMPARED_FACTS = frozenset(_WARNED_FACTS) | {
+    *("gpus", "world_size", "effective_batch_size", "batch_size", "sequence_length", "git.dirty"),
+}
+"""The facts that a comparison looks at."""
+
 
 def _differing_facts(
     first: Sequence[RunEvidence], second: Sequence[RunEvidence], facts: Mapping[str, Callable[[RunEvidence], Any]]
@@ -167,6 +172,11 @@ def _is_about_speed(name: str) -> bool:
 def _is_about_loss(name: str) -> bool:
     last = name.rpartition(".")[2].lower()
     return last in _DATA | _MODEL | _LOSS or last.startswith("tokenizer")
+
+
+def decides_comparability(name: str) -> bool:
+    """Return whether runs with different values of a config key cannot be compared in speed or in loss."""
+    return _is_about_speed(name) or _is_about_loss(name)
 
 
 def _is_same_place(change: ConfigChange) -> bool:

@@ -39,7 +39,8 @@ Verdict = Literal[
 GATED = ("step_time", "device_memory", "train_loss", "val_loss")
 """The quantities that can fail a check."""
 _REGRESSIONS = frozenset({"slower", "more", "worse"})
-_SETTLED = frozenset({"equal", "identical", "rounding", "identical_until", "faster", "less", "better"})
+_IMPROVEMENTS = frozenset({"faster", "less", "better"})
+_SETTLED = frozenset({"equal", "identical", "rounding", "identical_until"}) | _IMPROVEMENTS
 
 _MEMORY: Mapping[str, tuple[str, str, float]] = {
     "device_allocated": ("device_memory", "GPU memory", 0.0005),
@@ -85,6 +86,11 @@ class MetricVerdict(msgspec.Struct, kw_only=True):
     def is_regression(self) -> bool:
         """Whether the second group is worse."""
         return self.verdict in _REGRESSIONS
+
+    @property
+    def is_different(self) -> bool:
+        """Whether the second group is worse or better."""
+        return self.verdict in _REGRESSIONS | _IMPROVEMENTS
 
     @property
     def is_settled(self) -> bool:
@@ -280,12 +286,11 @@ class _Maker:
         is_same = False
         if any(len(curve.steps) for curve in (*curves[0], *curves[1])):
             scaled = self._at_equal_samples(curves)
-            is_same = all(len(curve.steps) for curve in (*scaled[0], *scaled[1])) and have_same_batches(
-                [*scaled[0], *scaled[1]]
-            )
+            recorded = [curve for side in self._at_equal_samples(self._recorded_losses()) for curve in side]
+            is_same = all(len(curve.steps) for curve in recorded) and have_same_batches(recorded)
             metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
-            self._judge_loss(metric, scaled, lambda: measure_loss(*scaled))
+            self._judge_loss(metric, scaled, lambda: measure_loss(*scaled, is_same_data=is_same))
             if self._comparable.samples_per_step and scaled is not curves:
                 metric.notes.append("compared at equal numbers of samples, because the batch sizes differ")
         validations = ([run.val_loss for run in self._a], [run.val_loss for run in self._b])
@@ -294,6 +299,12 @@ class _Maker:
             metrics.append(metric)
             self._judge_loss(metric, validations, lambda: measure_final(*validations, is_same_data=is_same))
         return metrics
+
+    def _recorded_losses(self) -> tuple[list[Points], list[Points]]:
+        first, second = (
+            [run.loss if run.batches is None else run.batches for run in runs] for runs in (self._a, self._b)
+        )
+        return first, second
 
     def _at_equal_samples(self, curves: tuple[list[Points], list[Points]]) -> tuple[list[Points], list[Points]]:
         sizes = self._comparable.samples_per_step
@@ -315,7 +326,7 @@ class _Maker:
         if self._comparable.loss_refusal is not None:
             metric.verdict, metric.reason = "not_comparable", self._comparable.loss_refusal
             return
-        is_single = len(curves[0]) == len(curves[1]) == 1
+        is_single = len(curves[0]) == len(curves[1]) == 1 and not (self._a[0].is_summary or self._b[0].is_summary)
         agreement = agree(curves[0][0], curves[1][0]) if is_single else None
         try:
             found = measure()
@@ -466,7 +477,7 @@ def _headline(metrics: Sequence[MetricVerdict], first_lines: Sequence[str], is_s
     losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
     disagree = {"worse", "better"} <= set(losses.values())
     judged = [metric for metric in metrics if metric.verdict]
-    differing = [metric for metric in judged if metric.verdict in _REGRESSIONS | {"faster", "less", "better"}]
+    differing = [metric for metric in judged if metric.is_different]
     parts = [
         _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric))
         for metric in differing

@@ -74,6 +74,8 @@ class RunEvidence:
     """Why the run failed."""
     perf_tags: tuple[str, ...] = ()
     session_tag: str | None = None
+    is_baseline: bool = False
+    """Whether the training code marked the run as one to compare with."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the machine, the code and the training."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +83,8 @@ class RunEvidence:
     clock: StepClock = field(default_factory=lambda: StepClock(np.empty(0), np.empty(0)))
     loss: Points = field(default_factory=no_points)
     val_loss: Points = field(default_factory=no_points)
+    batches: Points | None = None
+    """Losses of consecutive steps as they were recorded, if the rest is known only as means over blocks of steps."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """`device_allocated`, `device_reserved` and `host`, in bytes."""
     num_steps: int = 0
@@ -89,6 +93,11 @@ class RunEvidence:
     """The share of the wall time spent waiting for data, saving checkpoints and validating."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds per step of each phase of the training loop."""
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether times and losses are means over blocks of steps, as in a baseline file."""
+        return self.batches is not None
 
     @property
     def has_failed(self) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 
 from tachograph.catalog import flatten_config
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock, no_points
+from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
 from tachograph.reader import Goodput
 from tachograph.records import loss_names_in, signal_of
-from tachograph.store import StoredRun
+from tachograph.store import SegmentError, StoredRun
 
-__all__ = ["load_evidence", "load_folders"]
+__all__ = ["load_evidence", "load_folder", "load_folders"]
 
 _MEMORY = {
     "device_allocated": ("gpu_mem_allocated", 1 << 30),
@@ -29,9 +30,21 @@ _MAX_CONFIG_KEYS = 2_000
 
 
 def load_folders(folders: Iterable[RunFolder]) -> list[RunEvidence]:
-    """Read what is compared of the runs in some folders, several at a time; see `load_evidence`."""
+    """Read what is compared of the runs in some folders, several at a time; see `load_folder`."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # numpy works without the interpreter's lock
-        return list(pool.map(lambda folder: load_evidence(StoredRun(folder)), folders))
+        return list(pool.map(load_folder, folders))
+
+
+def load_folder(folder: RunFolder) -> RunEvidence:
+    """Read what is compared of the run in a folder.
+
+    Raises:
+        RunNotFoundError: if the journal cannot be read.
+    """
+    try:
+        return load_evidence(StoredRun(folder))
+    except (OSError, SegmentError) as error:
+        raise RunNotFoundError(f"{folder.journal} cannot be read: {error}") from error
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:
@@ -59,6 +72,9 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             failure=None if failure is None else f"{failure.error_type or 'error'}: {failure.message}"[:200],
             perf_tags=tuple(digest.perf_tags[-1:] if isinstance(digest.perf_tag, str) else digest.perf_tag or ()),
             session_tag=digest.session_tag,
+            is_baseline=any(
+                record.get("is_baseline_run") is True for record in digest.latest("event", "one_logger_initialization")
+            ),
             facts=facts,
             config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
             clock=_clock(run, names),

@@ -18,7 +18,7 @@ from tachograph.comparison._evidence import Floats, Points
 from tachograph.comparison._judge import Noise
 from tachograph.comparison._speed import TooShort
 
-__all__ = ["Agreement", "LossLevels", "agree", "have_same_batches", "measure_final", "measure_loss"]
+__all__ = ["Agreement", "LossLevels", "agree", "block_means", "have_same_batches", "measure_final", "measure_loss"]
 
 _TAIL_SHARE = 0.1
 _MIN_COMMON = 50
@@ -114,8 +114,13 @@ def _rise_together(first: Points, second: Points) -> bool:
     return float(np.corrcoef(a, b)[0, 1]) >= _SAME_CORRELATION
 
 
-def measure_loss(first: Sequence[Points], second: Sequence[Points]) -> LossLevels:
+def measure_loss(first: Sequence[Points], second: Sequence[Points], *, is_same_data: bool | None = None) -> LossLevels:
     """Measure the final training losses of two groups of runs.
+
+    Args:
+        first: the curves to compare with.
+        second: the curves to judge.
+        is_same_data: whether the runs saw the same batches; by default, the curves tell.
 
     Raises:
         TooShort: if the runs have too little in common.
@@ -129,12 +134,12 @@ def measure_loss(first: Sequence[Points], second: Sequence[Points]) -> LossLevel
     fewest = min(len(tail.steps) for tail in tails)
     if high <= low or fewest < _MIN_TAIL:
         raise TooShort(f"the last tenth of the common steps has {max(0, fewest)} losses; {_MIN_TAIL} are needed")
-    is_same = have_same_batches(curves)
+    is_same = have_same_batches(curves) if is_same_data is None else is_same_data
     noise, margin = (_SAME_BATCHES, 0.005) if is_same else (_OTHER_BATCHES, 0.01)
     means = np.array([tail.values.mean() for tail in tails])
     spread = np.quantile(first[0].between(low, high).finite.values, (0.1, 0.9))
     edges = np.linspace(low + 0.1 * (high - low), high, _NUM_BLOCKS + 1)
-    blocks = np.array([_block_means(curve.finite, edges) for curve in curves])
+    blocks = np.array([block_means(curve.finite, edges) for curve in curves])
     is_logarithm = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
     scale = 1.0 if is_logarithm else float(spread[1] - spread[0]) or 1.0
     levels, block_levels = (np.log(each) if is_logarithm else each / scale for each in (means, blocks))
@@ -155,7 +160,7 @@ def measure_loss(first: Sequence[Points], second: Sequence[Points]) -> LossLevel
     )
 
 
-def _block_means(curve: Points, edges: Floats) -> Floats:
+def block_means(curve: Points, edges: Floats) -> Floats:
     """Return the mean of each block, NaN where there is no value."""
     block = np.searchsorted(edges, curve.steps, side="right") - 1
     block[curve.steps == edges[-1]] = len(edges) - 2

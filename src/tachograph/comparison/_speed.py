@@ -182,6 +182,8 @@ def _is_equal_before(a: Floats, b: Floats, block: int, margin: float) -> bool:
 def _tail(runs: Sequence[RunEvidence], edges: Floats) -> float | None:
     ratios = []
     for run in runs:
+        if run.is_summary:
+            return None
         steps, passed = run.clock.steps, run.clock.passed_s
         first, end = np.searchsorted(steps, (edges[0], edges[-1]), side="right")
         each = np.diff(passed[first:end]) / np.diff(steps[first:end])

@@ -1,0 +1,233 @@
+"""Find where the speed, memory or loss of a series of runs changed.
+
+The runs of a series are looked at one after the other, as they came. After each one, the last thirty runs since the
+last change are split at every place with at least three runs on both sides, and the split with the largest t is a
+change if that exceeds 6. Trying every split finds large values by chance, hence a limit that a single test would not
+need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tachograph.comparison._evidence import Floats, RunEvidence
+from tachograph.comparison._speed import TooShort, block_levels, steady_edges
+
+__all__ = ["Change", "HistoryChange", "HistoryReport", "MIN_HISTORY", "find_changes", "judge_history"]
+
+MIN_HISTORY = 10
+_MAX_WINDOW = 30
+_MIN_SIDE = 3
+_MIN_T = 6.0
+_MIN_COVERED = 0.9
+_MIN_TAIL = 20
+_TAIL_SHARE = 0.1
+_TITLES = {
+    "step_time": "step time",
+    "device_memory": "GPU memory",
+    "train_loss": "training loss",
+}
+_WORDS = {"step_time": ("slower", "faster"), "device_memory": ("more", "less"), "train_loss": ("worse", "better")}
+_MARGINS = {"step_time": 0.01, "device_memory": 0.01, "train_loss": 0.01}
+
+
+class Change(NamedTuple):
+    """A place in a series from which on its level is another one."""
+
+    position: int
+    """The first value after the change."""
+    found_at: int
+    """The value with which it was found."""
+    difference: float
+    t: float
+
+
+class HistoryChange(msgspec.Struct, kw_only=True):
+    """A change in a series of runs."""
+
+    name: str
+    title: str
+    verdict: str
+    effect: float
+    """The relative difference."""
+    before: str
+    """The last run before the change."""
+    run: str
+    """The first run after it."""
+    commit_before: str | None
+    commit: str | None
+    hosts: list[str]
+    """The hosts of these two runs, if they differ."""
+    found_with: str
+    """The run with which there was enough evidence."""
+    is_new: bool
+    """Whether that is the newest run."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it is a change for the worse."""
+        return self.verdict in {"slower", "more", "worse"}
+
+    @property
+    def text(self) -> str:
+        """The change in one sentence."""
+        text = f"{self.title} {self.verdict} by {abs(self.effect):.1%} since {self.run!r} (before: {self.before!r})"
+        if self.commit_before and self.commit and self.commit_before != self.commit:
+            text += f", commits {self.commit_before[:12]}..{self.commit[:12]}"
+        if self.hosts:
+            text += f", hosts {' and '.join(self.hosts)}"
+        return text if self.is_new else f"{text}; found with {self.found_with!r}"
+
+
+class HistoryReport(msgspec.Struct, kw_only=True):
+    """The changes in a series of runs."""
+
+    num_runs: int
+    changes: list[HistoryChange] = []
+    missing: list[str] = []
+    """Why a quantity could not be judged."""
+
+    @property
+    def new_regressions(self) -> list[HistoryChange]:
+        """Changes for the worse that the newest run proves."""
+        return [change for change in self.changes if change.is_new and change.is_regression]
+
+
+def find_changes(levels: Sequence[float] | Floats, margin: float) -> list[Change]:
+    """Return the changes in a series of levels, which are logarithms, in the order in which they are found."""
+    values = np.asarray(levels, dtype=np.float64)
+    changes: list[Change] = []
+    start = 0
+    for end in range(MIN_HISTORY, len(values) + 1):
+        low = max(start, end - _MAX_WINDOW)
+        if end - low < MIN_HISTORY:
+            continue
+        split, difference, t = _best_split(values[low:end])
+        if t > _MIN_T and abs(difference) >= math.log1p(margin):
+            start = low + split
+            changes.append(Change(start, end - 1, difference, t))
+    return changes
+
+
+def _best_split(values: Floats) -> tuple[int, float, float]:
+    """Return the split with the largest t: the size of the first part, the difference of the means, and t."""
+    count = len(values)
+    centred = values - values.mean()
+    sizes = np.arange(_MIN_SIDE, count - _MIN_SIDE + 1)
+    sums, squares = np.cumsum(centred)[sizes - 1], np.cumsum(centred**2)[sizes - 1]
+    rest = count - sizes
+    total, total_squares = centred.sum(), (centred**2).sum()
+    difference = (total - sums) / rest - sums / sizes
+    within = (squares - sums**2 / sizes) + (total_squares - squares - (total - sums) ** 2 / rest)
+    # Rounding leaves a little where all values of a part are the same.
+    sd = np.sqrt(np.maximum(within, 1e-16 * max(1.0, float(values.max() ** 2))) / (count - 2))
+    t = np.abs(difference) / (sd * np.sqrt(1 / sizes + 1 / rest))
+    best = int(np.argmax(t))
+    return int(sizes[best]), float(difference[best]), float(t[best])
+
+
+def judge_history(
+    runs: Sequence[RunEvidence],
+    metrics: Sequence[str] = tuple(_TITLES),
+    margins: Mapping[str, float] | None = None,
+) -> HistoryReport:
+    """Find changes in a series of runs; the last one is the newest.
+
+    Args:
+        runs: runs that should be alike.
+        metrics: which of `step_time`, `device_memory` and `train_loss` to judge; others are ignored.
+        margins: the relative differences that matter, by name.
+    """
+    ordered = sorted(runs, key=lambda run: run.started)
+    report = HistoryReport(num_runs=len(ordered))
+    for name in metrics:
+        if name not in _TITLES:
+            continue
+        found = _levels(name, ordered)
+        if len(found) < MIN_HISTORY:
+            if found or name == "step_time":
+                report.missing.append(
+                    f"{_TITLES[name]}: {len(found)} runs can be compared with the newest one; {MIN_HISTORY} are needed"
+                )
+            continue
+        used = [run for run, _ in found]
+        margin = (margins or {}).get(name, _MARGINS[name])
+        for change in find_changes([level for _, level in found], margin):
+            report.changes.append(_described(name, change, used))
+    return report
+
+
+def _described(name: str, change: Change, runs: Sequence[RunEvidence]) -> HistoryChange:
+    before, first = runs[change.position - 1], runs[change.position]
+    hosts = [str(run.facts.get("host")) for run in (before, first) if run.facts.get("host")]
+    return HistoryChange(
+        name=name,
+        title=_TITLES[name],
+        verdict=_WORDS[name][0 if change.difference > 0 else 1],
+        effect=math.expm1(change.difference),
+        before=before.name,
+        run=first.name,
+        commit_before=before.facts.get("git.commit"),
+        commit=first.facts.get("git.commit"),
+        hosts=hosts if len(set(hosts)) > 1 else [],
+        found_with=runs[change.found_at].name,
+        is_new=change.found_at == len(runs) - 1,
+    )
+
+
+def _levels(name: str, runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
+    """Return the runs that can be compared with the last one, and their levels; none if the last one has none."""
+    if name == "device_memory":
+        found = [(run, math.log(run.memory["device_allocated"])) for run in runs if "device_allocated" in run.memory]
+    elif name == "step_time":
+        found = _speed_levels(runs)
+    else:
+        found = _loss_levels(runs)
+    return found if found and found[-1][0] is runs[-1] else []
+
+
+def _speed_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
+    usable = [run for run in runs if _covers(run.clock.steps, runs[-1].clock.steps)]
+    usable = [run for run in usable if _is_steady(run)]
+    if len(usable) < MIN_HISTORY:
+        return []
+    try:
+        levels = block_levels(usable, steady_edges(usable))
+    except TooShort:
+        return []
+    return list(zip(usable, np.median(levels - np.median(levels, axis=0), axis=1).tolist(), strict=True))
+
+
+def _is_steady(run: RunEvidence) -> bool:
+    try:
+        steady_edges([run])
+    except TooShort:
+        return False
+    return True
+
+
+def _loss_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
+    usable = [run for run in runs if _covers(run.loss.steps, runs[-1].loss.steps)]
+    if not usable:
+        return []
+    high = min(float(run.loss.steps[-1]) for run in usable)
+    low = max(float(run.loss.steps[0]) for run in usable)
+    found = []
+    for run in usable:
+        tail = run.loss.between(high - _TAIL_SHARE * (high - low), high).finite
+        if len(tail.steps) >= _MIN_TAIL and (mean := float(tail.values.mean())) > 0:
+            found.append((run, math.log(mean)))
+    return found
+
+
+def _covers(steps: Floats, wanted: Floats) -> bool:
+    """Return whether a run has most of the steps of another one; a short one would shorten the comparison of all."""
+    if len(steps) < 2 or len(wanted) < 2:
+        return False
+    common = min(steps[-1], wanted[-1]) - max(steps[0], wanted[0])
+    return bool(common >= _MIN_COVERED * (wanted[-1] - wanted[0]))
