@@ -8,6 +8,8 @@ import rich_click as click
 
 from tachograph._version import __version__
 from tachograph.cli._annotate import archive, group, note, rename, tag, unarchive
+from tachograph.cli._baseline import baseline
+from tachograph.cli._check import check
 from tachograph.cli._code import diff, reproduce
 from tachograph.cli._compare import compare
 from tachograph.cli._control import control
@@ -71,7 +73,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(run, train, ls, show, compare, diff, reproduce, whence, tail, logs, export, import_, doctor, control, sync),
+    *(run, train, ls, show, compare, check, baseline, diff, reproduce, whence, tail, logs, export, import_, doctor),
+    *(control, sync),
     *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )

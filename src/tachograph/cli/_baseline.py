@@ -1,0 +1,119 @@
+"""`tacho baseline`: the runs that later ones are checked against, in a file for git."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._compare import load_runs
+from tachograph.cli._format import add_row, json_text, new_table, number, plural, safe
+from tachograph.cli._options import json_option, log_dir_option, run_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    Command = TypeVar("Command", bound=Callable[..., Any])
+
+__all__ = ["baseline"]
+
+
+def _file_option(command: Command) -> Command:
+    return click.option(
+        "--file",
+        "path",
+        default="baseline.json",
+        show_default=True,
+        type=click.Path(dir_okay=False),
+        help="The baseline file.",
+    )(command)
+
+
+@click.group()
+def baseline() -> None:
+    """Keep runs in a small file, for git, to check later runs against: see tacho check."""
+
+
+@baseline.command()
+@run_argument
+@_file_option
+@click.option(
+    "--drop-older",
+    "max_runs",
+    type=click.IntRange(min=1, max=100),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Keep the N newest runs.",
+)
+@click.option(
+    "--accept", metavar="REASON", help="Add a run although it differs; it and later runs are the baseline from now on."
+)
+@log_dir_option
+def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) -> None:
+    """Add a run to the baseline; makes the file if there is none.
+
+    A run that differs from those in the file, or that failed, needs --accept with a reason, which is stored.
+    """
+    from tachograph.comparison import Baseline, load_baseline, save_baseline
+
+    if accept is not None and not accept.strip():
+        raise click.UsageError("--accept needs a reason")
+    found = load_baseline(path) if os.path.lexists(path) else Baseline()
+    [evidence] = load_runs([run], log_dir)
+    missing = found.add(evidence, accepted=accept, max_runs=max_runs)
+    save_baseline(path, found)
+    click.echo(f"{safe(path)}: {plural(len(found.runs), 'run')}, the newest is {safe(evidence.name)}")
+    for line in missing:
+        click.echo(f"warning: not enough to compare the {safe(line)}", err=True)
+
+
+@baseline.command()
+@_file_option
+@json_option
+def show(path: str, as_json: bool) -> None:
+    """Show the runs of the baseline, the newest first."""
+    from tachograph.comparison import load_baseline
+
+    found = load_baseline(path)
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(found)))
+        return
+    console = Console()
+    num_used = len(found.evidence())
+    tags = ", ".join(found.perf_tags) or "none"
+    console.print(Text(f"{safe(path)}: {plural(len(found.runs), 'run')}, perf_tag: {safe(tags)}", style="bold"))
+    table = new_table("run", "started", "commit", "steps", "time/step", "loss", "note", right={"steps", "time/step"})
+    for position, run in enumerate(found.runs):
+        note = f"accepted: {run.accepted}" if run.accepted else "" if position < num_used else "not used any more"
+        tail = [] if run.loss is None else [value for value in run.loss.blocks[-4:] if value is not None]
+        add_row(
+            table,
+            safe(run.name, 60),
+            safe(run.date[:16].replace("T", " ")),
+            safe((run.commit or "–")[:12]),
+            number(run.steps),
+            "–" if run.times is None else f"{1000 * run.times.mean_s:.4g} ms",
+            number(sum(tail) / len(tail) if tail else None),
+            safe(note, 100),
+        )
+    if found.runs:
+        console.print(table)
+
+
+@baseline.command()
+@click.argument("run")
+@_file_option
+def drop(run: str, path: str) -> None:
+    """Remove a run from the baseline, by name or id."""
+    from tachograph.comparison import load_baseline, save_baseline
+
+    found = load_baseline(path)
+    dropped = found.drop(run)
+    save_baseline(path, found)
+    click.echo(f"{safe(path)}: dropped {safe(dropped.name)}, {plural(len(found.runs), 'run')} left")

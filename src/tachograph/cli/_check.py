@@ -1,0 +1,206 @@
+"""`tacho check`: whether a run is worse than a baseline, as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._compare import load_runs, print_report, write_file
+from tachograph.cli._format import json_text, plural, safe
+from tachograph.cli._options import complete_run, log_dir_option, run_argument
+from tachograph.exceptions import TachographError
+
+if TYPE_CHECKING:
+    from tachograph.comparison import CheckResult, HistoryReport, RunEvidence
+
+__all__ = ["check"]
+
+_MAX_BASELINE = 20
+_MAX_HISTORY = 60
+_STYLES = {"passed": "bold green", "regressed": "bold red", "unjudged": "bold yellow"}
+
+
+class _InputError(click.ClickException):
+    """Something cannot be read or written; 1 would mean that the run is worse."""
+
+    exit_code = 2
+
+
+@click.command()
+@run_argument
+@click.option("--baseline", metavar="FILE", type=click.Path(dir_okay=False), help="Compare with a baseline file.")
+@click.option(
+    "--against",
+    metavar="RUN",
+    multiple=True,
+    shell_complete=complete_run,
+    help="Compare with this run; repeatable. Without it or --baseline: earlier runs of the same perf_tag.",
+)
+@click.option(
+    "--metrics",
+    metavar="NAMES",
+    multiple=True,
+    help="Only these can fail the check, with commas in between: step_time, device_memory, train_loss, val_loss, "
+    "device_memory_reserved, host_memory. Default: the first four, if the runs have them.",
+)
+@click.option("--history", is_flag=True, help="Also look for a change in the series of runs with the same perf_tag.")
+@click.option("--require-evidence", is_flag=True, help="Exit with 3 if the run cannot be judged.")
+@click.option("--junit", metavar="FILE", type=click.Path(dir_okay=False), help="Write a JUnit file.")
+@click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report as JSON.")
+@click.option("--markdown", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report as Markdown.")
+@log_dir_option
+def check(
+    run: str,
+    baseline: str | None,
+    against: tuple[str, ...],
+    metrics: tuple[str, ...],
+    history: bool,
+    require_evidence: bool,
+    junit: str | None,
+    json_file: str | None,
+    markdown: str | None,
+    log_dir: str,
+) -> None:
+    """Check whether a run is slower, needs more memory or has a worse loss than a baseline.
+
+    Exits with 0 if nothing is worse, also if there is not enough evidence; with 1 if something is certainly worse or
+    the run failed; with 2 if something cannot be read; and with 3, only with --require-evidence, if the run cannot be
+    judged: it is too short, not comparable, or there is nothing to compare with.
+    """
+    if baseline is not None and against:
+        raise click.UsageError("--baseline and --against cannot be combined")
+    names = _metric_names(metrics)
+    try:
+        result, source = _check(run, baseline, against, names, log_dir, history=history, requires=require_evidence)
+    except (TachographError, OSError) as error:
+        message = str(getattr(error, "strerror", None) or error)
+        if junit is not None:
+            from tachograph.comparison import junit_error
+
+            _write(junit, junit_error(run, message).decode())
+        raise _InputError(message) from error
+    _print(result, source)
+    _write_reports(result, junit, json_file, markdown)
+    raise SystemExit(result.exit_code)
+
+
+def _metric_names(given: Sequence[str]) -> list[str]:
+    from tachograph.comparison import CHECKED
+
+    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in CHECKED]
+    if unknown:
+        raise click.UsageError(f"--metrics: unknown {', '.join(map(safe, unknown))}; known are {', '.join(CHECKED)}")
+    if given and not names:
+        raise click.UsageError("--metrics needs at least one name")
+    return names
+
+
+def _check(
+    run: str,
+    baseline: str | None,
+    against: Sequence[str],
+    metrics: list[str],
+    log_dir: str,
+    *,
+    history: bool,
+    requires: bool,
+) -> tuple[CheckResult, str]:
+    """Return the result, and what the run was compared with."""
+    from tachograph.comparison import GATED, check_run, judge_history, load_baseline
+
+    file = None if baseline is None else load_baseline(baseline)
+    [evidence] = load_runs([run], log_dir)
+    earlier = _earlier_runs(evidence, log_dir) if history or (file is None and not against) else []
+    if file is not None:
+        evidence = file.comparable(evidence)
+        first, source = file.evidence(), f"{plural(len(file.evidence()), 'run')} of {safe(baseline)}"
+    elif against:
+        first, source = load_runs(against, log_dir), plural(len(against), "named run")
+    else:
+        first, source = _default_baseline(evidence, earlier)
+    others = [other for other in first if not other.run_id or other.run_id != evidence.run_id]
+    if len(others) < len(first):
+        source += ", without the run itself"
+    changes: HistoryReport | None = None
+    margins = {} if file is None else file.margins
+    if history:
+        changes = judge_history([*earlier, evidence], metrics or GATED, margins)
+    found = check_run(
+        evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires
+    )
+    if evidence.state in {"running", "stale"}:
+        found.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")
+    return found, source
+
+
+def _earlier_runs(run: RunEvidence, log_dir: str) -> list[RunEvidence]:
+    """Return the finished runs of the log folder that started before a run and share its perf_tag, oldest first."""
+    from tachograph.catalog import Catalog
+
+    tags = set(run.perf_tags)
+    if not tags or not Path(log_dir).is_dir():
+        return []
+    rows = [
+        row
+        for row in Catalog(log_dir).select("state:finished", columns=["perf_tag", "run_id"])
+        if tags & set(str(row.get("perf_tag") or "").split(", "))
+        and (row.get("started") or 0.0) < run.started
+        and row.get("run_id") != run.run_id
+    ]
+    return load_runs([row.id for row in rows[:_MAX_HISTORY]][::-1], log_dir)
+
+
+def _default_baseline(run: RunEvidence, earlier: Sequence[RunEvidence]) -> tuple[list[RunEvidence], str]:
+    if not run.perf_tags:
+        return [], "nothing: the run has no perf_tag; use --baseline FILE or --against RUN"
+    tag = safe(", ".join(run.perf_tags))
+    marked = [other for other in earlier if other.is_baseline][-_MAX_BASELINE:]
+    if marked:
+        return marked, f"{plural(len(marked), 'earlier run')} marked as baseline with the perf_tag {tag}"
+    found = list(earlier[-_MAX_BASELINE:])
+    if not found:
+        return [], f"nothing: the log folder has no earlier finished run with the perf_tag {tag}"
+    return found, f"{plural(len(found), 'earlier finished run')} with the perf_tag {tag}"
+
+
+def _print(result: CheckResult, source: str) -> None:
+    console = Console()
+    console.print(Text(f"Compared with {source}.", style="dim"))
+    if result.report.metrics:
+        print_report(console, result.report)
+    history = result.history
+    if history is not None:
+        console.print(Text(f"History of {plural(history.num_runs, 'run')}:", style="bold"))
+        lines = [*(change.text for change in history.changes), *history.missing]
+        for line in lines or ["no change"]:
+            console.print(Text(f"  {safe(line, 400)}"))
+    for line in result.warnings:
+        console.print(Text(f"warning: {safe(line, 400)}", style="yellow"))
+    for line in result.reasons:
+        console.print(Text(safe(line, 400), style=_STYLES[result.status]))
+    words = {"passed": "Nothing is worse.", "regressed": "The check failed.", "unjudged": "The run cannot be judged."}
+    console.print(Text(words[result.status], style=_STYLES[result.status]))
+
+
+def _write_reports(result: CheckResult, junit: str | None, json_file: str | None, markdown: str | None) -> None:
+    from tachograph.comparison import junit_report, markdown_report
+
+    if junit is not None:
+        _write(junit, junit_report(result).decode())
+    if json_file is not None:
+        _write(json_file, json_text(result.to_builtins()) + "\n")
+    if markdown is not None:
+        _write(markdown, markdown_report([result.report]))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        write_file(path, text)
+    except click.ClickException as error:
+        raise _InputError(error.message) from error
