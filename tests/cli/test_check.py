@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import tachograph
 from tachograph.cli._main import main
+from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
 NUM_STEPS = 600
@@ -248,6 +250,23 @@ def test_commands_of_the_page_exist():
             command = command.commands[words.pop(0)]
         if words:
             command.make_context("tacho", words)
+
+
+def test_new_run_knows_the_speed_of_earlier_ones(folder):
+    for number in range(3):
+        record(folder, f"base-{number}", seed=number)
+    record(folder, "failed", seed=3, status="failed")
+    record(folder, "other", seed=4, start={"perf_tag": "fp32"})
+    tacho("ls", "--columns", "step_time")
+    with tachograph.init("new", log_dir=folder, perf_tag="bf16"):
+        journal = folder / "new" / "metrics.jsonl"
+        wait_for(lambda: "baseline_speed" in journal.read_text())
+    [event] = [one for one in map(json.loads, journal.read_text().splitlines()) if one.get("name") == "baseline_speed"]
+    assert sorted(event["runs"]) == ["base-0", "base-1", "base-2"]
+    assert event["step_times_s"] == pytest.approx([0.2] * 3, rel=0.01)
+    with tachograph.init("off", log_dir=folder, perf_tag="bf16", rules={"slower_than_baseline": False}):
+        pass
+    assert "baseline_speed" not in (folder / "off" / "metrics.jsonl").read_text()
 
 
 def test_killed_add_leaves_a_whole_file(folder, tmp_path):

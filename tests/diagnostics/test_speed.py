@@ -418,3 +418,38 @@ def test_other_spans_and_untimed_checkpoints_are_ignored() -> None:
     others = [{**save, "name": "model_forward"} for save in saves(20, 10, 9.0)]
     plain = [{"event": "checkpoint", "time": 1000.0 * index, "path": "x"} for index in range(20)]
     assert diagnose([*others, *plain]) == []
+
+
+# Slower than earlier runs --------------------------------------------------------------------------------------------
+
+
+def baseline_speed(*times: float) -> Record:
+    return {"event": "event", "name": "baseline_speed", "perf_tag": "tag", "step_times_s": list(times)}
+
+
+@pytest.mark.parametrize(("times", "factor", "is_slower"), [((0.5,), 1.1, True), ((0.5,), 1.04, False)])
+def test_run_slower_than_earlier_runs_is_reported_once(
+    source: random.Random, times: tuple[float, ...], factor: float, is_slower: bool
+) -> None:
+    steps = list(series("sec_per_step", level(source, 800, factor * times[0], 0.01)))
+    found = diagnose([*steps[:10], baseline_speed(*times), *steps[10:]])
+    assert [alert["rule"] for alert in found] == ["slower_than_baseline"] * is_slower
+    if is_slower:
+        assert found[0]["evidence"]["rise"] == pytest.approx(factor - 1, abs=0.01)
+        assert found[0]["global_step"] < 250
+
+
+def test_restless_or_scattered_runs_are_not_slower(source: random.Random) -> None:
+    slow = list(series("sec_per_step", level(source, 800, 0.56, 0.01)))
+    assert diagnose([baseline_speed(0.5, 0.45, 0.55, 0.6), *slow]) == []
+    wander = [0.56 * math.exp(0.06 * math.sin(number / 40)) for number in range(800)]
+    assert diagnose([baseline_speed(0.5), *series("sec_per_step", wander)]) == []
+    assert diagnose([{**baseline_speed(), "step_times_s": "x"}, *slow]) == []
+
+
+def test_quantiles_are_those_of_comparisons() -> None:
+    from tachograph.comparison import student_quantile
+    from tachograph.diagnostics.rules.slower_than_baseline import _QUANTILES
+
+    expected = [student_quantile(0.995, degrees) for degrees in range(4, 24)]
+    assert list(_QUANTILES) == pytest.approx(expected, abs=1e-3)

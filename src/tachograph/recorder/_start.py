@@ -16,6 +16,7 @@ from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
 from tachograph.reader import overview
+from tachograph.recorder._baseline_speed import BaselineReader
 from tachograph.recorder._code import CodeCollector
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
@@ -150,12 +151,19 @@ def _start_recording(
     _print_dashboard_hint(run, settings.log_dir)
     writer.flush(settings.flush_interval_s)
     run._choose_path()
-    if settings.code:
-        run.collectors.append(CodeCollector(run, str(facts.get("cwd") or os.curdir)))
+    _add_collectors(run, rules or {})
     if settings.system_interval_s:
         run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._add_system_sample)
         run._sampler.start()
     return run
+
+
+def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
+    settings = run.settings
+    if settings.code:
+        run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
+    if settings.perf_tag and "slower_than_baseline" in rules:
+        run.collectors.append(BaselineReader(run, settings.log_dir, settings.perf_tag))
 
 
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:

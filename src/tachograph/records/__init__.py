@@ -12,6 +12,7 @@ from tachograph.records._codec import (
     to_json,
 )
 from tachograph.records._kinds import (
+    BASELINE_SPEED,
     CONFIG_CHANGED,
     KINDS,
     METRIC_KINDS,
@@ -47,6 +48,7 @@ from tachograph.records._values import (
 
 __all__ = [
     "AlertRecord",
+    "BASELINE_SPEED",
     "CLOCK_SET",
     "CONFIG_CHANGED",
     "Encodable",

@@ -43,6 +43,9 @@ CONFIG_CHANGED = "config_changed"
 SUMMARY = "summary"
 """Name of the event that states results of the whole run."""
 
+BASELINE_SPEED = "baseline_speed"
+"""The name of the event with the step times of earlier runs that should be equally fast."""
+
 PARENT = "parent"
 """Name of the event that states a run or checkpoint which the run started from."""
 

@@ -24,6 +24,7 @@ _BUILT_IN = {
     # Speed
     "throughput_regression": "ThroughputRegression",
     "step_time_change": "StepTimeChange",
+    "slower_than_baseline": "SlowerThanBaseline",
     "step_outliers": "StepOutliers",
     "data_stall": "DataStall",
     "low_gpu_utilisation": "LowGpuUtilisation",

@@ -1,0 +1,137 @@
+"""The run is slower than earlier runs that should be equally fast."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._text import duration, percent
+from tachograph.records import BASELINE_SPEED
+
+__all__ = ["SlowerThanBaseline"]
+
+_NUM_SKIPPED = 2
+_MIN_BLOCKS = 8
+_MAX_BLOCKS = 64
+_MIN_S = 30.0
+_FLOOR = 0.01
+_WANDER_FACTOR = 1.5
+_ASSUMED_DEGREES = 4
+# Quantiles of Student's t for an interval of 99 %, with 4 degrees of freedom and more: one run against one to twenty.
+_QUANTILES = (
+    *(4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012),
+    *(2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845, 2.831, 2.819, 2.807),
+)
+
+
+class SlowerThanBaseline(Rule):
+    """Steps take longer than in earlier runs of the same log folder with the same `perf_tag`, which should be as fast.
+
+    At its start, a run with a `perf_tag` looks up the median step times of the last twenty finished runs with this tag,
+    in the summaries that `tacho check`, the dashboard and `tacho ls --columns step_time` store; runs that none of
+    these has listed yet are not known. After 160 steps and 30 seconds, its own median is compared with theirs as
+    `tacho compare` does: the difference must exceed a share, and what is to be expected from the spread between the
+    runs and from the unrest within this one. The alert is opened once; it is resolved if later steps are as fast as
+    those of the earlier runs.
+
+    A run whose steps are planned to become faster later looks slow at first: use a `perf_tag` of its own, or turn the
+    rule off.
+    """
+
+    name = "slower_than_baseline"
+    meaning = (
+        "Runs with a common perf_tag are meant to be equally fast, and this one is certainly not. Common causes: a "
+        "change of the code or of a library, a driver update, another kind of machine, a throttled GPU, or other jobs "
+        "on the node."
+    )
+    advice = (
+        "Compare this run with an earlier one: tacho compare EARLIER THIS shows speed, phases, config and versions.",
+        "Compare commits and packages: tacho diff EARLIER THIS.",
+        "If the change is intended, use a new perf_tag from now on.",
+    )
+    block_signals = ("step_s",)
+    record_kinds = ("event",)
+
+    class Thresholds(RuleSettings):
+        """When the rule fires."""
+
+        rise: Annotated[float, Meta(description="Minimum increase of the step time, as a share.", gt=0)] = 0.05
+
+    thresholds: Thresholds
+
+    def reset(self) -> None:
+        """Forget the baseline and all step times."""
+        self._levels: list[float] = []
+        self._blocks: deque[float] = deque(maxlen=_MAX_BLOCKS)
+        self._num_skipped = 0
+        self._passed_s = 0.0
+        self._has_reported = False
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        """Take the step times of earlier runs."""
+        if record.get("name") == BASELINE_SPEED:
+            times = record.get("step_times_s")
+            each = times if isinstance(times, list) else []
+            valid = [time for time in each if isinstance(time, (int, float)) and 0 < time < math.inf]
+            self._levels = [math.log(time) for time in valid[: len(_QUANTILES)]]
+
+    def on_change(self, change: str) -> None:
+        """Start over when the batch size changes."""
+        if change == "batch":
+            self._blocks.clear()
+
+    def on_block(self, stats: SignalStats) -> None:
+        """Compare the step times so far with those of earlier runs."""
+        middle = stats.values[len(stats.values) // 2]
+        self._passed_s += BLOCK * middle
+        if self._num_skipped < _NUM_SKIPPED or middle <= 0:
+            self._num_skipped += 1
+            return
+        self._blocks.append(math.log(middle))
+        if not self._levels or len(self._blocks) < _MIN_BLOCKS:
+            return
+        if self._has_reported:
+            self._check_end()
+        elif self._passed_s >= _MIN_S:
+            self._compare(stats)
+
+    def _compare(self, stats: SignalStats) -> None:
+        level = median(sorted(self._blocks))
+        wander = 1.4826 * median(sorted(abs(block - level) for block in self._blocks))
+        count = len(self._levels)
+        typical = sum(self._levels) / count
+        noise = max(_FLOOR, _WANDER_FACTOR * wander)
+        squares = _ASSUMED_DEGREES * noise**2 + sum((known - typical) ** 2 for known in self._levels)
+        spread = math.sqrt(squares / (_ASSUMED_DEGREES + count - 1))
+        reach = _QUANTILES[count - 1] * spread * math.sqrt(1 + 1 / count)
+        if level - typical <= max(reach, math.log1p(self.thresholds.rise)):
+            return
+        self._has_reported = True
+        rise = math.expm1(level - typical)
+        before, after = math.exp(typical), math.exp(level)
+        runs = "an earlier run" if count == 1 else f"{count} earlier runs"
+        self.report(
+            f"Steps take {percent(rise)} longer than in {runs} with the same perf_tag: {duration(after)}",
+            f"They took {duration(before)} there.",
+            evidence={
+                "metric": stats.metric,
+                "before_s": before,
+                "after_s": after,
+                "rise": rise,
+                "num_runs": count,
+                "step": self.context.step,
+            },
+        )
+
+    def _check_end(self) -> None:
+        if not self.is_open():
+            return
+        typical = sum(self._levels) / len(self._levels)
+        recent = median(sorted(list(self._blocks)[-_MIN_BLOCKS:]))
+        if recent - typical < 0.5 * math.log1p(self.thresholds.rise):
+            self.resolve(f"steps take {duration(math.exp(recent))} now")
