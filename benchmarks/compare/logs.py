@@ -66,7 +66,8 @@ def read_loss_groups(folder: Path) -> list[list[RunEvidence]]:
     for runs in candidates.values():
         found: list[list[RunEvidence]] = []
         for evidence in runs:
-            near = next((group for group in found if all(_start_alike(evidence.loss, other.loss) for other in group)), None)
+            alike = (group for group in found if all(_start_alike(evidence.loss, other.loss) for other in group))
+            near = next(alike, None)
             if near is None:
                 found.append([evidence])
             else:
