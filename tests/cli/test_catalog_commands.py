@@ -282,3 +282,21 @@ def test_log_folder_in_the_environment_is_one_path(runs, tmp_path, monkeypatch):
     write(tmp_path / "a:b" / "x", [START, END])
     monkeypatch.setenv("TACHO_LOG_DIR", str(tmp_path / "a:b"))
     assert listed() == ["x"]
+
+
+def test_commands_find_runs_of_several_folders(runs, tmp_path):
+    write(tmp_path / "july" / "run-0", [{**START, "run_id": "july"}, step(1, loss=7.5), END])
+    folders = ("--log-dir", str(runs), "--log-dir", str(tmp_path / "july"))
+    assert "july:run-0" in listed(*folders) and "run-1" in listed(*folders)
+    assert json.loads(tacho("show", "july:run-0", "--json", *folders))["metrics"]["loss"]["last"] == 7.5
+    assert json.loads(tacho("show", *folders, "run-1", "--json"))["name"] == "run-1"
+    tacho("note", "july:run-0", "seen", *folders)
+    assert (tmp_path / "july" / "run-0" / "annotations").exists() and not (runs / "run-0" / "annotations").exists()
+    assert "seed" in tacho("diff", f"{runs.name}:run-0", "run-1", *folders)
+    assert tacho("export", "july:run-0", "--to", "csv", *folders).count("\n") == 2
+    assert "'july:run-0'" in tacho("show", "run-0", *folders, code=1)
+    assert "no run 'july:run-9'" in tacho("show", "july:run-9", *folders, code=1)
+    assert "name a RUN" in tacho("sync", *folders, code=2)
+    # With one folder there are no labels, and some commands work in one folder only.
+    assert "did you mean 'run-0'?" in tacho("show", "july:run-0", "--log-dir", str(tmp_path / "july"), code=1)
+    assert "works in one log folder" in tacho("tag", "july:run-0", "+x", *folders, code=2)

@@ -168,6 +168,22 @@ def test_command_stops_with_open_streams(logs, dashboard, listen, number):
     assert err == ""
 
 
+def test_command_stops_quietly_during_a_download(logs, dashboard):
+    write(logs / "long", [START, *(step(i, loss=1 / (i + 1)) for i in range(100_000)), END])
+    running = dashboard()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)  # the response does not fit into buffers
+        connection.settimeout(HANG_S)
+        connection.connect(("127.0.0.1", running.port))
+        connection.sendall(
+            f"GET /api/v1/runs/long/export?name=loss HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\n\r\n".encode()
+        )
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        code, _, err = running.end()
+    assert code in {0, 130}
+    assert err == ""
+
+
 def test_command_prints_url_and_serves_folder(logs, dashboard):
     write_run(logs)
     running = dashboard()

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tachograph.cli._differences import cell_text, print_differences
 from tachograph.cli._format import add_row, json_text, new_table, safe
-from tachograph.cli._options import complete_run, json_option, log_dir_option, run_argument
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run, run_argument
 from tachograph.cli._select import parse_columns, select_runs, where_option
 from tachograph.reader import read
 
@@ -26,7 +26,7 @@ _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @click.command()
-@click.argument("runs", metavar="RUN OTHER...", nargs=-1, shell_complete=complete_run)
+@click.argument("runs", metavar="RUN OTHER...", nargs=-1, shell_complete=complete_run, callback=resolve_run)
 @where_option
 @log_dir_option
 @click.option("--columns", metavar="FIELDS", help="Results to show with three or more runs; default: the best losses.")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tachograph.cli._format import add_row, duration, grid, json_text, new_table, number, safe
-from tachograph.cli._options import complete_run, json_option, log_dir_option
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
@@ -27,7 +27,7 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command()
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False, shell_complete=complete_run, callback=resolve_run)
 @log_dir_option
 @json_option
 @click.option("--explain", "rule", metavar="RULE", help="Explain a rule: what it finds, how, and what to do about it.")

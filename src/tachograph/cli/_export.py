@@ -14,7 +14,7 @@ import rich_click as click
 
 from tachograph._base.files import check_file, replacing
 from tachograph.cli._format import plural, safe
-from tachograph.cli._options import complete_run, log_dir_option
+from tachograph.cli._options import complete_run, log_dir_option, resolve_run
 from tachograph.exceptions import TableExportError
 from tachograph.export import DEFAULT_KINDS, FORMATS, SUFFIXES, ExportedRun, export_runs, load_format
 from tachograph.journal import RunFolder, list_runs
@@ -25,7 +25,7 @@ __all__ = ["export"]
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run, callback=resolve_run)
 @click.option("--all", "all_runs", is_flag=True, help="Export every run in the log folder.")
 @log_dir_option
 @click.option(

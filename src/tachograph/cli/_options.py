@@ -9,24 +9,80 @@ from typing import Any, TypeVar
 import rich_click as click
 from click.shell_completion import CompletionItem
 
-from tachograph.journal import find_run_folders
+from tachograph.exceptions import RunNotFoundError, did_you_mean
+from tachograph.journal import LogFolders, find_run_folders
 from tachograph.settings import Settings
 
-__all__ = ["complete_run", "given_log_dirs", "json_option", "log_dir_option", "log_dirs_option", "run_argument"]
+__all__ = [
+    "complete_run",
+    "given_log_dirs",
+    "json_option",
+    "log_dir_option",
+    "log_dirs_option",
+    "resolve_run",
+    "run_argument",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+_LOG_DIRS = "tachograph.log_dirs"
+
+
 def log_dir_option(command: Command) -> Command:
-    """Add `--log-dir`."""
+    """Add `--log-dir`. A command with a `resolve_run` argument accepts several, and gets the one of its run."""
     return click.option(
         "--log-dir",
-        envvar="TACHO_LOG_DIR",
-        default=Settings().log_dir,
-        show_default=True,
+        default=_default_log_dirs,
+        show_default=Settings().log_dir,
+        multiple=True,
+        is_eager=True,  # runs are looked for in these folders
+        callback=_choose_log_dir,
         type=click.Path(file_okay=False),
         help="Folder that contains the runs.",
     )(command)
+
+
+def _default_log_dirs() -> list[str]:
+    # Not `envvar` of the option: it would split a path at colons.
+    return [os.environ.get("TACHO_LOG_DIR") or Settings().log_dir]
+
+
+def _choose_log_dir(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
+    if len(value) > 1:
+        if not any(each.callback is resolve_run for each in context.command.params):
+            raise click.UsageError(
+                f"--log-dir is given {len(value)} times, but this command works in one log folder: pass one"
+            )
+        context.meta[_LOG_DIRS] = list(value)
+    return value[0] if value else None
+
+
+def resolve_run(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Turn the names or ids of runs into paths, if there are several log folders.
+
+    Raises:
+        RunNotFoundError: if there is no such run, or several folders have one of this name.
+    """
+    log_dirs = context.meta.get(_LOG_DIRS, [])
+    if len(log_dirs) < 2 or context.resilient_parsing:
+        return value
+    names = [value] if isinstance(value, str) else list(value or ())
+    if not names:
+        raise click.UsageError("name a RUN, or pass only one --log-dir")
+    folders = LogFolders(*log_dirs)
+    paths = []
+    for name in names:
+        found = folders.resolve(name)
+        if found is None:
+            if os.sep in name and os.path.isdir(name):
+                paths.append(name)
+                continue
+            hint = did_you_mean(name[:200], [run.id for run in folders.find()])
+            raise RunNotFoundError(f"no run {name[:200]!r} in {', '.join(map(repr, log_dirs))}{hint}")
+        context.params["log_dir"] = found[0]
+        paths.append(os.fspath(found[2].path))
+    return paths[0] if isinstance(value, str) else tuple(paths)
 
 
 def log_dirs_option(command: Command) -> Command:
@@ -34,8 +90,7 @@ def log_dirs_option(command: Command) -> Command:
     return click.option(
         "--log-dir",
         "log_dirs",
-        # Not `envvar`: it would split a path at colons.
-        default=lambda: [os.environ.get("TACHO_LOG_DIR") or Settings().log_dir],
+        default=_default_log_dirs,
         show_default=Settings().log_dir,
         multiple=True,
         type=click.Path(file_okay=False),
@@ -50,12 +105,17 @@ def json_option(command: Command) -> Command:
 
 def run_argument(command: Command) -> Command:
     """Add the `RUN` argument: a name in the log folder, or a path."""
-    return click.argument("run", shell_complete=complete_run)(command)
+    return click.argument("run", shell_complete=complete_run, callback=resolve_run)(command)
 
 
 def given_log_dirs(context: click.Context) -> list[str]:
     """Return the log folders of an incomplete command line."""
-    given = context.params.get("log_dirs") or context.params.get("log_dir") or os.environ.get("TACHO_LOG_DIR")
+    given = (
+        context.meta.get(_LOG_DIRS)
+        or context.params.get("log_dirs")
+        or context.params.get("log_dir")
+        or os.environ.get("TACHO_LOG_DIR")
+    )
     return [given] if isinstance(given, str) else list(given or [Settings().log_dir])
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import rich_click as click
 
 from tachograph.cli._format import json_text, plural, safe
-from tachograph.cli._options import complete_run, json_option, log_dir_option
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.journal import RunFolder, RunState, current_state, find_run, list_runs
 from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
@@ -28,7 +28,7 @@ class _Delivery(NamedTuple):
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run, callback=resolve_run)
 @log_dir_option
 @click.option(
     "--sink",

@@ -141,5 +141,9 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     if not known:
         raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
     listed = ", ".join(map(repr, known[:5])) + (" …" if len(known) > 5 else "")
-    hint = did_you_mean(given, known) or f"; existing runs: {listed}"
+    label, _, name = given.partition(":")
+    if name in known:  # an id, as lists of several log folders show it
+        hint = f"; did you mean {name!r}? The label {label!r} is known only with the --log-dir options of the list"
+    else:
+        hint = did_you_mean(given, known) or f"; existing runs: {listed}"
     raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")

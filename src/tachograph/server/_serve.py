@@ -10,6 +10,7 @@ Which requests need the token depends on the address and on whether a token was 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -115,8 +116,14 @@ def create_server(log_dir: LogDirs, access: Access, **options: Any) -> uvicorn.S
 
 
 def _is_not_about_shutdown(record: logging.LogRecord) -> bool:
-    """Drop the complaint about clients that have not hung up in time: the server ends anyway."""
-    return "timeout graceful shutdown exceeded" not in str(record.msg)
+    """Drop complaints about requests that the end of the server interrupts, and the tracebacks of these requests."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "timeout graceful shutdown exceeded" not in str(record.msg) and not _is_cancellation(error)
+
+
+def _is_cancellation(error: BaseException | None) -> bool:
+    inner = getattr(error, "exceptions", ())  # of a group
+    return isinstance(error, asyncio.CancelledError) or (bool(inner) and all(map(_is_cancellation, inner)))
 
 
 def _bind(host: str, port: int) -> socket.socket:
