@@ -63,7 +63,7 @@ export function layOut({ axis, x, y }: Scene, width: number, height: number, off
   const valueTicks = ticksOf(y, Math.max(2, Math.floor(plotHeight / 34)));
   const values = valueTicks.values.map((value) => valueLabel(value, valueTicks.step));
   const left = 10 + charWidth * Math.max(2, ...values.map((text) => text.length));
-  const plotWidth = Math.max(20, width - left - 14);
+  const plotWidth = Math.max(20, width - left - 18);
   const isTime = timeAxes.includes(axis);
   const positionTicks = ticksOf(x, Math.max(2, Math.floor(plotWidth / (isTime ? 90 : 70))), isTime || axis === "time");
   const positions =
