@@ -135,6 +135,7 @@ def test_different_run_needs_a_reason(folder, tmp_path):
         ("<<<<<<< HEAD\n{}", "conflict markers"),
         ('{"kind": "tachograph-baseline", "schema": 99, "runs": 7}', "newer version"),
         ('{"kind": "tachograph-baseline", "schema": 1, "runs": [{"id": 1}]}', "is damaged"),
+        ('{"kind": "tachograph-baseline", "schema": 1, "metrics": {"step_time": {"margin": -2}}}', "is damaged"),
         ('{"kind": "tachograph-baseline", "schema": 1, "runs": [{"id":"a","name":"b","date":"x"}]}', "is damaged"),
     ],
 )

@@ -52,6 +52,15 @@ def test_other_batches_are_recognised(baseline):
     assert "different order" in found.noise_source
 
 
+def test_accepted_run_with_other_batches_is_the_new_reference(baseline):
+    baseline.add(run("new-1", 9, batches=5, level=1.2), accepted="other data")
+    assert baseline.add(run("new-2", 10, batches=5, level=1.2)) == []
+    found = compare_groups(baseline.evidence(), [run("new-3", 11, batches=5, level=1.2)]).metric("train_loss")
+    assert found is not None
+    assert (found.runs_a, found.noise_source) == (2, "assumed: same batches")
+    assert not found.is_different
+
+
 def test_large_config_keeps_the_keys_that_matter(tmp_path):
     config = {f"key_{number}": "x" * 70 for number in range(500)} | {"model.hidden_size": 512}
     found = Baseline()

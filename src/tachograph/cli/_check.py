@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,7 +154,11 @@ def _earlier_runs(run: RunEvidence, log_dir: str) -> list[RunEvidence]:
         and (row.get("started") or 0.0) < run.started
         and row.get("run_id") != run.run_id
     ]
-    return load_runs([row.id for row in rows[:_MAX_HISTORY]][::-1], log_dir)
+    found: list[RunEvidence] = []
+    for row in rows[:_MAX_HISTORY][::-1]:
+        with contextlib.suppress(TachographError):  # one damaged run does not stop a check
+            found += load_runs([row.id], log_dir)
+    return found
 
 
 def _default_baseline(run: RunEvidence, earlier: Sequence[RunEvidence]) -> tuple[list[RunEvidence], str]:

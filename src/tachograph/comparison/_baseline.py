@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tachograph._base.files import read_small, replace_file
 from tachograph._base.typed import decode_json
@@ -66,9 +67,9 @@ class BlockTimes(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The range of the blocks: all recorded steps except the first ones."""
     skipped_s: float
     """The time from the first step to the range."""
-    mean_s: float
+    mean_s: Annotated[float, Meta(gt=0)]
     """The mean time per step in the range."""
-    blocks: list[int]
+    blocks: Annotated[list[int], Meta(min_length=1)]
     """How far the mean time per step in each block is from the mean, in 1/10,000 of it."""
 
 
@@ -78,7 +79,7 @@ class BlockLosses(msgspec.Struct, kw_only=True, omit_defaults=True):
     first: float
     last: float
     num_points: int
-    blocks: list[float | None]
+    blocks: Annotated[list[float | None], Meta(min_length=1)]
 
 
 class BatchLosses(msgspec.Struct, kw_only=True):
@@ -111,14 +112,14 @@ class BaselineRun(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether its losses rise and fall with those of the file."""
     val_loss: list[tuple[float, float]] = []
     """The steps and values of the last validations."""
-    memory: dict[str, int] = {}
+    memory: dict[str, Annotated[int, Meta(gt=0)]] = {}
 
 
 class MetricRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a quantity is judged."""
 
     better: Literal["lower"] = "lower"
-    margin: float | None = None
+    margin: Annotated[float, Meta(ge=0, le=10)] | None = None
     """The relative difference that matters; null means the usual one."""
 
 
@@ -180,6 +181,11 @@ class Baseline(msgspec.Struct, kw_only=True):
                 'If that is intended, say why with --accept "reason"'
             )
         entry, missing = _stored(self, run)
+        if differences and not entry.has_same_batches:
+            self.batches = _stretch(run.loss)
+            entry.has_same_batches = self.batches is not None
+            for known in self.runs:
+                known.has_same_batches = False
         entry.accepted = accepted[: _MAX_TEXT_CHARS * 2] if differences and accepted else None
         self.runs = [entry, *self.runs][:max_runs]
         while len(self.runs) > 1 and len(encode_baseline(self)) > _MAX_BYTES:
