@@ -23,7 +23,7 @@ from tachograph.provenance import (
     section_of,
     variations,
 )
-from tachograph.store import StoredRun
+from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["DiffKey", "DiffResult", "DiffRun", "RunsDiff", "compare_rows"]
 
@@ -141,13 +141,19 @@ def _compare_code(rows: Sequence[RunRow]) -> tuple[ManyComparison, set[str]]:
     """Compare what was captured; also return the runs with uncommitted changes. Stops after some seconds."""
     deadline_s = time.monotonic() + _MAX_CODE_S
     runs: list[ComparedRun] = []
+    notes: list[str] = []
     for row in rows:
         if runs and time.monotonic() > deadline_s:
             break
-        run = StoredRun(row.folder)  # not one of a `Store`, which would close those that pages are looking at
-        run.refresh(_MAX_REFRESH_S)  # code is recorded at the start of an attempt
-        runs.append(ComparedRun.of(run.digest)._replace(name=row.id))
+        try:
+            run = StoredRun(row.folder)  # not one of a `Store`, which would close those that pages are looking at
+            run.refresh(_MAX_REFRESH_S)  # code is recorded at the start of an attempt
+            runs.append(ComparedRun.of(run.digest)._replace(name=row.id))
+        except (OSError, SegmentError) as error:
+            runs.append(ComparedRun(row.id, row.folder, {}, {}, {}))
+            notes.append(f"{row.id}: cannot read the journal: {getattr(error, 'strerror', None) or error}")
     found = compare_many(runs)
+    found.notes[:0] = notes
     if num_missing := len(rows) - len(runs):
         found.notes.append(f"code and environment of {num_missing} runs were not compared: reading them takes too long")
         for part in (found.git, found.packages, found.environment):

@@ -58,13 +58,14 @@ def compare_many(runs: Sequence[ComparedRun]) -> ManyComparison:
     sources = _contents(
         runs, "files", lambda folder, code: {each.path: each.file for each in read_sources(folder, code)}, notes
     )
+    environments = [environment_of(run) if run.start or run.code else None for run in runs]
     files = [
         FileVersions(each.name, _versions(each.values)) for each in _limited(variations(sources), "source files", notes)
     ]
     return ManyComparison(
-        git=_shortened(variations([git_of(run) for run in runs])),
+        git=_shortened(variations([git_of(run) if run.start or run.code else None for run in runs])),
         packages=_shortened(_limited(variations(packages), "packages", notes)),
-        environment=_shortened(_limited(variations([environment_of(run) for run in runs]), "variables", notes)),
+        environment=_shortened(_limited(variations(environments), "variables", notes)),
         files=files,
         notes=notes,
     )
