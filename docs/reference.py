@@ -32,7 +32,7 @@ GROUPS = (
         "Record a run",
         "See [recording](recording.md), [control](control.md) and [completions](completions.md).",
         "tachograph",
-        "init init_from_config log current_run Run Control Completions",
+        "init init_from_config log ab current_run Run Control Completions",
     ),
     Group(
         "Read and diagnose runs",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tachograph.journal import RunState
     from tachograph.notebook import show
     from tachograph.reader import RunHistory, Series, read
-    from tachograph.recorder import Completions, Control, Run, current_run, log
+    from tachograph.recorder import Completions, Control, Run, ab, current_run, log
     from tachograph.spans import (
         ProfilingConfig,
         Span,
@@ -65,6 +65,7 @@ __all__ = [
     "Span",
     "TachographError",
     "__version__",
+    "ab",
     "application",
     "backward",
     "checkpoint_finalization",
@@ -109,7 +110,7 @@ _MODULES = {
     "tachograph.journal": {"RunState"},
     "tachograph.notebook": {"show"},
     "tachograph.reader": {"RunHistory", "Series", "read"},
-    "tachograph.recorder": {"Completions", "Control", "Run", "current_run", "log"},
+    "tachograph.recorder": {"Completions", "Control", "Run", "ab", "current_run", "log"},
     "tachograph.spans": {
         "ProfilingConfig",
         "Span",

@@ -1,5 +1,6 @@
 """The recorder: the `Run` that a training loop logs to, and the writer thread."""
 
+from tachograph.recorder._ab import ab
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
 from tachograph.recorder._completion_rows import completion_row, text_of
@@ -22,6 +23,7 @@ __all__ = [
     "PendingRecord",
     "BACKPRESSURE_SIZE",
     "Run",
+    "ab",
     "append_after_exit",
     "start_run",
     "completion_row",

@@ -20,6 +20,7 @@ from tachograph._base.guard import warn
 from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRecord, StepItem
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
+    AB_ARM,
     CLOCK_SET,
     OMIT,
     RESERVED_FIELDS,
@@ -389,7 +390,7 @@ class RecordBuilder:
             records += self._close_window()
         problems: list[ValueProblem] = []
         record: dict[str, Any] = {"event": pending.event, "time": self._anchor.wall_s(pending.steady_s)}
-        if pending.event == "profile" and self._step is not None:
+        if self._step is not None and (pending.event == "profile" or pending.fields.get("name") == AB_ARM):
             record["global_step"] = self._step  # collectors run alongside the loop and do not know the step
         record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
         if pending.event == "step":

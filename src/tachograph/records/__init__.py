@@ -13,6 +13,7 @@ from tachograph.records._codec import (
 )
 from tachograph.records._kinds import (
     BASELINE_SPEED,
+    AB_ARM,
     CONFIG_CHANGED,
     KINDS,
     METRIC_KINDS,
@@ -47,6 +48,7 @@ from tachograph.records._values import (
 )
 
 __all__ = [
+    "AB_ARM",
     "AlertRecord",
     "BASELINE_SPEED",
     "CLOCK_SET",

@@ -49,6 +49,9 @@ BASELINE_SPEED = "baseline_speed"
 PARENT = "parent"
 """Name of the event that states a run or checkpoint which the run started from."""
 
+AB_ARM = "ab_arm"
+"""Name of the event that states which arm of an A/B test is used from now on."""
+
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system", "profile")
 """Kinds whose numeric fields are metrics."""
 
