@@ -179,10 +179,11 @@ def print_report(console: Console, report: ComparisonReport, *, is_brief: bool =
     """Print a comparison; a brief one has only the headline and the quantities with a verdict."""
     from tachograph.comparison import change_texts, group_name, noise_line, runs_text, verdict_rows
 
-    names = [safe(group_name(runs), 60) for runs in (report.a.runs, report.b.runs)]
+    names = [safe(group_name(group.runs, group.name), 60) for group in (report.a, report.b)]
     console.print(Text(f"{names[1]} compared with {names[0]}: {runs_text(report)}", style="dim"))
     rows = [row for row in verdict_rows(report) if row.sign or not is_brief]
-    table = new_table("", "before", "after", "difference", "verdict", right={"before", "after"}, wraps={"verdict"})
+    sides = names if report.a.name else ["before", "after"]
+    table = new_table("", *sides, "difference", "verdict", right=set(sides), wraps={"verdict"})
     table.columns[0].min_width = max(len(row.title) for row in rows)
     for row in rows:
         verdict = Text(safe(row.verdict, 300), style=_STYLES[row.sign])

@@ -7,6 +7,7 @@ from typing import Any
 import rich_click as click
 
 from tachograph._version import __version__
+from tachograph.cli._ab import ab
 from tachograph.cli._annotate import archive, group, note, rename, tag, unarchive
 from tachograph.cli._baseline import baseline
 from tachograph.cli._check import check
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(run, train, ls, show, compare, check, baseline, diff, reproduce, whence, tail, logs, export, import_, doctor),
+    *(run, train, ls, show, compare, ab, check, baseline, diff, reproduce, whence, tail, logs, export, import_, doctor),
     *(control, sync),
     *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),

@@ -1,5 +1,7 @@
 """Compare runs and judge whether their differences are real."""
 
+from tachograph.comparison._ab import ArmSwitch, QuadLevels, judge_differences, measure_quads
+from tachograph.comparison._ab_report import MIN_PAIRS, ArmCommand, ArmRun, report_arms, report_pairs
 from tachograph.comparison._baseline import (
     Baseline,
     BaselineError,
@@ -40,6 +42,10 @@ __all__ = [
     "CHECKED",
     "GATED",
     "MARKER",
+    "MIN_PAIRS",
+    "ArmCommand",
+    "ArmRun",
+    "ArmSwitch",
     "Baseline",
     "BaselineError",
     "BaselineRun",
@@ -54,6 +60,7 @@ __all__ = [
     "MetricVerdict",
     "Noise",
     "Points",
+    "QuadLevels",
     "RunEvidence",
     "StepClock",
     "TooShort",
@@ -69,6 +76,7 @@ __all__ = [
     "have_same_batches",
     "html_report",
     "judge",
+    "judge_differences",
     "judge_history",
     "junit_error",
     "junit_report",
@@ -79,8 +87,11 @@ __all__ = [
     "markdown_report",
     "measure_final",
     "measure_loss",
+    "measure_quads",
     "measure_speed",
     "noise_line",
+    "report_arms",
+    "report_pairs",
     "runs_text",
     "save_baseline",
     "student_quantile",

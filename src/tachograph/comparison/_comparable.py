@@ -79,8 +79,16 @@ class Comparability(NamedTuple):
     """The batch sizes of both groups, if they are known and differ."""
 
 
-def check_comparable(first: Sequence[RunEvidence], second: Sequence[RunEvidence]) -> Comparability:
-    """Find out what can be compared of two groups of runs."""
+def check_comparable(
+    first: Sequence[RunEvidence], second: Sequence[RunEvidence], *, is_deliberate: bool = False
+) -> Comparability:
+    """Find out what can be compared of two groups of runs.
+
+    Args:
+        first: the runs to compare with.
+        second: the runs to judge.
+        is_deliberate: the config differs in what is to be judged; another precision then refuses nothing.
+    """
     runs = [*first, *second]
     tags = [set(run.perf_tags) for run in runs]
     common = set.intersection(*tags)
@@ -89,7 +97,10 @@ def check_comparable(first: Sequence[RunEvidence], second: Sequence[RunEvidence]
     names = [change.name for change in changes]
     refusal = None
     if not common:
-        reasons = [*_differing_facts(first, second, _SPEED_FACTS), *_named(names, _is_about_speed)]
+        reasons = [
+            *_differing_facts(first, second, _SPEED_FACTS),
+            *_named(names, _is_about_work if is_deliberate else _is_about_speed),
+        ]
         refusal = f"different {_join(reasons)}" if reasons else None
     loss_reasons = _named([change.name for change in changes if not _is_same_place(change)], _is_about_loss)
     warnings = _warnings(first, second, has_other_tags=has_other_tags)
@@ -165,8 +176,12 @@ def _named(names: Iterable[str], is_about: Callable[[str], bool]) -> list[str]:
 
 
 def _is_about_speed(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return last in _BATCH | _SEQUENCE or bool(_PRECISION & set(last.split("_")))
+    return _is_about_work(name) or bool(_PRECISION & set(name.rpartition(".")[2].lower().split("_")))
+
+
+def _is_about_work(name: str) -> bool:
+    """Return whether a step does more or less with another value."""
+    return name.rpartition(".")[2].lower() in _BATCH | _SEQUENCE
 
 
 def _is_about_loss(name: str) -> bool:

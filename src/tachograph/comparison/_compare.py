@@ -73,7 +73,8 @@ class MetricVerdict(msgspec.Struct, kw_only=True):
     """The spread between runs that was assumed or observed."""
     noise_source: str = ""
     runs_needed: int | None = None
-    """How many runs per group would probably settle it."""
+    """How many runs per group, or how many repeats of another kind, would probably settle it."""
+    repeats: Literal["runs per side", "pairs", "quads"] = "runs per side"
     onset_step: float | None = None
     """From which step on the groups differ."""
     reason: str = ""
@@ -102,6 +103,8 @@ class ComparedGroup(msgspec.Struct, kw_only=True):
     """The runs of a group."""
 
     runs: list[str]
+    name: str = ""
+    """A name for the group; by default that of its first run."""
     commits: list[str] = []
     states: list[str] = []
 
@@ -123,6 +126,8 @@ class ComparisonReport(msgspec.Struct, kw_only=True):
     warnings: list[str] = []
     has_failed: bool = False
     """Whether a run of the second group failed."""
+    basis: str = ""
+    """What was compared, if it was not two groups of whole runs."""
 
     def metric(self, name: str) -> MetricVerdict | None:
         """Return what is known about a quantity."""
@@ -136,6 +141,7 @@ def compare_groups(
     earlier: Sequence[RunEvidence] = (),
     margins: Mapping[str, float] | None = None,
     confidence: float = 0.99,
+    is_deliberate: bool = False,
 ) -> ComparisonReport:
     """Compare two groups of repeated runs, often of one run each.
 
@@ -145,11 +151,12 @@ def compare_groups(
         earlier: other runs of the same kind, to learn the spread between runs from.
         margins: the ratio minus one that matters, by the name of the quantity.
         confidence: of a difference.
+        is_deliberate: as for `check_comparable`.
     """
     margins = {**DEFAULT_MARGINS, **(margins or {})}
     a, notes_a = independent_runs(first)
     b, notes_b = independent_runs(second)
-    comparable = check_comparable(a, b)
+    comparable = check_comparable(a, b, is_deliberate=is_deliberate)
     first_lines = _first_lines(a, b)
     maker = _Maker(a, b, comparable, confidence, margins)
     metrics = [*maker.speed(earlier), *maker.memory(), *maker.losses(), *maker.extras()]

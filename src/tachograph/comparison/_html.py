@@ -48,7 +48,7 @@ def html_report(
 
 
 def _section(report: ComparisonReport, a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
-    names = [group_name(report.a.runs), group_name(report.b.runs)]
+    names = [group_name(group.runs, group.name) for group in (report.a, report.b)]
     rows = verdict_rows(report)
     parts = [f"<h1>{_text(report.headline)}</h1>"]
     parts += [f'<p class="first">{_text(line)}</p>' for line in report.first]

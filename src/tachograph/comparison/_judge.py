@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 
 from tachograph.comparison._student import student_quantile
 
-__all__ = ["Direction", "Judgement", "Noise", "judge", "quantile_for"]
+__all__ = ["EQUAL_CONFIDENCE", "POWER_Z", "Direction", "Judgement", "Noise", "judge", "quantile_for"]
 
 Direction = Literal["higher", "lower", "equal", "unknown"]
 """How the second group compares to the first one; *unknown* is not *equal*."""
 
-_EQUAL_CONFIDENCE = 0.95
-_POWER_Z = 0.84
+EQUAL_CONFIDENCE = 0.95
+POWER_Z = 0.84
 """A standard normal value is below this with a probability of 80 %."""
 _MAX_RUNS = 1_000
 
@@ -74,7 +74,7 @@ def judge(
     error = sd * math.sqrt(1 / len(first) + 1 / len(second))
     limit = math.log1p(margin)
     half = quantile_for(confidence, degrees) * error
-    half_equal = quantile_for(_EQUAL_CONFIDENCE, degrees) * error
+    half_equal = quantile_for(EQUAL_CONFIDENCE, degrees) * error
     is_certain = abs(difference) > half
     direction: Direction = "unknown"
     if is_certain and abs(difference) >= limit:
@@ -93,9 +93,9 @@ def quantile_for(confidence: float, degrees: float) -> float:
 def _runs_needed(size: float, sd: float, degrees: float, limit: float, confidence: float) -> int | None:
     """Return how many runs per group find a difference of this size, or exclude one above the margin, in 80 %."""
     is_large = size >= limit
-    room, wanted = (size, confidence) if is_large else (limit - size, _EQUAL_CONFIDENCE)
+    room, wanted = (size, confidence) if is_large else (limit - size, EQUAL_CONFIDENCE)
     for count in range(1, _MAX_RUNS + 1):
-        reach = (quantile_for(wanted, degrees + 2 * count - 2) + _POWER_Z) * sd * math.sqrt(2 / count)
+        reach = (quantile_for(wanted, degrees + 2 * count - 2) + POWER_Z) * sd * math.sqrt(2 / count)
         if reach <= room:
             return count
     return None

@@ -17,7 +17,7 @@ from tachograph.reader import Goodput
 from tachograph.records import loss_names_in, signal_of
 from tachograph.store import SegmentError, StoredRun
 
-__all__ = ["load_evidence", "load_folder", "load_folders"]
+__all__ = ["load_evidence", "load_folder", "load_folders", "load_step_times"]
 
 _MEMORY = {
     "device_allocated": ("gpu_mem_allocated", 1 << 30),
@@ -77,7 +77,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             ),
             facts=facts,
             config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
-            clock=_clock(run, names),
+            clock=_clock(run),
             loss=loss,
             val_loss=_points(run, validation) if validation else no_points(),
             memory=_memory(run, names),
@@ -119,18 +119,28 @@ def _points(run: StoredRun, name: str) -> Points:
     return Points(steps, values)
 
 
-def _clock(run: StoredRun, names: list[str]) -> StepClock:
+def _clock(run: StoredRun) -> StepClock:
     """Return the training time; of a run of another tool, from what that tool recorded per step."""
     found = run.training_times()
     if found is not None:
         steps, passed_s = found
         is_later = np.append(np.diff(steps) > 0, True)
         return StepClock(steps[is_later], passed_s[is_later])
-    name = _first_named(names, "step_s")
+    return StepClock.of(load_step_times(run))
+
+
+def load_step_times(run: StoredRun) -> Points:
+    """Read the seconds per step that were recorded; a record covers the steps since the one before.
+
+    Raises:
+        OSError: if the journal cannot be read.
+        SegmentError: if its columns are damaged while they are read.
+    """
+    name = _first_named(run.metric_names, "step_s")
     if name is None:
-        return StepClock(np.empty(0), np.empty(0))
+        return no_points()
     times = _points(run, name)
-    return StepClock.of(Points(times.steps, times.values / 1000) if name.endswith("_ms") else times)
+    return Points(times.steps, times.values / 1000) if name.endswith("_ms") else times
 
 
 def _memory(run: StoredRun, names: list[str]) -> dict[str, float]:

@@ -28,7 +28,7 @@ def markdown_report(reports: Sequence[ComparisonReport]) -> str:
 
 
 def _section(report: ComparisonReport) -> str:
-    names = [group_name(report.a.runs), group_name(report.b.runs)]
+    names = [group_name(group.runs, group.name) for group in (report.a, report.b)]
     lines = [f"### {_plain(report.headline)}", ""]
     lines += [f"> **{_plain(line)}**" for line in report.first]
     lines += [

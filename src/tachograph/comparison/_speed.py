@@ -66,7 +66,9 @@ class SpeedLevels(NamedTuple):
     """Whether the ratio of the groups changes so much over the run that their schedules probably differ."""
 
 
-def steady_edges(runs: Sequence[RunEvidence]) -> Floats:
+def steady_edges(
+    runs: Sequence[RunEvidence], *, min_steps: int = _MIN_STEPS, min_seconds: float = _MIN_SECONDS
+) -> Floats:
     """Return the edges of the blocks of the common steps of runs, without their beginning.
 
     Raises:
@@ -78,15 +80,15 @@ def steady_edges(runs: Sequence[RunEvidence]) -> Floats:
     low = max(float(run.clock.steps[0]) for run in runs)
     high = min(float(run.clock.steps[-1]) for run in runs)
     low += max(20.0, 0.05 * (high - low))
-    if high - low < _MIN_STEPS:
+    if high - low < min_steps:
         common = max(0, int(high - low))
-        raise TooShort(f"the runs have {common} steps in common after the first ones; {_MIN_STEPS} are needed")
+        raise TooShort(f"the runs have {common} steps in common after the first ones; {min_steps} are needed")
     edges = np.linspace(low, high, NUM_BLOCKS + 1)
     for run in runs:
         passed = run.clock.at(edges)
-        if passed[-1] - passed[0] < _MIN_SECONDS:
+        if passed[-1] - passed[0] < min_seconds:
             took = passed[-1] - passed[0]
-            raise TooShort(f"the common steps of {run.name!r} took {took:.1f} s; {_MIN_SECONDS:.0f} s are needed")
+            raise TooShort(f"the common steps of {run.name!r} took {took:.1f} s; {min_seconds:.0f} s are needed")
         num_filled = int((np.diff(np.searchsorted(run.clock.steps, edges, side="right")) > 0).sum())
         if num_filled < _MIN_FILLED:
             raise TooShort(f"{run.name!r} has times in only {num_filled} of {NUM_BLOCKS} parts of the common steps")

@@ -115,8 +115,8 @@ def _needed(metric: MetricVerdict) -> list[str]:
     if metric.verdict != "unknown" or metric.reason:
         return []
     if metric.runs_needed is None:
-        return ["over 1,000 runs per side would be needed for a verdict"]
-    return [f"about {max(2, metric.runs_needed)} runs per side would probably give a verdict"]
+        return [f"over 1,000 {metric.repeats} would be needed for a verdict"]
+    return [f"about {max(2, metric.runs_needed)} {metric.repeats} would probably give a verdict"]
 
 
 def _noise(metric: MetricVerdict) -> str:
@@ -137,12 +137,16 @@ def noise_line(report: ComparisonReport) -> str:
 
 def runs_text(report: ComparisonReport) -> str:
     """Return how many runs were compared."""
+    if report.basis:
+        return report.basis
     a, b = len(report.a.runs), len(report.b.runs)
     return "one run each" if a == b == 1 else f"{b} against {a} runs"
 
 
-def group_name(runs: list[str]) -> str:
-    """Return a short name for a group of runs."""
+def group_name(runs: list[str], name: str = "") -> str:
+    """Return a short name for a group of runs, if it has none of its own."""
+    if name:
+        return name
     first = runs[0] if runs else "nothing"
     first = first if len(first) <= _MAX_NAME_CHARS else first[: _MAX_NAME_CHARS - 1] + "…"
     return first if len(runs) < 2 else f"{first} and {len(runs) - 1} more"

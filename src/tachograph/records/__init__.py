@@ -12,8 +12,8 @@ from tachograph.records._codec import (
     to_json,
 )
 from tachograph.records._kinds import (
-    BASELINE_SPEED,
     AB_ARM,
+    BASELINE_SPEED,
     CONFIG_CHANGED,
     KINDS,
     METRIC_KINDS,

@@ -573,11 +573,15 @@ export interface ComparisonReport {
   warnings: string[];
   /** Whether a run of the second group failed. */
   has_failed: boolean;
+  /** What was compared, if it was not two groups of whole runs. */
+  basis: string;
 }
 
 /** The runs of a group. */
 export interface ComparedGroup {
   runs: string[];
+  /** A name for the group; by default that of its first run. */
+  name: string;
   commits: string[];
   states: string[];
 }
@@ -601,8 +605,9 @@ export interface MetricVerdict {
   /** The spread between runs that was assumed or observed. */
   noise: number | null;
   noise_source: string;
-  /** How many runs per group would probably settle it. */
+  /** How many runs per group, or how many repeats of another kind, would probably settle it. */
   runs_needed: number | null;
+  repeats: "pairs" | "quads" | "runs per side";
   /** From which step on the groups differ. */
   onset_step: number | null;
   /** Why there is no verdict. */

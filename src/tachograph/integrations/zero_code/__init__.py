@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tachograph.integrations.zero_code._launch import LaunchResult, launch
+    from tachograph.integrations.zero_code._launch import LaunchResult, check_command, launch
     from tachograph.integrations.zero_code._launch_spec import LaunchSpec
 
-__all__ = ["LaunchResult", "LaunchSpec", "launch"]
+__all__ = ["LaunchResult", "LaunchSpec", "check_command", "launch"]
 
 
 def __getattr__(name: str) -> Any:

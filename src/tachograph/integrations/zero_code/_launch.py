@@ -35,7 +35,7 @@ from tachograph.reader import overview
 from tachograph.recorder import append_after_exit
 from tachograph.records import check_run_name
 
-__all__ = ["LaunchResult", "launch"]
+__all__ = ["LaunchResult", "check_command", "launch"]
 
 _UNSUCCESSFUL = frozenset({RunState.FAILED, RunState.INTERRUPTED})
 _FORWARDED_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -53,6 +53,8 @@ class LaunchResult(NamedTuple):
     """Whether training was detected."""
     reason: str | None = None
     """Why it was not recorded in full, if known."""
+    signals: tuple[int, ...] = ()
+    """The signals that the launcher received meanwhile and forwarded, such as Ctrl-C."""
 
 
 def launch(
@@ -64,6 +66,7 @@ def launch(
     settings: Mapping[str, Any] | None = None,
     captures: bool = True,
     stand_ins: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> LaunchResult:
     """Run a program and record it.
 
@@ -75,6 +78,7 @@ def launch(
         settings: settings of the run, for all processes of the program.
         stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
         captures: whether to record its output. If so, the output passes through this process.
+        variables: further environment variables of the program.
 
     Raises:
         ProgramNotFoundError: if there is no such program.
@@ -86,7 +90,7 @@ def launch(
     settings["log_dir"] = os.path.abspath(settings.get("log_dir") or os.environ.get("TACHO_LOG_DIR") or "logs")
     if name is not None:
         check_run_name(name)
-    command = _resolve_command(command)
+    command = check_command(command)
     _check_writable(settings["log_dir"])
     with _reports_folder() as reports, contextlib.ExitStack() as stack:
         pids: list[int] = []
@@ -94,7 +98,8 @@ def launch(
         if output is not None:
             stack.callback(output.finish_recording, None)  # unless it is finished with a run
         spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins))
-        returncode = _run(command, _build_environment(spec, settings), output, pids)
+        environment = {**_build_environment(spec, settings), **(variables or {})}
+        returncode, signals = _run(command, environment, output, pids)
         pid = pids[0]
         kinds = ("run", "rank", "error", "fault", "values")
         runs, ranks, errors, faults, values = (read_child_reports(reports, kind) for kind in kinds)
@@ -106,17 +111,18 @@ def launch(
         if output is not None:
             output.finish_recording(folder)
         _append_end(folder, _end_fields(returncode), output)
-        return LaunchResult(returncode, str(folder.path), has_training=True)
+        return LaunchResult(returncode, str(folder.path), has_training=True, signals=signals)
     if ranks:
-        return LaunchResult(returncode, None, has_training=True, reason="rank 0 of the job records on another machine")
+        elsewhere = "rank 0 of the job records on another machine"
+        return LaunchResult(returncode, None, has_training=True, reason=elsewhere, signals=signals)
     fault = _select_report(faults, pid)
     reason = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
         fatal, told = _select_report(errors, pid), _select_report(values, pid) or {}
         run = _record_without_training(spec, settings, returncode, fatal, told, output, reason)
     except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
-        return LaunchResult(returncode, None, has_training=False, reason=str(error))
-    return LaunchResult(returncode, run, has_training=bool(told.get("rows")), reason=reason)
+        return LaunchResult(returncode, None, has_training=False, reason=str(error), signals=signals)
+    return LaunchResult(returncode, run, has_training=bool(told.get("rows")), reason=reason, signals=signals)
 
 
 def _find_run_folder(reports: str, pids: Sequence[int]) -> str | None:
@@ -137,8 +143,13 @@ def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] |
 # The program ---------------------------------------------------------------------------------------------------------
 
 
-def _resolve_command(command: Sequence[str]) -> list[str]:
-    """Return the command to start; raise if it cannot be started or instrumented."""
+def check_command(command: Sequence[str]) -> list[str]:
+    """Return the command to start.
+
+    Raises:
+        ProgramNotFoundError: if there is no such program.
+        ConfigError: if the program cannot be instrumented.
+    """
     if not command:
         raise ConfigError("nothing to run: write `tacho run -- python train.py`")
     resolved = list(command)
@@ -225,12 +236,16 @@ def _build_environment(spec: LaunchSpec, settings: Mapping[str, Any]) -> dict[st
     return environment
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], output: ProgramOutput | None, pids: list[int]) -> int:
-    """Run the program to its end and forward signals to it; add its process id to `pids` and return its exit code."""
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], output: ProgramOutput | None, pids: list[int]
+) -> tuple[int, tuple[int, ...]]:
+    """Run the program to its end; add its process id to `pids` and return its exit code and the signals forwarded."""
     program: subprocess.Popen[bytes] | None = None
     pending_signals: list[int] = []  # received before the program has started
+    received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if program is None:
             pending_signals.append(number)
         elif number != signal.SIGINT or not _is_foreground():  # the terminal sends Ctrl-C to the program, too
@@ -258,7 +273,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], output: Program
         returncode = program.wait()
         if output is not None:
             output.wait(_CAPTURE_TIMEOUT_S)
-        return returncode
+        return returncode, tuple(received)
 
 
 def _handle(stack: contextlib.ExitStack, name: str, handler: Callable[[int, FrameType | None], None]) -> None:

@@ -1,0 +1,293 @@
+"""Reports of A/B tests: of arms that took turns inside a run, and of commands that took turns on a machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tachograph.comparison._ab import (
+    MIN_QUADS,
+    ArmSteps,
+    ArmSwitch,
+    QuadLevels,
+    judge_differences,
+    measure_quads,
+)
+from tachograph.comparison._comparable import ConfigChange, check_comparable
+from tachograph.comparison._compare import (
+    DEFAULT_MARGINS,
+    ComparedGroup,
+    ComparisonReport,
+    MetricVerdict,
+    Verdict,
+    _headline,
+    compare_groups,
+)
+from tachograph.comparison._evidence import Floats, RunEvidence, StepClock
+from tachograph.comparison._load import load_evidence, load_step_times
+from tachograph.comparison._speed import TooShort, _tail, block_levels, steady_edges
+from tachograph.exceptions import RunNotFoundError
+from tachograph.journal import RunFolder
+from tachograph.records import AB_ARM, finite_or_none
+from tachograph.store import StoredRun
+
+__all__ = ["MIN_PAIRS", "ArmCommand", "ArmRun", "report_arms", "report_pairs"]
+
+MIN_PAIRS = 3
+_MIN_STEPS = 40
+"""Fewer than for runs started at any time, because the spread between pairs is observed and not assumed."""
+_MAX_SWITCHES = 1_000
+
+
+class ArmCommand(NamedTuple):
+    """An arm whose runs are started by a command."""
+
+    name: str
+    command: str
+
+
+class ArmRun(NamedTuple):
+    """A run of an arm."""
+
+    evidence: RunEvidence
+    seconds: float
+    """How long the whole command took."""
+
+
+# Arms inside a run ---------------------------------------------------------------------------------------------------
+
+
+def report_arms(
+    folder: RunFolder, *, margin: float = DEFAULT_MARGINS["step_time"], confidence: float = 0.99
+) -> tuple[ComparisonReport, tuple[RunEvidence, RunEvidence]]:
+    """Compare the arms that took turns inside a run; also return each of them like a run, for charts.
+
+    Raises:
+        RunNotFoundError: if no arms were recorded in the run.
+        OSError: if the journal cannot be read.
+        SegmentError: if its columns are damaged while they are read.
+    """
+    run = StoredRun(folder)
+    evidence = load_evidence(run)
+    names, switches, num_switches = _read_switches(run)
+    metric = MetricVerdict(name="step_time", title="step time", unit="seconds")
+    metrics, arms = [metric], (evidence, evidence)
+    try:
+        found = measure_quads(switches, load_step_times(run))
+    except TooShort as missing:
+        metric.verdict, metric.reason = "unknown", str(missing)
+        basis = f"{num_switches:,} switches in one run"
+    else:
+        _judge(metric, found.differences, found.seconds, margin, confidence, "quad")
+        metrics += _more_of_arms(found)
+        arms = _as_runs(evidence, names, found)
+        basis = f"{len(found.differences):,} quads A B B A of blocks of {found.block:.0f} steps, in one run"
+    warnings = [
+        "memory and loss belong to the whole run, so they are not compared: use tacho ab --arms for them",
+        "the first 2 steps of each block are left out; what takes longer to settle is part of the result",
+    ]
+    if num_switches >= _MAX_SWITCHES:
+        warnings.append(f"only the last {_MAX_SWITCHES:,} switches are compared")
+    report = ComparisonReport(
+        a=ComparedGroup(runs=[run.id], name=names[0], states=[evidence.state]),
+        b=ComparedGroup(runs=[run.id], name=names[1], states=[evidence.state]),
+        headline=_sentence(metrics, names),
+        first=[f"{evidence.name!r} {evidence.state}: {evidence.failure}"] if evidence.has_failed else [],
+        comparable=f"both arms took turns in {evidence.name!r}",
+        metrics=metrics,
+        warnings=warnings,
+        basis=basis,
+    )
+    return report, arms
+
+
+def _read_switches(run: StoredRun) -> tuple[tuple[str, str], list[list[ArmSwitch]], int]:
+    """Return the names of both arms, and the switches of each attempt."""
+    with run.lock:
+        events = run.digest.latest("event", AB_ARM)
+        starts = [finite_or_none(attempt.start.get("time")) or 0.0 for attempt in run.digest.attempts]
+    named = [event for event in events if isinstance(event.get("arm"), str)]
+    if not named:
+        raise RunNotFoundError(
+            f"no A/B test was recorded in {run.id!r}: call tachograph.ab('A', 'B') once per step of the training loop, "
+            "or compare commands with tacho ab --arms"
+        )
+    last = named[-1].get("arms")
+    given = [str(name) for name in last] if isinstance(last, list) and len(last) == 2 else []
+    names = list(dict.fromkeys(given or [event["arm"] for event in named]))
+    names = [*names, *(name for name in ("A", "B") if name not in names)][:2]
+    attempts: list[list[ArmSwitch]] = [[] for _ in (*starts, 0.0)]
+    for event in named:
+        if event["arm"] not in names:
+            continue
+        attempt = sum((finite_or_none(event.get("time")) or 0.0) >= start for start in starts)
+        step = finite_or_none(event.get("global_step"))
+        attempts[attempt].append(ArmSwitch(-math.inf if step is None else step, names.index(event["arm"])))
+    return (names[0], names[1]), attempts, len(named)
+
+
+def _more_of_arms(found: QuadLevels) -> list[MetricVerdict]:
+    overall = [float((arm.seconds * arm.num_steps).sum() / arm.num_steps.sum()) for arm in found.arms]
+    tails = [float(np.quantile(arm.seconds, 0.95) / np.median(arm.seconds)) for arm in found.arms]
+    mean = MetricVerdict(name="overall_time", title="step time overall", unit="seconds")
+    mean.a, mean.b, mean.effect = overall[0], overall[1], overall[1] / overall[0] - 1
+    tail = MetricVerdict(name="tail_ratio", title="p95 / median step", unit="ratio")
+    tail.a, tail.b = tails
+    mean.runs_a = mean.runs_b = tail.runs_a = tail.runs_b = len(found.differences)
+    return [mean, tail]
+
+
+def _as_runs(run: RunEvidence, names: tuple[str, str], found: QuadLevels) -> tuple[RunEvidence, RunEvidence]:
+    first, second = (
+        RunEvidence(name, facts=run.facts, clock=_clock(arm)) for name, arm in zip(names, found.arms, strict=True)
+    )
+    return first, second
+
+
+def _clock(arm: ArmSteps) -> StepClock:
+    """Return a clock that stands still while the other arm is used."""
+    steps = np.concatenate([arm.steps[:1] - 1, arm.steps])
+    return StepClock(steps, np.concatenate([[0.0], np.cumsum(arm.seconds * np.diff(steps))]))
+
+
+# Commands that took turns --------------------------------------------------------------------------------------------
+
+
+def report_pairs(
+    pairs: Sequence[tuple[ArmRun, ArmRun]],
+    arms: tuple[ArmCommand, ArmCommand],
+    *,
+    margin: float = DEFAULT_MARGINS["step_time"],
+    confidence: float = 0.99,
+) -> ComparisonReport:
+    """Compare runs that took turns on one machine.
+
+    Args:
+        pairs: the run of the first arm and that of the second one, which were neighbours; at least one pair.
+        arms: both arms.
+        margin: the ratio minus one that matters.
+        confidence: of a difference.
+    """
+    a, b = ([pair[side].evidence for pair in pairs] for side in (0, 1))
+    report = compare_groups(a, b, confidence=confidence, is_deliberate=True)
+    speed = _speed_of_pairs(a, b, margin, confidence)
+    wall = MetricVerdict(name="wall_time", title="whole command", unit="seconds")
+    seconds = np.array([[pair[side].seconds for pair in pairs] for side in (0, 1)])
+    levels = np.log(np.maximum(seconds, 1e-6))
+    _judge(wall, (levels[1] - levels[0]).tolist(), _typical(levels), margin, confidence, "pair")
+    own = {"step_time", "overall_time", "tail_ratio"}
+    rest = [metric for metric in report.metrics if metric.name not in own]
+    metrics = [*speed, wall, *rest, *_phases(a, b)]
+    changes = [ConfigChange("command", [arms[0].command], [arms[1].command]), *report.config_diff]
+    assumed = "speed is judged by the differences between neighbours, so slow changes of the machine cancel"
+    return msgspec.structs.replace(
+        report,
+        a=msgspec.structs.replace(report.a, name=arms[0].name),
+        b=msgspec.structs.replace(report.b, name=arms[1].name),
+        metrics=metrics,
+        config_diff=changes,
+        headline=_sentence(metrics, (arms[0].name, arms[1].name), report.first),
+        warnings=[*report.warnings, assumed],
+        basis=f"{len(pairs)} pairs of runs that took turns",
+    )
+
+
+def _speed_of_pairs(
+    a: Sequence[RunEvidence], b: Sequence[RunEvidence], margin: float, confidence: float
+) -> list[MetricVerdict]:
+    metric = MetricVerdict(name="step_time", title="step time", unit="seconds", runs_a=len(a), runs_b=len(b))
+    try:
+        edges = steady_edges([*a, *b], min_steps=_MIN_STEPS, min_seconds=0.0)
+    except TooShort as missing:
+        metric.verdict, metric.reason = "unknown", str(missing)
+        return [metric]
+    blocks = block_levels(a, edges), block_levels(b, edges)
+    profile = np.median(blocks[0], axis=0)
+    levels = np.array([np.median(side - profile, axis=1) for side in blocks])
+    refusal = check_comparable(a, b, is_deliberate=True).speed_refusal
+    typical = float(np.median(profile))
+    seconds = tuple(float(np.exp(typical + side.mean())) for side in levels)
+    _judge(metric, (levels[1] - levels[0]).tolist(), (seconds[0], seconds[1]), margin, confidence, "pair")
+    if refusal is not None:
+        metric.verdict, metric.reason = "not_comparable", refusal
+    totals = np.array(
+        [[np.log((run.clock.at(edges[-1:]) - run.clock.at(edges[:1]))[0]) for run in runs] for runs in (a, b)]
+    )
+    overall = MetricVerdict(name="overall_time", title="step time overall", unit="seconds")
+    _judge(
+        overall,
+        (totals[1] - totals[0]).tolist(),
+        _typical(totals - math.log(edges[-1] - edges[0])),
+        margin,
+        confidence,
+        "pair",
+    )
+    overall.verdict, overall.reason, overall.noise, overall.notes = "", "", None, []
+    tails = _tail(a, edges), _tail(b, edges)
+    tail = MetricVerdict(name="tail_ratio", title="p95 / median step", unit="ratio", a=tails[0], b=tails[1])
+    return [metric, overall, *([tail] if None not in tails else [])]
+
+
+def _typical(levels: Floats) -> tuple[float, float]:
+    first, second = np.exp(levels.mean(axis=1)).tolist()
+    return float(first), float(second)
+
+
+def _phases(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[MetricVerdict]:
+    metrics = []
+    for phase in dict.fromkeys(phase for run in (*a, *b) for phase in run.phases_s):
+        sides = [[run.phases_s[phase] for run in runs if phase in run.phases_s] for runs in (a, b)]
+        metric = MetricVerdict(name=f"phase.{phase}", title=f"{phase}, per step", unit="seconds")
+        metric.a, metric.b = (float(np.mean(side)) if side else None for side in sides)
+        metric.runs_a, metric.runs_b = map(len, sides)
+        if metric.a and metric.b:
+            metric.effect = metric.b / metric.a - 1
+        metrics.append(metric)
+    return metrics
+
+
+# Both ----------------------------------------------------------------------------------------------------------------
+
+
+def _judge(
+    metric: MetricVerdict,
+    differences: Sequence[float],
+    seconds: tuple[float, float],
+    margin: float,
+    confidence: float,
+    unit: str,
+) -> None:
+    """Fill in the verdict about times."""
+    metric.a, metric.b = seconds
+    metric.runs_a = metric.runs_b = count = len(differences)
+    metric.repeats = "quads" if unit == "quad" else "pairs"
+    needed = MIN_QUADS if unit == "quad" else MIN_PAIRS
+    if count < needed:
+        metric.effect = math.expm1(math.fsum(differences) / count)
+        metric.verdict, metric.reason = "unknown", f"{count} {unit}{'s' * (count > 1)}; {needed} are needed"
+        return
+    judgement = judge_differences(differences, margin, confidence)
+    expm1: Callable[[float], float] = math.expm1
+    metric.effect, metric.low, metric.high = map(expm1, (judgement.difference, judgement.low, judgement.high))
+    metric.confidence, metric.noise = confidence, judgement.sd
+    metric.noise_source = f"observed between {count} {unit}s"
+    verdicts: dict[str, Verdict] = {"higher": "slower", "lower": "faster", "equal": "equal", "unknown": "unknown"}
+    metric.verdict = verdicts[judgement.direction]
+    if judgement.direction == "unknown":
+        metric.runs_needed = judgement.runs_needed
+    elif judgement.direction == "equal" and judgement.is_certain:
+        metric.notes.append(f"a difference of {abs(metric.effect):.2%} is certain, but too small to matter")
+
+
+def _sentence(metrics: Sequence[MetricVerdict], names: tuple[str, str], first: Sequence[str] = ()) -> str:
+    """Return one sentence, about the whole command only if nothing is known about its steps."""
+    steps, wall = (next((each for each in metrics if each.name == name), None) for name in ("step_time", "wall_time"))
+    judged = [metric for metric in metrics if metric.name != "wall_time"]
+    if wall is not None and wall.is_settled and (steps is None or steps.a is None):
+        judged = [msgspec.structs.replace(wall, name="step_time"), *judged[1:]]
+    text = _headline(judged, first, False)
+    return f"{names[1]} compared with {names[0]}: {text[:1].lower()}{text[1:]}"
