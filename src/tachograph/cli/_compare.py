@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tachograph._base.files import replace_file
 from tachograph.cli._format import add_row, json_text, new_table, safe
-from tachograph.cli._options import complete_run, json_option, log_dir_option
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
 from tachograph.reader import find_readable_run
 
@@ -56,12 +56,13 @@ def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
 
 
 @click.command(cls=_CompareCommand)
-@click.argument("runs", metavar="RUN...", nargs=-1, shell_complete=complete_run)
+@click.argument("runs", metavar="RUN...", nargs=-1, shell_complete=complete_run, callback=resolve_run)
 @click.option(
     "--against",
     metavar="RUN...",
     multiple=True,
     shell_complete=complete_run,
+    callback=resolve_run,
     help="Runs to compare with, as a group of repeats; those before this option are the other group.",
 )
 @click.option("--group", metavar="FIELD", help="Compare groups of runs that agree in this field, such as config.lr.")

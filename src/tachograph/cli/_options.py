@@ -68,6 +68,8 @@ def resolve_run(context: click.Context, parameter: click.Parameter, value: Any) 
     if len(log_dirs) < 2 or context.resilient_parsing:
         return value
     names = [value] if isinstance(value, str) else list(value or ())
+    if not names and isinstance(parameter, click.Option):
+        return value
     if not names:
         raise click.UsageError("name a RUN, or pass only one --log-dir")
     folders = LogFolders(*log_dirs)

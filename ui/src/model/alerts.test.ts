@@ -121,6 +121,7 @@ describe("the chart view of an alert", () => {
       x: "step",
       smoothing: 0.5,
       isLog: true,
+      showsParents: false,
       search: "/^train_loss$/",
       low: 700,
       high: 1850,

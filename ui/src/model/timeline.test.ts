@@ -71,17 +71,21 @@ function dice(seed: number): () => number {
   };
 }
 
-/** How many times as long the second task takes: the fastest of alternating tries, because the machine may be busy. */
-function growth(first: () => void, second: () => void): number {
+/**
+ * Check that the second task takes at most `limit` times as long: the fastest tries of both, as many as it takes, because
+ * the machine may be busy. A task that really takes longer never gets there.
+ */
+function expectGrowth(first: () => void, second: () => void, limit: number): void {
   const quickest_ms = [Infinity, Infinity];
-  for (let round = 0; round < 7; round++) {
+  for (let round = 0; round < 100; round++) {
     [first, second].forEach((task, i) => {
       const before = performance.now();
       task();
       quickest_ms[i] = Math.min(quickest_ms[i]!, performance.now() - before);
     });
+    if (round >= 6 && quickest_ms[1]! < limit * quickest_ms[0]!) return;
   }
-  return quickest_ms[1]! / quickest_ms[0]!;
+  expect(quickest_ms[1]! / quickest_ms[0]!).toBeLessThan(limit);
 }
 
 /** A realistic job: a loop of iterations with phases, and concurrent checkpoint saves. */
@@ -258,11 +262,12 @@ describe("lanes", () => {
       spansOf(starts(numSpans).map((start) => ({ start, length: 2 * (numSpans - start), parent: start - 1 })));
     for (const make of [job, atOnce, nested]) {
       const [few, many] = [make(3_000), make(30_000)];
-      const times = growth(
+      // A quadratic layout takes a hundred times as long.
+      expectGrowth(
         () => layout(few),
         () => layout(many),
+        50,
       );
-      expect(times).toBeLessThan(50); // a quadratic layout takes a hundred times as long
       expectSound(layout(many));
     }
   });
@@ -367,7 +372,7 @@ describe("visible pieces", () => {
       const high = extent(spans, 0)!.high;
       for (const piece of visible(spans, 0, high, 1_500, high)) if (piece.count < 1) throw new Error("an empty piece");
     };
-    expect(growth(look(layout(job(5_000))), look(layout(job(50_000))))).toBeLessThan(50);
+    expectGrowth(look(layout(job(5_000))), look(layout(job(50_000))), 50);
   });
 });
 
