@@ -9,6 +9,7 @@ import re
 from playwright.sync_api import expect
 
 from tests.browser.test_charts import write_journal
+from tests.comparison.journals import write_run
 from tests.conftest import wait_for
 
 
@@ -120,3 +121,22 @@ def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, cont
     assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
     other.set_viewport_size({"width": 400, "height": 800})
     assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_verdict_judges_groups_and_keeps_them_in_the_address(page, dashboard, logs):
+    for number in range(3):
+        write_run(logs, f"old-{number}", seed=number)
+        write_run(logs, f"new-{number}", seed=10 + number, factor=1.05)
+    names = [f"{side}-{number}" for side in ("old", "new") for number in range(3)]
+    page.goto(f"{dashboard().url}#/compare/verdict?" + "&".join(f"run={name}" for name in names))
+    card = page.locator("[data-verdict]")
+    expect(card.get_by_role("row", name=re.compile(r"^step time \d"))).to_contain_text("not enough evidence")
+    for name in ("old-1", "old-2"):
+        page.get_by_label(f"Side of {name}").select_option("before")
+    expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Slower by 5"))
+    expect(card.get_by_role("row", name=re.compile(r"^step time \d"))).to_contain_text("slower")
+    expect(card).to_contain_text("tacho compare new-0 new-1 new-2 --against old-0 old-1 old-2")
+    page.reload()
+    expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Slower by 5"))
+    page.get_by_role("button", name="Swap sides").click()
+    expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Faster by 4"))

@@ -75,8 +75,8 @@ def ab(*arms: str, block: int = 10) -> str:
     """Return which of two ways this training step takes. Call it once per step; `tacho ab RUN` compares their speed.
 
     The arms take turns of `block` steps, in the order A B B A. Each switch is recorded in the current run. Without a
-    run, the first arm is returned. All ranks of a distributed job follow the same schedule. Costs well under a
-    microsecond and never raises.
+    run, the first arm is returned. All ranks of a distributed job follow the same schedule. Costs about a microsecond
+    and never raises.
 
     Args:
         arms: the names of both arms. A single name stands for a change that is off or on: the result is then an empty

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { compareCommand, splitRuns, swapSides } from "./verdict";
+import { compareCommand, readSides, splitRuns, swapSides } from "./verdict";
 
 test("the first run is compared with the others", () => {
   expect(splitRuns(["a", "b", "c"], {})).toEqual({ before: ["a"], after: ["b", "c"] });
@@ -14,4 +14,10 @@ test("sides are exchanged", () => {
 test("the command compares the same runs", () => {
   expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare a b");
   expect(compareCommand({ before: ["a", "x y"], after: ["b"] })).toBe("tacho compare b --against a 'x y'");
+});
+
+test("an address names the sides", () => {
+  const runs = ["a", "b", "c"];
+  expect(readSides(runs, { before: [], out: [] })).toEqual({});
+  expect(splitRuns(runs, readSides(runs, { before: ["c"], out: ["a"] }))).toEqual({ before: ["c"], after: ["b"] });
 });

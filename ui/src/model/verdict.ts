@@ -16,6 +16,16 @@ export function splitRuns(runs: string[], chosen: Record<string, Side>): Sides {
   };
 }
 
+/** The sides that an address names; without any, those of `splitRuns`. */
+export function readSides(runs: string[], named: Record<string, string[]>): Record<string, Side> {
+  const before = named["before"] ?? [];
+  const out = named["out"] ?? [];
+  if (before.length === 0 && out.length === 0) return {};
+  return Object.fromEntries(
+    runs.map((run) => [run, out.includes(run) ? "out" : before.includes(run) ? "before" : "after"]),
+  );
+}
+
 /** Exchange both sides. */
 export function swapSides(sides: Sides): Record<string, Side> {
   return Object.fromEntries([
