@@ -133,3 +133,11 @@ def test_memory():
     assert (found.metric("device_memory").verdict, reserved.verdict) == ("equal", "more")
     assert "fragmentation" in reserved.notes[0]
     assert found.metric("host_memory").verdict == "more"
+
+
+def test_memory_that_varies_within_a_run_is_not_judged_by_its_highest_reading():
+    first = make_run("a", memory={"device_allocated": 1.40e9}, memory_spread={"device_allocated": 0.045})
+    second = make_run("b", memory={"device_allocated": 1.34e9}, memory_spread={"device_allocated": 0.0})
+    metric = judged([first], [second], "device_memory")
+    assert metric.verdict == "unknown"
+    assert "readings" in metric.noise_source

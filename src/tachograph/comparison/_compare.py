@@ -50,6 +50,8 @@ _MEMORY: Mapping[str, tuple[str, str, float]] = {
 """The name, the title and the assumed noise of each kind of memory."""
 DEFAULT_MARGINS: Mapping[str, float] = {"step_time": 0.01, "memory": 0.01}
 _ROUNDING = 1e-5
+_OBSERVED_FACTOR = 1.5
+"""A spread this many times the assumed one comes from the runs themselves."""
 
 
 class MetricVerdict(msgspec.Struct, kw_only=True):
@@ -157,15 +159,15 @@ def compare_groups(
     a, notes_a = independent_runs(first)
     b, notes_b = independent_runs(second)
     comparable = check_comparable(a, b, is_deliberate=is_deliberate)
-    first_lines = _first_lines(a, b)
+    faults, early = _faults(a, b), _early_ends(a, b)
     maker = _Maker(a, b, comparable, confidence, margins)
     metrics = [*maker.speed(earlier), *maker.memory(), *maker.losses(), *maker.extras()]
     failed = [run for run in b if run.has_failed]
     return ComparisonReport(
         a=_group(a),
         b=_group(b),
-        headline=_headline(metrics, first_lines, len(a) == len(b) == 1),
-        first=first_lines,
+        headline=_headline(metrics, faults, len(a) == len(b) == 1),
+        first=[*faults, *early],
         comparable=_comparable_text(comparable),
         metrics=metrics,
         config_diff=comparable.changes,
@@ -206,7 +208,8 @@ class _Maker:
         scaled: Callable[[float], float] = math.expm1 if metric.is_relative else float
         metric.effect, metric.low, metric.high = map(scaled, (judgement.difference, judgement.low, judgement.high))
         metric.confidence = judgement.confidence
-        metric.noise, metric.noise_source = judgement.sd, noise.source
+        is_observed = judgement.sd > _OBSERVED_FACTOR * noise.sd
+        metric.noise, metric.noise_source = judgement.sd, "between these runs" if is_observed else noise.source
         verdicts: dict[str, Verdict] = {"higher": words[0], "lower": words[1], "equal": "equal", "unknown": "unknown"}
         metric.verdict = verdicts[judgement.direction]
         metric.runs_needed = judgement.runs_needed
@@ -275,7 +278,7 @@ class _Maker:
             if self._comparable.speed_refusal is not None:
                 metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
                 continue
-            noise = Noise(sd, "assumed")
+            noise = self._memory_noise(kind, sd)
             levels_a, levels_b = (np.log(side).tolist() for side in sides)
             margin = self._margins.get(name, self._margins["memory"])
             self._judged(metric, judge(levels_a, levels_b, noise, margin, self._confidence), noise, ("more", "less"))
@@ -284,6 +287,11 @@ class _Maker:
         if allocated is not None and reserved is not None and allocated.verdict == "equal" and reserved.is_regression:
             reserved.notes.append("fragmentation or cached blocks: the allocated memory is equal")
         return metrics
+
+    def _memory_noise(self, kind: str, sd: float) -> Noise:
+        """Return the spread between peaks; readings that vary within a run miss its peak by about as much."""
+        spread = max((run.memory_spread.get(kind, 0.0) for run in (*self._a, *self._b)), default=0.0)
+        return Noise(spread, "from the readings within the runs") if spread > sd else Noise(sd, "assumed")
 
     # Loss ------------------------------------------------------------------------------------------------------------
 
@@ -443,7 +451,7 @@ def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     return ", ".join(parts)
 
 
-def _first_lines(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
+def _faults(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
     lines = []
     for run in (*a, *b):
         if run.has_failed:
@@ -452,6 +460,11 @@ def _first_lines(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str
         if is_bad.any():
             step = run.loss.steps[int(np.argmax(is_bad))]
             lines.append(f"{run.name!r} has a loss that is not finite, first at step {step:,.0f}")
+    return lines
+
+
+def _early_ends(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
+    lines = []
     longest = max((run.num_steps for run in (*a, *b)), default=0)
     for run in (*a, *b):
         if run.num_steps < 0.9 * longest:
@@ -479,7 +492,7 @@ _PHRASES: Mapping[str, str] = {
 }
 
 
-def _headline(metrics: Sequence[MetricVerdict], first_lines: Sequence[str], is_single: bool) -> str:
+def _headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_single: bool) -> str:
     """Return one sentence: what differs, else what is equal, else that there is not enough evidence."""
     losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
     disagree = {"worse", "better"} <= set(losses.values())
@@ -499,7 +512,7 @@ def _headline(metrics: Sequence[MetricVerdict], first_lines: Sequence[str], is_s
             parts.append(f"no difference: {', '.join(same)}")
         if open_questions:
             parts.append(f"not enough evidence{' from one run each' if is_single else ''}: {', '.join(open_questions)}")
-    text = "; ".join([*first_lines[:1], *parts])
+    text = "; ".join([*faults[:1], *parts])
     return text[:1].upper() + text[1:]
 
 

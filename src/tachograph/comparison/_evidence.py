@@ -87,6 +87,8 @@ class RunEvidence:
     """Losses of consecutive steps as they were recorded, if the rest is known only as means over blocks of steps."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """`device_allocated`, `device_reserved` and `host`, in bytes."""
+    memory_spread: Mapping[str, float] = field(default_factory=dict)
+    """How far the highest reading is above the usual high ones: readings are samples, which can miss a peak."""
     num_steps: int = 0
     goodput: float | None = None
     uses: Mapping[str, float] = field(default_factory=dict)

@@ -63,6 +63,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
         loss = _points(run, losses[0]) if losses else no_points()
         validation = _first_named(names, "val_loss")
         failure, goodput = digest.failure, digest.goodput
+        memory, memory_spread = _memory(run, names)
         num_steps = int(loss.steps[-1]) if len(loss.steps) else digest.counts.get("step", 0)
         return RunEvidence(
             name=run.id,
@@ -80,7 +81,8 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             clock=_clock(run),
             loss=loss,
             val_loss=_points(run, validation) if validation else no_points(),
-            memory=_memory(run, names),
+            memory=memory,
+            memory_spread=memory_spread,
             num_steps=num_steps,
             goodput=None if goodput is None or not goodput.is_meaningful else goodput.share,
             uses={} if goodput is None else _uses(goodput),
@@ -143,13 +145,19 @@ def load_step_times(run: StoredRun) -> Points:
     return Points(times.steps, times.values / 1000) if name.endswith("_ms") else times
 
 
-def _memory(run: StoredRun, names: list[str]) -> dict[str, float]:
+def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the level of each kind of memory, and how far the highest reading is above the usual high ones."""
     memory: dict[str, float] = {}
+    spread: dict[str, float] = {}
     for kind, (name, unit) in _MEMORY.items():
         points = _points(run, name).finite if name in names else no_points()
-        if len(points.steps) and points.steps[-1] - points.steps[0] >= _MIN_MEMORY_STEPS:
-            # Peaks of resident memory are those of the start.
-            value = np.median(points.values[len(points.values) // 2 :]) if kind == "host" else points.values.max()
-            if value > 0:
-                memory[kind] = float(value) * unit
-    return memory
+        if not len(points.steps) or points.steps[-1] - points.steps[0] < _MIN_MEMORY_STEPS:
+            continue
+        # Peaks of resident memory are those of the start.
+        late = points.values[len(points.values) // 2 :]
+        value = float(np.median(late) if kind == "host" else points.values.max())
+        if value > 0:
+            memory[kind] = value * unit
+            if kind != "host":
+                spread[kind] = 1.0 - float(np.quantile(late, 0.9)) / value
+    return memory, spread
