@@ -41,7 +41,7 @@ def cuda(monkeypatch):
 
     def memory_stats_as_nested_dict(index):
         cuda.num_readings += 1
-        sizes = {f"{name}_bytes": {"all": {"current": size}} for name, size in in_use[index].items()}
+        sizes = {f"{name}_bytes": {"all": {"current": size, "peak": 2 * size}} for name, size in in_use[index].items()}
         return {**sizes, "num_alloc_retries": index} if sizes else {}
 
     cuda = types.SimpleNamespace(
@@ -103,7 +103,9 @@ def test_memory_is_in_every_row_of_the_csv(logs, cuda):
 def test_gpu_memory_is_read_only_if_cuda_is_initialized(monkeypatch, cuda, tmp_path):
     fields = memory_fields()
     assert (fields["gpu_mem_allocated"], fields["gpu_mem_reserved"]) == (2.5, 4.0)
-    assert SystemSampler(str(tmp_path), 1.0, lambda sample: None).sample()["gpu_alloc_retries"] == 3
+    sample = SystemSampler(str(tmp_path), 1.0, lambda sample: None).sample()
+    assert sample["gpu_alloc_retries"] == 3
+    assert (sample["gpu_mem_peak_allocated"], sample["gpu_mem_peak_reserved"]) == (5.0, 8.0)
     cuda.is_initialized = lambda: False
     num_readings = cuda.num_readings
     assert "gpu_mem_allocated" not in memory_fields()

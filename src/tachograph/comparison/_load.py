@@ -20,11 +20,11 @@ from tachograph.store import SegmentError, StoredRun
 __all__ = ["load_evidence", "load_folder", "load_folders", "load_step_times"]
 
 _MEMORY = {
-    "device_allocated": ("gpu_mem_allocated", 1 << 30),
-    "device_reserved": ("gpu_mem_reserved", 1 << 30),
-    "host": ("cpu_mem_rss_mb", 1 << 20),
+    "device_allocated": (("gpu_mem_peak_allocated", "gpu_mem_allocated"), 1 << 30),
+    "device_reserved": (("gpu_mem_peak_reserved", "gpu_mem_reserved"), 1 << 30),
+    "host": (("cpu_mem_rss_mb",), 1 << 20),
 }
-"""The metric of each kind of memory, and its unit in bytes."""
+"""The metrics of each kind of memory, of which the first counts that a run has, and their unit in bytes."""
 _MIN_MEMORY_STEPS = 50
 _MAX_CONFIG_KEYS = 2_000
 
@@ -149,9 +149,10 @@ def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[st
     """Return the level of each kind of memory, and how far the highest reading is above the usual high ones."""
     memory: dict[str, float] = {}
     spread: dict[str, float] = {}
-    for kind, (name, unit) in _MEMORY.items():
-        points = _points(run, name).finite if name in names else no_points()
-        if not len(points.steps) or points.steps[-1] - points.steps[0] < _MIN_MEMORY_STEPS:
+    for kind, (wanted, unit) in _MEMORY.items():
+        found = (_points(run, name).finite for name in wanted if name in names)
+        points = next((each for each in found if _spans_steps(each)), None)
+        if points is None:
             continue
         # Peaks of resident memory are those of the start.
         late = points.values[len(points.values) // 2 :]
@@ -161,3 +162,7 @@ def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[st
             if kind != "host":
                 spread[kind] = 1.0 - float(np.quantile(late, 0.9)) / value
     return memory, spread
+
+
+def _spans_steps(points: Points) -> bool:
+    return len(points.steps) > 1 and bool(points.steps[-1] - points.steps[0] >= _MIN_MEMORY_STEPS)

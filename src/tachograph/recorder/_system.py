@@ -119,9 +119,15 @@ def _network_bytes() -> tuple[int, int] | None:
 
 
 def _allocator_fields() -> dict[str, Any]:
-    """Return how often torch's allocator freed its cache and retried, if the training code uses a GPU."""
-    known = [stats["num_alloc_retries"] for stats in _allocator_stats() if "num_alloc_retries" in stats]
-    return {"gpu_alloc_retries": sum(known)} if known else {}
+    """Return the peak of the memory of torch's allocator, and how often it freed its cache and retried, on GPUs."""
+    devices = _allocator_stats()
+    fields: dict[str, Any] = {}
+    for name, statistic in (("gpu_mem_peak_allocated", "allocated_bytes"), ("gpu_mem_peak_reserved", "reserved_bytes")):
+        known = [stats[statistic]["all"]["peak"] for stats in devices if statistic in stats]
+        if known:
+            fields[name] = round(sum(known) / _GIB, 4)
+    retries = [stats["num_alloc_retries"] for stats in devices if "num_alloc_retries" in stats]
+    return {**fields, "gpu_alloc_retries": sum(retries)} if retries else fields
 
 
 def _allocator_stats() -> list[dict[str, Any]]:
