@@ -135,29 +135,19 @@ def measure_loss(first: Sequence[Points], second: Sequence[Points], *, is_same_d
     if high <= low or fewest < _MIN_TAIL:
         raise TooShort(f"the last tenth of the common steps has {max(0, fewest)} losses; {_MIN_TAIL} are needed")
     is_same = have_same_batches(curves) if is_same_data is None else is_same_data
-    noise, margin = (_SAME_BATCHES, 0.005) if is_same else (_OTHER_BATCHES, 0.01)
     means = np.array([tail.values.mean() for tail in tails])
-    spread = np.quantile(first[0].between(low, high).finite.values, (0.1, 0.9))
     edges = np.linspace(low + 0.1 * (high - low), high, _NUM_BLOCKS + 1)
     blocks = np.array([block_means(curve.finite, edges) for curve in curves])
-    is_logarithm = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
-    scale = 1.0 if is_logarithm else float(spread[1] - spread[0]) or 1.0
-    levels, block_levels = (np.log(each) if is_logarithm else each / scale for each in (means, blocks))
+    is_positive = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
+    scale = None if is_positive else _range_of(first[0].between(low, high).finite.values)
+    noise, margin = _assumed(is_same_data=is_same)
+    block_levels = np.log(blocks) if scale is None else blocks / scale
     is_known = np.array(np.isfinite(block_levels).all(axis=0))
     onset = None
     if is_known[-1] and is_known.sum() >= _NUM_BLOCKS // 2:
         known = block_levels[:, is_known]
         onset = find_onset(known[: len(first)], known[len(first) :], edges[:-1][is_known], noise, margin)
-    return LossLevels(
-        levels[: len(first)].tolist(),
-        levels[len(first) :].tolist(),
-        (float(means[: len(first)].mean()), float(means[len(first) :].mean())),
-        noise,
-        margin,
-        onset,
-        is_logarithm,
-        scale,
-    )
+    return _levels_of(means, len(first), scale, onset, is_same_data=is_same)
 
 
 def block_means(curve: Points, edges: Floats) -> Floats:
@@ -185,18 +175,33 @@ def measure_final(first: Sequence[Points], second: Sequence[Points], *, is_same_
     if len(common) < 3:
         raise TooShort(f"the runs have {len(common)} validations at the same steps; 3 are needed")
     means = np.array([curve.values[np.isin(curve.steps, common[-3:])].mean() for curve in curves])
-    noise, margin = (_SAME_BATCHES, 0.005) if is_same_data else (_OTHER_BATCHES, 0.01)
-    is_logarithm = bool((means > 0).all())
-    spread = np.quantile(curves[0].values, (0.1, 0.9))
-    scale = 1.0 if is_logarithm else float(spread[1] - spread[0]) or 1.0
-    levels = np.log(means) if is_logarithm else means / scale
+    scale = None if (means > 0).all() else _range_of(curves[0].values)
+    return _levels_of(means, len(first), scale, None, is_same_data=is_same_data)
+
+
+def _assumed(*, is_same_data: bool) -> tuple[Noise, float]:
+    """Return the noise between runs, and the margin."""
+    return (_SAME_BATCHES, 0.005) if is_same_data else (_OTHER_BATCHES, 0.01)
+
+
+def _range_of(values: Floats) -> float:
+    low, high = np.quantile(values, (0.1, 0.9))
+    return float(high - low) or 1.0
+
+
+def _levels_of(
+    means: Floats, num_first: int, scale: float | None, onset: Onset | None, *, is_same_data: bool
+) -> LossLevels:
+    """Return the levels of the final losses of both groups; without a scale, they are logarithms."""
+    levels = np.log(means) if scale is None else means / scale
+    noise, margin = _assumed(is_same_data=is_same_data)
     return LossLevels(
-        levels[: len(first)].tolist(),
-        levels[len(first) :].tolist(),
-        (float(means[: len(first)].mean()), float(means[len(first) :].mean())),
+        levels[:num_first].tolist(),
+        levels[num_first:].tolist(),
+        (float(means[:num_first].mean()), float(means[num_first:].mean())),
         noise,
         margin,
-        None,
-        is_logarithm,
-        scale,
+        onset,
+        scale is None,
+        scale or 1.0,
     )
