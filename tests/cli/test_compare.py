@@ -114,3 +114,13 @@ def test_errors_name_the_remedy(logs, arguments, expected):
     result = CliRunner().invoke(main, ["compare", "--log-dir", str(logs), *arguments])
     assert result.exit_code in {1, 2}
     assert expected in " ".join(result.output.split())
+
+
+def test_noise_is_learned_from_runs_with_the_same_tag(tmp_path):
+    start = {"perf_tag": "nightly"}
+    for number in range(7):
+        write_run(tmp_path, f"night-{number}", seed=number, start=start)
+    write_run(tmp_path, "other", seed=20)
+    write_run(tmp_path, "new", seed=30, factor=1.02, start=start)
+    speed = json.loads(run_compare(tmp_path, "night-6", "new", "--json"))["metrics"][0]
+    assert (speed["verdict"], speed["noise_source"]) == ("slower", "6 earlier runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tachograph._base.files import replace_file
 from tachograph.cli._format import add_row, json_text, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
+from tachograph.exceptions import TachographError
 from tachograph.reader import find_readable_run
 
 if TYPE_CHECKING:
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 
     Pair = tuple[list[RunEvidence], list[RunEvidence]]
 
-__all__ = ["compare", "load_runs", "print_report", "write_file"]
+__all__ = ["compare", "earlier_runs", "load_runs", "print_report", "write_file"]
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
+_MAX_EARLIER = 20
 
 
 class _CompareCommand(click.RichCommand):
@@ -91,7 +94,8 @@ def compare(
     pairs = _make_pairs(runs, against, group, where, log_dir)
     from tachograph.comparison import compare_groups, html_report, markdown_report
 
-    reports = [compare_groups(first, second) for first, second in pairs]
+    earlier = _similar_runs(pairs, log_dir)
+    reports = [compare_groups(first, second, earlier=earlier) for first, second in pairs]
     if html_file is not None:
         write_file(html_file, html_report(reports, pairs))
     if as_json:
@@ -154,6 +158,16 @@ def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: 
     return [(members[0], other) for other in members[1:]]
 
 
+def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[RunEvidence]:
+    """Return other runs that should be equally fast, to learn the spread between runs from."""
+    runs = [run for pair in pairs for side in pair for run in side]
+    if not set.intersection(*(set(run.perf_tags) for run in runs)):
+        return []
+    compared = {run.run_id for run in runs}
+    last = max(runs, key=lambda run: run.started)
+    return [run for run in earlier_runs(last, log_dir, _MAX_EARLIER) if run.run_id not in compared]
+
+
 def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     """Read what is compared of runs, by name or path.
 
@@ -165,6 +179,27 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     names = list(names)
     found = load_folders([find_readable_run(name, log_dir) for name in names])
     return [replace(run, name=name.rstrip("/")) for run, name in zip(found, names, strict=True)]
+
+
+def earlier_runs(run: RunEvidence, log_dir: str, most: int) -> list[RunEvidence]:
+    """Return finished runs of the log folder that started before a run and share its perf_tag, oldest first."""
+    from tachograph.catalog import Catalog
+
+    tags = set(run.perf_tags)
+    if not tags or not Path(log_dir).is_dir():
+        return []
+    rows = [
+        row
+        for row in Catalog(log_dir).select("state:finished", columns=["perf_tag", "run_id"])
+        if tags & set(str(row.get("perf_tag") or "").split(", "))
+        and (row.get("started") or 0.0) < run.started
+        and row.get("run_id") != run.run_id
+    ]
+    found: list[RunEvidence] = []
+    for row in rows[:most][::-1]:
+        with contextlib.suppress(TachographError):  # one damaged run does not stop a check
+            found += load_runs([row.id], log_dir)
+    return found
 
 
 def write_file(path: str, text: str) -> None:
