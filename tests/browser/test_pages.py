@@ -232,7 +232,7 @@ def test_server_stops_at_once_with_open_page(page, dashboard, logs):
 
 
 def test_overview_shows_code_and_parents(page, dashboard, logs):
-    write(logs / "base", [START, END])
+    write(logs / "base", [{**START, "run_id": "1"}, END])
     write(logs / "fork", [])
     patch = write_blob(RunFolder(logs / "fork"), b"diff --git a/x b/x\n", ".patch")
     code = {
@@ -253,6 +253,7 @@ def test_overview_shows_code_and_parents(page, dashboard, logs):
     with page.expect_download() as download:
         card.get_by_role("link", name="Download the patch").click()
     assert download.value.path().read_bytes() == b"diff --git a/x b/x\n"
-    expect(card).to_contain_text("at step 40, resume")
-    card.get_by_role("link", name="base").click()
+    lineage = page.locator("[data-lineage]")
+    expect(lineage).to_contain_text("until step 40, resume")
+    lineage.get_by_role("link", name="base").click()
     expect(page.get_by_role("heading", name="base")).to_be_visible()

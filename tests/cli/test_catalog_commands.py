@@ -298,5 +298,6 @@ def test_commands_find_runs_of_several_folders(runs, tmp_path):
     assert "no run 'july:run-9'" in tacho("show", "july:run-9", *folders, code=1)
     assert "name a RUN" in tacho("sync", *folders, code=2)
     # With one folder there are no labels, and some commands work in one folder only.
-    assert "did you mean 'run-0'?" in tacho("show", "july:run-0", "--log-dir", str(tmp_path / "july"), code=1)
+    output = tacho("show", "july:run-0", "--log-dir", str(tmp_path / "july"), code=1)
+    assert "did you mean 'run-0'?" in re.sub(r"[\s│]+", " ", output)  # a long path makes it wrap
     assert "works in one log folder" in tacho("tag", "july:run-0", "+x", *folders, code=2)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tachograph.journal import RunFolder
+from tests.conftest import wait_for
 from tests.store import END, START, append, step, write
 
 CONFIG = {"lr": 0.1, "seed": 1, "output_dir": "a"}
@@ -48,7 +49,13 @@ def test_points_per_line_shrink_with_the_number_of_runs(serve, tmp_path):
         write(tmp_path / f"r{i}", [start(seed=i), *(step(at, loss=float(at * i)) for at in range(20)), END])
     served = serve(tmp_path)
     names = [f"r{i}" for i in range(100)]
-    page = get(served, "series", run=names, name="loss")
+    page = {}
+
+    def is_read():
+        page.update(get(served, "series", run=names, name="loss"))
+        return all(found["indexed"] == 1 for found in page["runs"])
+
+    wait_for(is_read)  # a request reads new runs for a limited time
     assert page["points"] == 1_000
     assert [found["series"][0]["lines"][0]["y"][-1] for found in page["runs"]] == [19.0 * i for i in range(100)]
     assert get(served, "series", run=names, name="loss", points=16)["points"] == 16

@@ -4,9 +4,9 @@ For each attempt the query works in four steps:
 
 1. Find the values inside the view by binary search in each source (segment or tail), plus one neighbour on each side,
    so that lines run to the edges of the chart.
-2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS`, or of more
-   points per wanted point than a chunk has, uses the chunk summaries written with each segment: of every complete
-   chunk only the lowest and the highest point, so ten million points cost as much as a hundred thousand.
+2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS`, or a long one
+   with more points per wanted point than a chunk has, uses the chunk summaries written with each segment: of every
+   complete chunk only the lowest and the highest point, so ten million points cost as much as a hundred thousand.
 3. Downsample the candidates with min/max per bucket. The result contains only recorded points, never averages, and is
    the same each time. Means per bucket are returned separately and labelled as means.
 4. Break the line where a NaN or infinite value lies between two chosen points.
@@ -42,6 +42,8 @@ from tachograph.store._tail import SeriesStats
 __all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks", "choose_extremes", "iter_points"]
 
 _MAX_RAW_POINTS = 1 << 18
+_MIN_COARSE_POINTS = 50_000
+"""Reading fewer points than this takes no time worth saving."""
 _MAX_MARKS = 500
 _BLOCK_POINTS = 1_000
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
@@ -343,7 +345,7 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     if not num_points:
         return None
     # Two chunks or more per point: reading each point would not make the line finer.
-    is_coarse = num_points > min(_MAX_RAW_POINTS, CHUNK * view.num_points)
+    is_coarse = num_points > min(_MAX_RAW_POINTS, max(_MIN_COARSE_POINTS, CHUNK * view.num_points))
     candidates = [_candidates(piece, view.column, is_coarse=is_coarse) for piece in slices]
     chosen = choose_extremes(
         np.concatenate([found.x for found in candidates]),
