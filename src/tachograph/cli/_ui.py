@@ -10,6 +10,7 @@ from typing import TextIO
 
 import rich_click as click
 
+from tachograph._base.importing import without_collection
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dirs_option
 from tachograph.importers import LogWatcher, WatchedLog
@@ -95,7 +96,8 @@ def run_dashboard(
     also: Sequence[WatchedLog] = (),
 ) -> None:
     """Serve the dashboard and print its URL."""
-    from tachograph.server import serve, write_login_page
+    with without_collection():
+        from tachograph.server import serve, write_login_page
 
     with contextlib.ExitStack() as cleanup:
 
