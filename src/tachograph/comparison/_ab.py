@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tachograph.comparison._evidence import Floats, Points
-from tachograph.comparison._judge import EQUAL_CONFIDENCE, POWER_Z, Direction, Judgement, quantile_for
+from tachograph.comparison._judge import EQUAL_CONFIDENCE, POWER_Z, Judgement, conclude, quantile_for
 from tachograph.comparison._speed import TooShort
 
 __all__ = ["MIN_QUADS", "ArmSteps", "ArmSwitch", "QuadLevels", "judge_differences", "measure_quads"]
@@ -83,18 +83,11 @@ def judge_differences(differences: Sequence[float], margin: float, confidence: f
     count = len(differences)
     mean = math.fsum(differences) / count
     sd = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1))
-    limit = math.log1p(margin)
-    half, half_equal = (
-        quantile_for(each, count - 1) * sd / math.sqrt(count) for each in (confidence, EQUAL_CONFIDENCE)
-    )
-    is_certain = abs(mean) > half
-    direction: Direction = "unknown"
-    if is_certain and abs(mean) >= limit:
-        direction = "higher" if mean > 0 else "lower"
-    elif abs(mean) + half_equal <= limit or (is_certain and abs(mean) < limit):
-        direction = "equal"
-    needed = _count_needed(abs(mean), sd, limit, confidence, count) if direction == "unknown" else None
-    return Judgement(mean, mean - half, mean + half, confidence, direction, is_certain, sd, needed)
+
+    def count_needed(size: float, limit: float) -> int | None:
+        return _count_needed(size, sd, limit, confidence, count)
+
+    return conclude(mean, sd / math.sqrt(count), count - 1, sd, margin, confidence, count_needed)
 
 
 def _count_needed(size: float, sd: float, limit: float, confidence: float, count: int) -> int | None:

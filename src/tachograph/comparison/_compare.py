@@ -15,7 +15,7 @@ from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._progress import Progress, measure_progress
-from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed, share_text
+from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed
 
 __all__ = ["GATED", "ComparisonReport", "ComparedGroup", "MetricVerdict", "Verdict", "compare_groups"]
 
@@ -215,7 +215,7 @@ class _Maker:
         metric.runs_needed = judgement.runs_needed
         if judgement.direction == "equal" and judgement.is_certain and metric.effect:
             metric.notes.append(
-                f"a difference of {share_text(abs(metric.effect), 2)} is certain, but too small to matter"
+                f"a difference of {_share_text(abs(metric.effect), 2)} is certain, but too small to matter"
             )
 
     # Speed -----------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class _Maker:
         overall = self._metric("overall_time", "step time overall", unit="seconds", effect=math.expm1(found.overall))
         overall.a, overall.b = found.overall_seconds
         if typical.onset_step is None and found.overall - difference > math.log1p(margin):
-            text = f"stalls cost a further {share_text(math.expm1(found.overall - difference))}"
+            text = f"stalls cost a further {_share_text(math.expm1(found.overall - difference))}"
             uses = _uses_text(self._a, self._b)
             typical.notes.append(f"{text} ({uses})" if uses else text)
         tails = self._metric("tail_ratio", "p95 / median step", unit="ratio", a=found.tails[0], b=found.tails[1])
@@ -401,7 +401,7 @@ def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None
     metric.onset_step = onset.step
     metric.runs_needed = None
     metric.notes.append(
-        f"{metric.verdict} by {share_text(abs(math.expm1(onset.difference)))} from step {onset.step:,.0f} on"
+        f"{metric.verdict} by {_share_text(abs(math.expm1(onset.difference)))} from step {onset.step:,.0f} on"
     )
 
 
@@ -447,7 +447,7 @@ def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     for use in ("data", "checkpoint", "validation"):
         sides = [[run.uses[use] for run in runs if use in run.uses] for runs in (a, b)]
         if all(sides) and max(map(max, sides)) > 0.001:
-            parts.append(f"{use} {share_text(float(np.mean(sides[0])))} → {share_text(float(np.mean(sides[1])))}")
+            parts.append(f"{use} {_share_text(float(np.mean(sides[0])))} → {_share_text(float(np.mean(sides[1])))}")
     return ", ".join(parts)
 
 
@@ -527,4 +527,9 @@ def _effect_text(metric: MetricVerdict) -> str:
         return f"{abs(metric.effect):.2g} ranges"
     if metric.onset_step is not None and metric.notes and metric.name == "step_time":
         return metric.notes[0].partition(" by ")[2]
-    return share_text(abs(metric.effect))
+    return _share_text(abs(metric.effect))
+
+
+def _share_text(share: float, places: int = 1) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.{places}f} %"

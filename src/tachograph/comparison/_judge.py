@@ -10,12 +10,12 @@ counts for little between groups of five.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from tachograph.comparison._student import student_quantile
 
-__all__ = ["EQUAL_CONFIDENCE", "POWER_Z", "Direction", "Judgement", "Noise", "judge", "quantile_for"]
+__all__ = ["EQUAL_CONFIDENCE", "POWER_Z", "Direction", "Judgement", "Noise", "conclude", "judge", "quantile_for"]
 
 Direction = Literal["higher", "lower", "equal", "unknown"]
 """How the second group compares to the first one; *unknown* is not *equal*."""
@@ -72,6 +72,33 @@ def judge(
     squares = noise.degrees * noise.sd**2 + _squares(first) + _squares(second)
     sd = math.sqrt(squares / degrees)
     error = sd * math.sqrt(1 / len(first) + 1 / len(second))
+
+    def count_needed(size: float, limit: float) -> int | None:
+        return _runs_needed(size, sd, noise.degrees, limit, confidence)
+
+    return conclude(difference, error, degrees, sd, margin, confidence, count_needed)
+
+
+def conclude(
+    difference: float,
+    error: float,
+    degrees: float,
+    sd: float,
+    margin: float,
+    confidence: float,
+    count_needed: Callable[[float, float], int | None],
+) -> Judgement:
+    """Decide whether a difference is real, excluded or neither.
+
+    Args:
+        difference: a difference of levels.
+        error: its standard error.
+        degrees: the degrees of freedom of the error.
+        sd: the spread that the error comes from.
+        margin: the ratio minus one that matters; smaller differences count as equal.
+        confidence: of a difference. Equality always needs 95 %.
+        count_needed: returns how many measurements would settle a difference, from its size and the limit.
+    """
     limit = math.log1p(margin)
     half = quantile_for(confidence, degrees) * error
     half_equal = quantile_for(EQUAL_CONFIDENCE, degrees) * error
@@ -81,7 +108,7 @@ def judge(
         direction = "higher" if difference > 0 else "lower"
     elif abs(difference) + half_equal <= limit or (is_certain and abs(difference) < limit):
         direction = "equal"
-    needed = _runs_needed(abs(difference), sd, noise.degrees, limit, confidence) if direction == "unknown" else None
+    needed = count_needed(abs(difference), limit) if direction == "unknown" else None
     return Judgement(difference, difference - half, difference + half, confidence, direction, is_certain, sd, needed)
 
 

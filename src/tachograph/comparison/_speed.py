@@ -21,7 +21,7 @@ from tachograph.comparison._blocks import Onset, find_onset, mad
 from tachograph.comparison._evidence import Floats, RunEvidence
 from tachograph.comparison._judge import Noise
 
-__all__ = ["NUM_BLOCKS", "SpeedLevels", "TooShort", "measure_speed", "share_text", "steady_edges"]
+__all__ = ["NUM_BLOCKS", "SpeedLevels", "TooShort", "measure_speed", "steady_edges"]
 
 NUM_BLOCKS = 20
 _MIN_FILLED = 16
@@ -36,11 +36,6 @@ _MAX_PROFILE_RANGE = math.log(1.1)
 
 class TooShort(Exception):  # noqa: N818 - an answer, not a fault
     """There is not enough of a run to compare; the text says what is missing."""
-
-
-def share_text(share: float, places: int = 1) -> str:
-    """Return a share as a percentage."""
-    return f"{100 * share:.{places}f} %"
 
 
 class SpeedLevels(NamedTuple):
