@@ -5,7 +5,7 @@ The measure is Spearman's rank correlation between the values of a key and the r
 Wright (2000). It sees only what rises or falls throughout: a key with its optimum in the middle gets a value near 0.
 
 With few runs, some key of many always looks important. So nothing is ranked with fewer than 30 runs, or with fewer than
-five runs for each key. Keys that vary together cannot be told apart: each names the others.
+five runs for each key. The effects of keys that vary together cannot be separated: each names the others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeyImportance(msgspec.Struct):
     """The lower end of its 95 % interval; null if the ranks agree perfectly."""
     high: float | None
     together: list[str]
-    """Other keys with a rank correlation above 0.8 with this one: their effects cannot be told apart."""
+    """Other keys with a rank correlation above 0.8 with this one: their effects cannot be separated."""
     one: str | None = None
     """For a key with two texts: the text that counts as 1; the other one counts as 0."""
 

@@ -56,7 +56,7 @@ def baseline() -> None:
 )
 @log_dir_option
 def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) -> None:
-    """Add a run to the baseline; makes the file if there is none.
+    """Add a run to the baseline, and create the file if it does not exist.
 
     A run that differs from those in the file, or that failed, needs --accept with a reason, which is stored.
     """

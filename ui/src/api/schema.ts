@@ -899,7 +899,7 @@ export interface KeyImportance {
   /** The lower end of its 95 % interval; null if the ranks agree perfectly. */
   low: number | null;
   high: number | null;
-  /** Other keys with a rank correlation above 0.8 with this one: their effects cannot be told apart. */
+  /** Other keys with a rank correlation above 0.8 with this one: their effects cannot be separated. */
   together: string[];
   /** For a key with two texts: the text that counts as 1; the other one counts as 0. */
   one: string | null;
