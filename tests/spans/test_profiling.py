@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 import math
-import random
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +18,7 @@ from tachograph.diagnostics import RuleEngine
 from tachograph.exceptions import ConfigError
 from tachograph.spans import _profile_stats
 from tachograph.spans._profile_stats import Meter
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 SETTINGS = {"flush_interval_s": 0.05, "system_interval_s": 0, "git": False, "console": False}
 EVERY_CALL = tacho.ProfilingConfig(min_duration_ms=0)
@@ -207,7 +207,6 @@ def test_percentile_is_an_observed_duration():
 
 
 def test_meter_samples_percentile_of_many_calls():
-    before = random.getstate()
     meter = Meter("x")
     for number in range(200_000):
         meter.queue.append(float(number % 2_000))
@@ -218,7 +217,21 @@ def test_meter_samples_percentile_of_many_calls():
     mean_s, p95_s, count, total_s = meter.drain().values()
     assert (count, total_s, mean_s) == (200_000, 100 * sum(range(2_000)), 999.5)
     assert p95_s == pytest.approx(1900, abs=40)
-    assert random.getstate() == before
+
+
+def test_sampling_leaves_the_random_numbers_of_the_program_alone():
+    program = """
+import random
+from tachograph.spans._profile_stats import Meter
+
+meter, before = Meter("x"), random.getstate()
+for _ in range(5):
+    meter.queue.extend([1.0] * 4096)
+    meter.try_fold()
+assert len(meter._samples) < 5 * 4096, "nothing was sampled"
+assert random.getstate() == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)  # here, other threads draw numbers too
 
 
 def test_call_below_min_duration_is_ignored(tacho_run):

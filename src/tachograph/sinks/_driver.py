@@ -252,11 +252,11 @@ class SinkDriver:
         self._not_before_s = time.monotonic() + (finite_or_none(getattr(error, "wait_s", None)) or 0.0)
         # The text may quote a token, and a failing sink must not fill the journal.
         reason = mask_text(f"{type(error).__name__}: {error}")[:500]
+        if self._background is None:
+            self._save_cursor(self._follower.offset, reason)  # before the report, so that who reads that finds the lag
         if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(reason)
             self._report("sink_failed", self._sink.name, f"{reason}; will be retried")
-        if self._background is None:
-            self._save_cursor(self._follower.offset, reason)
 
     def _handle_rejection(self, num_items: int, items: str, reason: str) -> None:
         key = (mask_text(reason)[:500], items)
