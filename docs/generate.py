@@ -93,7 +93,9 @@ def commands_page() -> str:
 
 
 def _commands(group: click.RichGroup, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.RichGroup):
             yield from _commands(command, f"{prefix}{name} ")
         else:

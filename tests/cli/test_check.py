@@ -246,7 +246,7 @@ def test_commands_of_the_page_exist():
     commands = [shlex.split(next(filter(None, found)).replace(" }}", "").replace("{{ ", "")) for found in lines]
     assert len(commands) >= 9
     for name, *words in commands:
-        command = main.commands[name]
+        command = main.get_command(click.Context(main), name)
         if isinstance(command, click.Group):
             command = command.commands[words.pop(0)]
         if words:

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import rich_click as click
 
+from tachograph._base.importing import without_collection
 from tachograph._version import __version__
-from tachograph.cli._ab import ab
-from tachograph.cli._annotate import archive, group, note, rename, tag, unarchive
-from tachograph.cli._baseline import baseline
-from tachograph.cli._check import check
-from tachograph.cli._code import diff, reproduce
-from tachograph.cli._compare import compare
-from tachograph.cli._control import control
-from tachograph.cli._demo import demo
-from tachograph.cli._doctor import doctor
-from tachograph.cli._du import du
-from tachograph.cli._export import export
-from tachograph.cli._import import import_
 from tachograph.cli._installed import InstalledCommand, installed_commands
-from tachograph.cli._lm_eval import lm_eval
-from tachograph.cli._logs import logs
-from tachograph.cli._ls import ls
-from tachograph.cli._notify import notify
-from tachograph.cli._plugins import plugins
-from tachograph.cli._prune import prune
-from tachograph.cli._run import run
-from tachograph.cli._show import show
-from tachograph.cli._sync import sync
-from tachograph.cli._tail import tail
-from tachograph.cli._train import train
-from tachograph.cli._transfer import cp, mv
-from tachograph.cli._trash import rm, trash
-from tachograph.cli._ui import ui
-from tachograph.cli._usage import usage
-from tachograph.cli._whence import whence
 from tachograph.exceptions import TachographError
 
 __all__ = ["main"]
+
+
+_COMMANDS = {
+    "_run": "run",
+    "_train": "train",
+    "_ls": "ls",
+    "_show": "show",
+    "_compare": "compare",
+    "_ab": "ab",
+    "_check": "check",
+    "_baseline": "baseline",
+    "_code": "diff reproduce",
+    "_whence": "whence",
+    "_tail": "tail",
+    "_logs": "logs",
+    "_export": "export",
+    "_import": "import",
+    "_doctor": "doctor",
+    "_control": "control",
+    "_sync": "sync",
+    "_annotate": "tag note rename group archive unarchive",
+    "_transfer": "mv cp",
+    "_trash": "rm trash",
+    "_du": "du",
+    "_prune": "prune",
+    "_notify": "notify",
+    "_plugins": "plugins",
+    "_lm_eval": "lm-eval",
+    "_usage": "usage",
+    "_ui": "ui",
+    "_demo": "demo",
+}
+"""The commands of each module, in the order of the reference. A module is imported when one of its commands is used."""
+_MODULES = {name: module for module, names in _COMMANDS.items() for name in names.split()}
 
 
 class _Commands(click.RichGroup):
@@ -46,15 +55,16 @@ class _Commands(click.RichGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the built-in commands, then those of other packages."""
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in installed_commands() if name not in own)]
+        return [*_MODULES, *(name for name in installed_commands() if name not in _MODULES)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
         """Return a command, or None if there is none of that name."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None and cmd_name in installed_commands():
-            return InstalledCommand(cmd_name)
-        return found
+        if cmd_name in _MODULES:
+            with without_collection():
+                module = import_module(f"tachograph.cli.{_MODULES[cmd_name]}")
+            attribute = cmd_name.replace("-", "_")
+            return getattr(module, f"{attribute}_" if iskeyword(attribute) else attribute)
+        return InstalledCommand(cmd_name) if cmd_name in installed_commands() else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; exit with 130 on Ctrl-C."""
@@ -71,13 +81,3 @@ class _Commands(click.RichGroup):
 @click.version_option(__version__, prog_name="tacho")
 def main() -> None:
     """Record, inspect and control training runs."""
-
-
-_COMMANDS = (
-    *(run, train, ls, show, compare, ab, check, baseline, diff, reproduce, whence, tail, logs, export, import_, doctor),
-    *(control, sync),
-    *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
-    *(notify, plugins, lm_eval, usage, ui, demo),
-)
-for command in _COMMANDS:
-    main.add_command(command)
