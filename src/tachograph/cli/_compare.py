@@ -30,7 +30,6 @@ __all__ = ["compare", "earlier_runs", "load_runs", "print_report", "write_file"]
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
-_MAX_EARLIER = 20
 
 
 class _CompareCommand(click.RichCommand):
@@ -94,8 +93,10 @@ def compare(
     pairs = _make_pairs(runs, against, group, where, log_dir)
     from tachograph.comparison import compare_groups, html_report, markdown_report
 
-    earlier = _similar_runs(pairs, log_dir)
-    reports = [compare_groups(first, second, earlier=earlier) for first, second in pairs]
+    similar = _similar_runs(pairs, log_dir)
+    reports = [
+        compare_groups(first, second, earlier=earlier) for (first, second), earlier in zip(pairs, similar, strict=True)
+    ]
     if html_file is not None:
         write_file(html_file, html_report(reports, pairs))
     if as_json:
@@ -158,14 +159,19 @@ def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: 
     return [(members[0], other) for other in members[1:]]
 
 
-def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[RunEvidence]:
-    """Return other runs that should be equally fast, to learn the spread between runs from."""
-    runs = [run for pair in pairs for side in pair for run in side]
-    if not set.intersection(*(set(run.perf_tags) for run in runs)):
-        return []
-    compared = {run.run_id for run in runs}
-    last = max(runs, key=lambda run: run.started)
-    return [run for run in earlier_runs(last, log_dir, _MAX_EARLIER) if run.run_id not in compared]
+def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[list[RunEvidence]]:
+    """Return other runs that should be as fast as those of each comparison, to learn the spread between runs from."""
+    from tachograph.catalog import Catalog
+    from tachograph.comparison import load_clocks, similar_rows
+
+    if not Path(log_dir).is_dir():
+        return [[] for _ in pairs]
+    catalog = Catalog(log_dir)
+    found = [similar_rows(catalog, [*first, *second]) for first, second in pairs]
+    folders = {str(row.folder.path): row.folder for rows in found for row in rows}
+    runs = dict(zip(folders, load_clocks(folders.values()), strict=True))
+    known = [[runs[str(row.folder.path)] for row in rows] for rows in found]
+    return [[run for run in each if run is not None] for each in known]
 
 
 def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
@@ -184,19 +190,12 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
 def earlier_runs(run: RunEvidence, log_dir: str, most: int) -> list[RunEvidence]:
     """Return finished runs of the log folder that started before a run and share its perf_tag, oldest first."""
     from tachograph.catalog import Catalog
+    from tachograph.comparison import earlier_rows
 
-    tags = set(run.perf_tags)
-    if not tags or not Path(log_dir).is_dir():
+    if not Path(log_dir).is_dir():
         return []
-    rows = [
-        row
-        for row in Catalog(log_dir).select("state:finished", columns=["perf_tag", "run_id"])
-        if tags & set(str(row.get("perf_tag") or "").split(", "))
-        and (row.get("started") or 0.0) < run.started
-        and row.get("run_id") != run.run_id
-    ]
     found: list[RunEvidence] = []
-    for row in rows[:most][::-1]:
+    for row in earlier_rows(Catalog(log_dir), run.perf_tags, run.started, most, without=[run]):
         with contextlib.suppress(TachographError):  # one damaged run does not stop a check
             found += load_runs([row.id], log_dir)
     return found

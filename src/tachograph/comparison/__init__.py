@@ -18,12 +18,13 @@ from tachograph.comparison._compare import (
     Verdict,
     compare_groups,
 )
+from tachograph.comparison._earlier import earlier_rows, similar_rows
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 from tachograph.comparison._gate import CHECKED, CheckResult, check_run, junit_error, junit_report
 from tachograph.comparison._history import HistoryChange, HistoryReport, find_changes, judge_history
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._load import load_evidence, load_folder, load_folders
+from tachograph.comparison._load import load_clock, load_clocks, load_evidence, load_folder, load_folders
 from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._markdown import MARKER, markdown_report
 from tachograph.comparison._speed import TooShort, measure_speed
@@ -71,6 +72,7 @@ __all__ = [
     "check_comparable",
     "check_run",
     "compare_groups",
+    "earlier_rows",
     "find_changes",
     "group_name",
     "have_same_batches",
@@ -81,6 +83,8 @@ __all__ = [
     "junit_error",
     "junit_report",
     "load_baseline",
+    "load_clock",
+    "load_clocks",
     "load_evidence",
     "load_folder",
     "load_folders",
@@ -94,6 +98,7 @@ __all__ = [
     "report_pairs",
     "runs_text",
     "save_baseline",
+    "similar_rows",
     "student_quantile",
     "verdict_rows",
     "verdict_text",

@@ -161,7 +161,9 @@ def compare_groups(
     comparable = check_comparable(a, b, is_deliberate=is_deliberate)
     faults, early = _faults(a, b), _early_ends(a, b)
     maker = _Maker(a, b, comparable, confidence, margins)
-    metrics = [*maker.speed(earlier), *maker.memory(), *maker.losses(), *maker.extras()]
+    sessions = {run.session_tag for run in (*a, *b)} - {None}
+    others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
+    metrics = [*maker.speed(others), *maker.memory(), *maker.losses(), *maker.extras()]
     failed = [run for run in b if run.has_failed]
     return ComparisonReport(
         a=_group(a),

@@ -17,7 +17,7 @@ from tachograph.reader import Goodput
 from tachograph.records import loss_names_in, signal_of
 from tachograph.store import SegmentError, StoredRun
 
-__all__ = ["load_evidence", "load_folder", "load_folders", "load_step_times"]
+__all__ = ["load_clock", "load_clocks", "load_evidence", "load_folder", "load_folders", "load_step_times"]
 
 _MEMORY = {
     "device_allocated": (("gpu_mem_peak_allocated", "gpu_mem_allocated"), 1 << 30),
@@ -45,6 +45,33 @@ def load_folder(folder: RunFolder) -> RunEvidence:
         return load_evidence(StoredRun(folder))
     except (OSError, SegmentError) as error:
         raise RunNotFoundError(f"{folder.journal} cannot be read: {error}") from error
+
+
+def load_clocks(folders: Iterable[RunFolder]) -> list[RunEvidence | None]:
+    """Read the speed of the runs in some folders, several at a time; None for one that cannot be read."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_load_clock_of, folders))
+
+
+def _load_clock_of(folder: RunFolder) -> RunEvidence | None:
+    try:
+        return load_clock(StoredRun(folder))
+    except (OSError, SegmentError):
+        return None
+
+
+def load_clock(run: StoredRun) -> RunEvidence:
+    """Read the speed of a run, which is all that the noise is learned from.
+
+    Raises:
+        OSError: if the journal cannot be read.
+        SegmentError: if its columns are damaged while they are read.
+    """
+    run.refresh()
+    with run.lock:
+        digest = run.digest
+        run_id = str(digest.facts.get("run_id") or "")
+        return RunEvidence(run.id, run_id, started=run.started, session_tag=digest.session_tag, clock=_clock(run))
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:

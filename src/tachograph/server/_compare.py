@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from tachograph.catalog import Catalog
 from tachograph.comparison import (
     ComparisonReport,
+    RunEvidence,
     VerdictRow,
     compare_groups,
+    load_clock,
     load_evidence,
     noise_line,
+    similar_rows,
     verdict_rows,
 )
+from tachograph.exceptions import RunNotFoundError
 from tachograph.records import mark_non_finite
-from tachograph.store import StoredRun
+from tachograph.store import SegmentError, Store, StoredRun
 
 __all__ = ["CompareQuery", "ComparisonPage", "VerdictLine", "build_comparison_page"]
 
+_MAX_LEARN_S = 1.0
+"""Summaries and new records of earlier runs are read for at most this long; the next request continues."""
+_UNREAD = "earlier runs with the same perf_tag are still being read: the noise of the step time may change"
 RunName = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
@@ -51,16 +60,18 @@ class ComparisonPage(msgspec.Struct):
     """Whether the runs differ."""
 
     indexed: float
-    """The share of the journals that has been read; ask again until it is 1."""
+    """The share of the journals that has been read, with those the noise is learned from; ask again until it is 1."""
     report: ComparisonReport | None = None
-    """Null until everything has been read."""
+    """Null until the compared runs have been read."""
     lines: list[VerdictLine] = []
     """The same quantities in words."""
     noise: str = ""
-    """What was assumed about the spread between runs."""
+    """The spread between runs of each quantity, and whether it was assumed, observed or learned from earlier runs."""
 
 
-def build_comparison_page(open_run: Callable[[str], StoredRun], query: CompareQuery) -> ComparisonPage:
+def build_comparison_page(
+    store: Store, catalog: Catalog, open_run: Callable[[str], StoredRun], query: CompareQuery
+) -> ComparisonPage:
     """Judge whether runs differ from others."""
     both = [*query.against, *query.run]
     opened = {name: open_run(name) for name in dict.fromkeys(both)}
@@ -68,12 +79,40 @@ def build_comparison_page(open_run: Callable[[str], StoredRun], query: CompareQu
     if indexed < 1.0:
         return ComparisonPage(indexed)
     evidence = {name: load_evidence(run) for name, run in opened.items()}
-    report = compare_groups([evidence[name] for name in query.against], [evidence[name] for name in query.run])
+    earlier, indexed = _load_earlier(store, catalog, list(evidence.values()))
+    report = compare_groups(
+        [evidence[name] for name in query.against], [evidence[name] for name in query.run], earlier=earlier
+    )
+    if indexed < 1.0:
+        report.warnings.append(_UNREAD)
     rows = verdict_rows(report)
     lines = [_line(metric.name, row) for metric, row in zip(report.metrics, rows, strict=True)]
     for change in report.config_diff:
         change.first[:], change.second[:] = mark_non_finite([list(change.first), list(change.second)])
     return ComparisonPage(indexed, report, lines, noise_line(report))
+
+
+def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], float]:
+    """Return earlier runs to learn the noise from, as far as time allows, and the share of what was read."""
+    if not set.intersection(*(set(run.perf_tags) for run in runs)):
+        return [], 1.0
+    deadline_s = time.monotonic() + _MAX_LEARN_S
+    place = store.folders.resolve(max(runs, key=lambda run: run.started).name)
+    rows = similar_rows(catalog, runs, log_dir=None if place is None else place[0], max_s=_MAX_LEARN_S / 2)
+    store.keep_open(len(runs) + len(rows))
+    shares = [catalog.indexed_for(())]
+    found = []
+    for row in rows:
+        try:
+            run = store.open(row.id)
+            run.refresh(max(0.0, deadline_s - time.monotonic()))
+            shares.append(run.indexed)
+            if run.indexed == 1.0:
+                found.append(load_clock(run))
+        except (RunNotFoundError, OSError, SegmentError):  # one damaged run does not stop the comparison
+            continue
+    indexed = sum(shares) / len(shares)
+    return (found if indexed == 1.0 else []), indexed
 
 
 def _line(name: str, row: VerdictRow) -> VerdictLine:

@@ -345,7 +345,7 @@ ROUTES = [
         "GET",
         "/api/v1/compare",
         "Judge whether runs differ from others in speed, memory and loss.",
-        lambda context: build_comparison_page(context.open_run, context.query),
+        lambda context: build_comparison_page(context.store, context.catalog, context.open_run, context.query),
         ComparisonPage,
         CompareQuery,
     ),

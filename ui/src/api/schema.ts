@@ -547,13 +547,13 @@ export interface CodeChange {
 
 /** Whether the runs differ. */
 export interface ComparisonPage {
-  /** The share of the journals that has been read; ask again until it is 1. */
+  /** The share of the journals that has been read, with those the noise is learned from; ask again until it is 1. */
   indexed: number;
-  /** Null until everything has been read. */
+  /** Null until the compared runs have been read. */
   report: ComparisonReport | null;
   /** The same quantities in words. */
   lines: VerdictLine[];
-  /** What was assumed about the spread between runs. */
+  /** The spread between runs of each quantity, and whether it was assumed, observed or learned from earlier runs. */
   noise: string;
 }
 
