@@ -26,7 +26,7 @@ from tachograph._base.files import read_small, replace_file
 from tachograph._base.typed import decode_json
 from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparability
 from tachograph.comparison._compare import GATED, compare_groups
-from tachograph.comparison._evidence import Points, RunEvidence, StepClock, no_points
+from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
 from tachograph.comparison._loss import block_means, have_same_batches
 from tachograph.comparison._speed import TooShort, steady_edges
 from tachograph.exceptions import TachographError
@@ -113,6 +113,8 @@ class BaselineRun(msgspec.Struct, kw_only=True, omit_defaults=True):
     val_loss: list[tuple[float, float]] = []
     """The steps and values of the last validations."""
     memory: dict[str, Annotated[int, Meta(gt=0)]] = {}
+    rank_memory: dict[str, tuple[int, Annotated[int, Meta(gt=0)], int]] = {}
+    """The rank with the highest level of each kind, its bytes, and the number of ranks."""
 
 
 class MetricRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -333,6 +335,9 @@ def _stored(baseline: Baseline, run: RunEvidence) -> tuple[BaselineRun, list[str
             )
         ],
         memory={kind: round(value) for kind, value in run.memory.items()},
+        rank_memory={
+            kind: (level.rank, round(level.bytes), level.num_ranks) for kind, level in run.rank_memory.items()
+        },
     )
     return entry, missing
 
@@ -357,6 +362,7 @@ def _restored(baseline: Baseline, run: BaselineRun) -> RunEvidence:
         val_loss=Points(validations[:, 0], validations[:, 1]),
         batches=window,
         memory=run.memory,
+        rank_memory={kind: RankLevel(*level) for kind, level in run.rank_memory.items()},
         num_steps=run.steps,
     )
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
-from tachograph.comparison._evidence import Points, RunEvidence
+from tachograph.comparison._evidence import Points, RunEvidence, memory_level, memory_of
 from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
@@ -267,7 +267,11 @@ class _Maker:
     def memory(self) -> list[MetricVerdict]:
         metrics = []
         for kind, (name, title, sd) in _MEMORY.items():
-            sides = [[run.memory[kind] for run in runs if kind in run.memory] for runs in (self._a, self._b)]
+            known, is_over_ranks = memory_of([*self._a, *self._b], kind)
+            sides = [
+                [memory_level(run, kind, is_over_ranks=is_over_ranks) for run in runs if kind in run.memory]
+                for runs in (self._a, self._b)
+            ]
             if not any(sides):
                 continue
             metric = self._metric(name, title, unit="bytes")
@@ -277,6 +281,7 @@ class _Maker:
                 continue
             metric.a, metric.b = (float(np.mean(side)) for side in sides)
             metric.runs_a, metric.runs_b = map(len, sides)
+            metric.notes += _rank_notes(known, kind, is_over_ranks=is_over_ranks)
             if self._comparable.speed_refusal is not None:
                 metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
                 continue
@@ -284,8 +289,8 @@ class _Maker:
             levels_a, levels_b = (np.log(side).tolist() for side in sides)
             margin = self._margins.get(name, self._margins["memory"])
             self._judged(metric, judge(levels_a, levels_b, noise, margin, self._confidence), noise, ("more", "less"))
-        known = {metric.name: metric for metric in metrics}
-        allocated, reserved = known.get("device_memory"), known.get("device_memory_reserved")
+        by_name = {metric.name: metric for metric in metrics}
+        allocated, reserved = by_name.get("device_memory"), by_name.get("device_memory_reserved")
         if allocated is not None and reserved is not None and allocated.verdict == "equal" and reserved.is_regression:
             reserved.notes.append("fragmentation or cached blocks: the allocated memory is equal")
         return metrics
@@ -389,6 +394,20 @@ class _Maker:
             to_target.effect = to_target.b / to_target.a - 1
         to_target.notes.append(f"until the loss stays at or below {progress.target:.4g}")
         return [at_time, to_target]
+
+
+def _rank_notes(runs: Sequence[RunEvidence], kind: str, *, is_over_ranks: bool) -> list[str]:
+    """Say whose memory was compared, if some runs have several ranks."""
+    levels = {run.name: run.rank_memory.get(kind) for run in runs if run.has_ranks or kind in run.rank_memory}
+    if not levels:
+        return []
+    if not is_over_ranks:
+        missing = next(name for name, level in levels.items() if level is None)
+        return [f"of rank 0: {missing!r} has no readings of other ranks"]
+    each = [
+        f"rank {level.rank} of {level.num_ranks} in {name!r}" for name, level in levels.items() if level is not None
+    ]
+    return [f"of the rank with the highest: {', '.join(each[:4])}" + (" and others" if len(each) > 4 else "")]
 
 
 def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None:

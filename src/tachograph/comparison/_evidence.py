@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Points", "RunEvidence", "StepClock", "no_points"]
+__all__ = ["Floats", "Points", "RankLevel", "RunEvidence", "StepClock", "memory_level", "memory_of", "no_points"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,6 +57,15 @@ class StepClock(NamedTuple):
         return StepClock(times.steps, passed, int(len(each) - is_valid.sum()))
 
 
+class RankLevel(NamedTuple):
+    """The memory of the rank that needs most of it."""
+
+    rank: int
+    bytes: float
+    num_ranks: int
+    """The number of ranks with readings."""
+
+
 def no_points() -> Points:
     """Return a metric without points."""
     return Points(np.empty(0), np.empty(0))
@@ -86,7 +95,9 @@ class RunEvidence:
     batches: Points | None = None
     """Losses of consecutive steps as they were recorded, if the rest is known only as means over blocks of steps."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """`device_allocated`, `device_reserved` and `host`, in bytes."""
+    """`device_allocated`, `device_reserved` and `host`, in bytes; of rank 0."""
+    rank_memory: Mapping[str, RankLevel] = field(default_factory=dict)
+    """The same of the rank with the highest level, if ranks other than 0 recorded theirs."""
     memory_spread: Mapping[str, float] = field(default_factory=dict)
     """How far the highest reading is above the usual high ones: readings are samples, which can miss a peak."""
     num_steps: int = 0
@@ -105,3 +116,23 @@ class RunEvidence:
     def has_failed(self) -> bool:
         """Whether the run ended with an error or died."""
         return self.state in {"failed", "crashed"}
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the run consists of several processes."""
+        size = self.facts.get("world_size")
+        return isinstance(size, int) and size > 1
+
+
+def memory_of(runs: Sequence[RunEvidence], kind: str) -> tuple[list[RunEvidence], bool]:
+    """Return the runs with a level of a kind of memory, and whether that of their highest ranks can be compared.
+
+    It cannot if one of them recorded only rank 0, as all did before other ranks recorded their memory.
+    """
+    known = [run for run in runs if kind in run.memory]
+    return known, all(kind in run.rank_memory or not run.has_ranks for run in known)
+
+
+def memory_level(run: RunEvidence, kind: str, *, is_over_ranks: bool) -> float:
+    """Return a level of memory in bytes: of the rank that needs most of it, or of rank 0."""
+    return run.rank_memory[kind].bytes if is_over_ranks and kind in run.rank_memory else run.memory[kind]

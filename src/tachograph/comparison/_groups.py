@@ -55,6 +55,10 @@ def _join(parts: Sequence[RunEvidence]) -> RunEvidence:
         val_loss=_continue([part.val_loss for part in parts]),
         clock=_continue_clock([part.clock for part in parts]),
         memory={kind: max(part.memory.get(kind, 0.0) for part in parts) for kind in last.memory},
+        rank_memory={
+            kind: max((part.rank_memory.get(kind, level) for part in parts), key=lambda each: each.bytes)
+            for kind, level in last.rank_memory.items()
+        },
         num_steps=max(part.num_steps for part in parts),
     )
 

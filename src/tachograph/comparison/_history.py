@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tachograph.comparison._evidence import Floats, RunEvidence
+from tachograph.comparison._evidence import Floats, RunEvidence, memory_level, memory_of
 from tachograph.comparison._speed import TooShort, block_levels, steady_edges
 
 __all__ = ["Change", "HistoryChange", "HistoryReport", "MIN_HISTORY", "find_changes", "judge_history"]
@@ -183,7 +183,9 @@ def _described(name: str, change: Change, runs: Sequence[RunEvidence]) -> Histor
 def _levels(name: str, runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
     """Return the runs that can be compared with the last one, and their levels; none if the last one has none."""
     if name == "device_memory":
-        found = [(run, math.log(run.memory["device_allocated"])) for run in runs if "device_allocated" in run.memory]
+        known, is_over_ranks = memory_of(runs, "device_allocated")
+        levels = (memory_level(run, "device_allocated", is_over_ranks=is_over_ranks) for run in known)
+        found = [(run, math.log(level)) for run, level in zip(known, levels, strict=True)]
     elif name == "step_time":
         found = _speed_levels(runs)
     else:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tachograph.catalog import flatten_config
-from tachograph.comparison._evidence import Points, RunEvidence, StepClock, no_points
+from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
-from tachograph.reader import Goodput
-from tachograph.records import loss_names_in, signal_of
+from tachograph.reader import Goodput, read_rank_samples
+from tachograph.records import finite_or_none, loss_names_in, signal_of
 from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["load_clock", "load_clocks", "load_evidence", "load_folder", "load_folders", "load_step_times"]
@@ -110,6 +110,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             val_loss=_points(run, validation) if validation else no_points(),
             memory=memory,
             memory_spread=memory_spread,
+            rank_memory=_rank_memory(run, memory),
             num_steps=num_steps,
             goodput=None if goodput is None or not goodput.is_meaningful else goodput.share,
             uses={} if goodput is None else _uses(goodput),
@@ -189,6 +190,37 @@ def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[st
             if kind != "host":
                 spread[kind] = 1.0 - float(np.quantile(late, 0.9)) / value
     return memory, spread
+
+
+def _rank_memory(run: StoredRun, memory: Mapping[str, float]) -> dict[str, RankLevel]:
+    """Return the highest level among all ranks of each kind that rank 0 has."""
+    samples = read_rank_samples(run.folder) if memory else {}
+    end_s = max((attempt.last_time or 0.0 for attempt in run.digest.attempts), default=0.0)
+    found = {}
+    for kind, own in memory.items():
+        names, unit = _MEMORY[kind]
+        levels = {0: own}
+        for rank, records in samples.items():
+            series = ([_reading(record, name) for record in records if record.get(name)] for name in names)
+            readings = next(filter(None, series), None)
+            if readings is not None:
+                highest = max(value for _, value in readings)
+                levels[rank] = unit * (_median_since_half(readings, end_s) if kind == "host" else highest)
+        if len(levels) > 1:
+            rank = max(levels, key=lambda each: levels[each])
+            found[kind] = RankLevel(rank, levels[rank], len(levels))
+    return found
+
+
+def _reading(record: Mapping[str, Any], name: str) -> tuple[float, float]:
+    return finite_or_none(record.get("time")) or 0.0, finite_or_none(record.get(name)) or 0.0
+
+
+def _median_since_half(readings: list[tuple[float, float]], end_s: float) -> float:
+    """Return the median over the second half of the time; ranks record their memory only when it changes."""
+    times, values = (np.array(each) for each in zip(*sorted(readings), strict=True))
+    wanted = np.linspace((times[0] + max(end_s, times[-1])) / 2, max(end_s, times[-1]), 101)
+    return float(np.median(values[np.searchsorted(times, wanted, side="right") - 1]))
 
 
 def _spans_steps(points: Points) -> bool:

@@ -36,7 +36,7 @@ from tachograph.reader._output import (
 )
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
-from tachograph.reader._ranks import RankView, read_ranks
+from tachograph.reader._ranks import RankView, read_rank_samples, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
 
@@ -81,6 +81,7 @@ __all__ = [
     "parents_of",
     "read",
     "read_output",
+    "read_rank_samples",
     "read_ranks",
     "request_control",
     "saved_checkpoints",

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._follower import read_records
+from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
 from tachograph.records import finite_or_none
 
-__all__ = ["RankView", "read_ranks"]
+__all__ = ["RankView", "read_rank_samples", "read_ranks"]
+
+_SAMPLES_BYTES = 1 << 20
 
 
 class RankView(msgspec.Struct, kw_only=True):
@@ -38,10 +40,7 @@ class RankView(msgspec.Struct, kw_only=True):
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
     """Return the ranks of a run, rank 0 first; empty for a run of one process."""
-    ranks = []
-    with contextlib.suppress(OSError):
-        found = (re.fullmatch(r"(\d{5,9})\.jsonl(\.gz)?", path.name) for path in folder.ranks.iterdir())
-        ranks = sorted({int(match[1]) for match in found if match})
+    ranks = _other_ranks(folder)
     if not ranks:
         return []
     views = [_view(0, read_records(folder.journal), folder)]
@@ -49,6 +48,29 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
         with contextlib.suppress(OSError):
             views.append(_view(rank, read_records(folder.rank_journal(rank)), folder))
     return views
+
+
+def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
+    """Return the last `system` records of each rank other than 0; only the end of each journal is read."""
+    samples: dict[int, list[dict[str, Any]]] = {}
+    for rank in _other_ranks(folder):
+        with contextlib.suppress(OSError):
+            follower = JournalFollower.from_end(folder.rank_journal(rank), _SAMPLES_BYTES)
+            samples[rank] = []
+            while lines := follower.poll_lines():
+                kept = b"\n".join(line for line in lines.split(b"\n") if b'"system"' in line)
+                records = follower.parse(kept, follower.offset - len(lines))
+                samples[rank] += [record for record in records if record["event"] == "system"]
+    return samples
+
+
+def _other_ranks(folder: RunFolder) -> list[int]:
+    """Return the ranks that have journals of their own."""
+    try:
+        found = [re.fullmatch(r"(\d{5,9})\.jsonl(\.gz)?", path.name) for path in folder.ranks.iterdir()]
+    except OSError:
+        return []
+    return sorted({int(match[1]) for match in found if match})
 
 
 def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> RankView:

@@ -25,7 +25,7 @@ from tachograph.recorder._process import latest_run, live_runs, watch
 from tachograph.recorder._rank_files import RankFiles
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
-from tachograph.recorder._system import SystemSampler
+from tachograph.recorder._system import MemorySampler, SystemSampler
 from tachograph.recorder._writer import Writer
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
@@ -175,7 +175,7 @@ def _print_dashboard_hint(run: Run, log_dir: str) -> None:
 
 def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
     """Start the journal of a rank other than 0."""
-    settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0, system_interval_s=0)
+    settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0)
     clock = SystemClock()
     anchor = WallAnchor(clock)
     builder = RecordBuilder(anchor, log_every=settings.log_every)
@@ -193,6 +193,9 @@ def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, An
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()
     run._choose_path()
+    if settings.system_interval_s:
+        run._sampler = MemorySampler(settings.system_interval_s, run._add_system_sample)
+        run._sampler.start()
     return run
 
 

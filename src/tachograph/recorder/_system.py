@@ -19,12 +19,14 @@ import psutil
 from tachograph._base.guard import guard
 from tachograph._base.nvml import GpuProbe
 
-__all__ = ["SystemSampler", "memory_fields"]
+__all__ = ["MemorySampler", "SystemSampler", "memory_fields"]
 
 _GIB = 1 << 30
 _MIB = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _FIRST_S = 1.0
+_MAX_SILENT_S = 60.0
+_NOTABLE_SHARE = 0.005
 
 _processes: dict[int, psutil.Process] = {}
 
@@ -109,8 +111,36 @@ class SystemSampler:
         wait_s = min(_FIRST_S, self._interval_s)
         while not self._stopping.wait(wait_s):
             with guard("sampling the system"):
-                self._deliver(self.sample())
+                if sample := self.sample():
+                    self._deliver(sample)
             wait_s = self._interval_s
+
+
+class MemorySampler(SystemSampler):
+    """Samples only the memory of this process, and delivers a sample only if it differs or the last one is old.
+
+    A job may have thousands of ranks, and their memory hardly ever changes after the first steps.
+    """
+
+    def __init__(self, interval_s: float, deliver: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__("", interval_s, deliver)
+        self._last: dict[str, float] = {}
+
+    def sample(self) -> dict[str, Any]:
+        """Take a sample; empty if it is not worth recording."""
+        found = {**memory_fields(), **_allocator_fields()}
+        now_s = time.monotonic()
+        if now_s - self._last_s < _MAX_SILENT_S and not self._is_notable(found):
+            return {}
+        self._last, self._last_s = found, now_s
+        return found
+
+    def _is_notable(self, found: dict[str, float]) -> bool:
+        return found.keys() != self._last.keys() or any(
+            # Peaks are compared to the byte.
+            abs(value - self._last[name]) > (0.0 if "peak" in name else _NOTABLE_SHARE * abs(self._last[name]))
+            for name, value in found.items()
+        )
 
 
 def _network_bytes() -> tuple[int, int] | None:
