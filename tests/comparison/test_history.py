@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tachograph.comparison import find_changes, judge_history
+from tachograph.comparison import Points, find_changes, judge_history
 from tests.comparison.evidence import make_run
 
 NUM_RUNS = 50
@@ -60,3 +60,32 @@ def test_short_runs_do_not_hide_a_change():
     assert change.hosts == ["node1", "node2"]
     assert "commits 000000000000..000000000000" in change.text
     assert judge_history(runs[:5]).missing
+
+
+def test_validation_losses_at_the_same_steps_are_a_series():
+    def night(number, level=1.0, steps=(100, 200, 300, 400), **fields):
+        random = np.random.default_rng(number)
+        values = level * (2.0 - np.array(steps) / 1000) * np.exp(random.normal(0.0, 0.002, len(steps)))
+        curve = Points(np.array(steps, dtype=np.float64), fields.pop("values", values))
+        config = {"dataset": fields.pop("dataset", "c4")}
+        return replace(make_run(f"night-{number}", seed=number, val_loss=curve, config=config), started=float(number))
+
+    runs = [night(number, level=1.0 if number < 9 else 1.03) for number in range(12)]
+    runs.insert(3, night(30, level=5.0, steps=(150, 250, 350)))  # validated at other steps
+    runs.insert(4, night(31, level=5.0, dataset="pile"))
+    runs[3], runs[4] = (replace(run, started=2.5) for run in runs[3:5])
+    [change] = judge_history(runs, ["val_loss"]).new_regressions
+    assert (change.title, change.verdict, change.run) == ("validation loss", "worse", "night-9")
+    assert change.effect == pytest.approx(0.03, abs=0.004)
+    # What cannot be judged is stated.
+    for newest, reason in (
+        (night(20, values=np.array([1.0, 1.0, 1.0, np.nan])), "the last validations of 'night-20' are not all finite"),
+        (night(20, steps=(100, 200)), "'night-20' has 2 validations; 3 are needed"),
+        (night(20, level=-1.0), "only values above 0 can be judged"),
+        (night(20, steps=(111, 222, 333)), "1 runs can be compared with the newest one; 10 are needed"),
+    ):
+        found = judge_history([*runs, newest], ["val_loss"])
+        assert (found.changes, found.missing) == ([], [f"validation loss: {reason}"])
+    assert judge_history([make_run(f"{number}") for number in range(12)], ["val_loss"]).missing == []
+    parts = [replace(run, session_tag="one") for run in runs]
+    assert judge_history(parts, ["val_loss"]).num_runs == 1

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tachograph.comparison import Baseline, compare_groups, judge_history, load_baseline, load_folder, save_baseline
+from tachograph.comparison import (
+    Baseline,
+    RunEvidence,
+    compare_groups,
+    judge_history,
+    load_baseline,
+    load_folder,
+    save_baseline,
+)
 from tachograph.journal import RunFolder
 from tests.conftest import HANG_S, wait_for
 
@@ -63,6 +71,18 @@ def test_memory_is_that_of_the_highest_rank(logs, script, tmp_path):
     save_baseline(tmp_path / "baseline.json", baseline)
     restored = load_baseline(tmp_path / "baseline.json").evidence()
     assert compare_groups(restored, [after]).metric("device_memory").verdict == "more"
-    series = [replace(before if number < 8 else after, name=f"{number}", started=float(number)) for number in range(12)]
+    # Runs with the same loss and times would count as copies of one run.
+    nights = [replace(before if number < 8 else after, loss=RunEvidence("").loss) for number in range(12)]
+    series = [
+        replace(
+            run,
+            name=f"{number}",
+            run_id=f"{number}",
+            session_tag=None,
+            started=float(number),
+            loss=RunEvidence("").loss,
+        )
+        for number, run in enumerate(nights)
+    ]
     assert [change.run for change in judge_history(series, ["device_memory"]).changes] == ["8"]
-    assert judge_history([older, *series], ["device_memory"]).changes == []
+    assert judge_history([replace(older, started=0.0), *series], ["device_memory"]).changes == []

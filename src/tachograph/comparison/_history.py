@@ -15,7 +15,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from tachograph.comparison._comparable import check_comparable
 from tachograph.comparison._evidence import Floats, RunEvidence, memory_level, memory_of
+from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._speed import TooShort, block_levels, steady_edges
 
 __all__ = ["Change", "HistoryChange", "HistoryReport", "MIN_HISTORY", "find_changes", "judge_history"]
@@ -27,13 +29,20 @@ _MIN_T = 6.0
 _MIN_COVERED = 0.9
 _MIN_TAIL = 20
 _TAIL_SHARE = 0.1
+_NUM_VALIDATIONS = 3
 _TITLES = {
     "step_time": "step time",
     "device_memory": "GPU memory",
     "train_loss": "training loss",
+    "val_loss": "validation loss",
 }
-_WORDS = {"step_time": ("slower", "faster"), "device_memory": ("more", "less"), "train_loss": ("worse", "better")}
-_MARGINS = {"step_time": 0.01, "device_memory": 0.01, "train_loss": 0.01}
+_WORDS = {
+    "step_time": ("slower", "faster"),
+    "device_memory": ("more", "less"),
+    "train_loss": ("worse", "better"),
+    "val_loss": ("worse", "better"),
+}
+_MARGIN = 0.01
 
 
 class Change(NamedTuple):
@@ -140,26 +149,36 @@ def judge_history(
 
     Args:
         runs: runs that should be alike.
-        metrics: which of `step_time`, `device_memory` and `train_loss` to judge; others are ignored.
+        metrics: which of `step_time`, `device_memory`, `train_loss` and `val_loss` to judge; others are ignored.
         margins: the relative differences that matter, by name.
     """
-    ordered = sorted(runs, key=lambda run: run.started)
+    ordered = sorted(independent_runs(runs)[0], key=lambda run: run.started)
     report = HistoryReport(num_runs=len(ordered))
     for name in metrics:
         if name not in _TITLES:
             continue
         found = _levels(name, ordered)
         if len(found) < MIN_HISTORY:
-            if found or name == "step_time":
-                report.missing.append(
-                    f"{_TITLES[name]}: {len(found)} runs can be compared with the newest one; {MIN_HISTORY} are needed"
-                )
+            if found or name == "step_time" or (name == "val_loss" and len(ordered[-1].val_loss.steps)):
+                report.missing.append(f"{_TITLES[name]}: {_missing_text(name, ordered[-1], len(found))}")
             continue
         used = [run for run, _ in found]
-        margin = (margins or {}).get(name, _MARGINS[name])
+        margin = (margins or {}).get(name, _MARGIN)
         for change in find_changes([level for _, level in found], margin):
             report.changes.append(_described(name, change, used))
     return report
+
+
+def _missing_text(name: str, newest: RunEvidence, num_runs: int) -> str:
+    if name == "val_loss" and not num_runs:
+        last = newest.val_loss.values[-_NUM_VALIDATIONS:]
+        if not np.isfinite(last).all():
+            return f"the last validations of {newest.name!r} are not all finite"
+        if len(last) < _NUM_VALIDATIONS:
+            return f"{newest.name!r} has {len(last)} validations; {_NUM_VALIDATIONS} are needed"
+        if not last.mean() > 0:
+            return "only values above 0 can be judged"
+    return f"{num_runs} runs can be compared with the newest one; {MIN_HISTORY} are needed"
 
 
 def _described(name: str, change: Change, runs: Sequence[RunEvidence]) -> HistoryChange:
@@ -189,7 +208,8 @@ def _levels(name: str, runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, f
     elif name == "step_time":
         found = _speed_levels(runs)
     else:
-        found = _loss_levels(runs)
+        comparable = [run for run in runs if check_comparable([run], [runs[-1]]).loss_refusal is None]
+        found = _loss_levels(comparable) if name == "train_loss" else _validation_levels(comparable)
     return found if found and found[-1][0] is runs[-1] else []
 
 
@@ -223,6 +243,17 @@ def _loss_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]
     for run in usable:
         tail = run.loss.between(high - _TAIL_SHARE * (high - low), high).finite
         if len(tail.steps) >= _MIN_TAIL and (mean := float(tail.values.mean())) > 0:
+            found.append((run, math.log(mean)))
+    return found
+
+
+def _validation_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
+    """Return the logarithm of the mean of three validations: the last ones of the newest run, at the same steps."""
+    wanted = runs[-1].val_loss.steps[-_NUM_VALIDATIONS:]
+    found = []
+    for run in runs:
+        values = run.val_loss.values[np.isin(run.val_loss.steps, wanted)]
+        if len(values) == _NUM_VALIDATIONS and np.isfinite(values).all() and (mean := float(values.mean())) > 0:
             found.append((run, math.log(mean)))
     return found
 
