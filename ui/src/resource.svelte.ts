@@ -65,3 +65,10 @@ export class Resource<Value> {
     this.#readyAt = performance.now() + pause;
   }
 }
+
+/** Fetch a page again until the server has read everything that belongs to it. Call it during initialisation. */
+export function refreshUntilIndexed(resource: Resource<{ indexed: number }>): void {
+  $effect(() => {
+    if ((resource.value?.indexed ?? 1) < 1) void resource.refresh();
+  });
+}

@@ -32,12 +32,32 @@ test("the address holds the whole view", () => {
     only: ["group lr=0.1, wd=1"],
     pinned: ["val_loss", "a,b"],
     limits: { "a,b": [null, 3], loss: [-1e-5, 2] },
+    differences: {
+      columns: ["val_loss.best", "acc.max"],
+      showsAll: true,
+      reference: "a&b",
+      sort: "-lr",
+      open: ["git", "code"],
+      other: "run +1",
+    },
+    sweep: {
+      result: "val_loss.min",
+      brushes: { "a,b": { low: 0, high: 0.25 }, lr: { low: 0.5, high: 1 } },
+      keys: { "+odd": true, lr: false },
+    },
+    verdict: { before: ["b", "c"], out: ["a&b"] },
   };
   expect(roundTrip(view)).toEqual(view);
+  const nothingBefore = { ...defaultCompareView, verdict: { before: [], out: [] } };
+  expect(roundTrip(nothingBefore)).toEqual(nothingBefore);
 });
 
 test("invalid parameters are ignored", () => {
-  const view = readCompareView(new URLSearchParams("x=sideways&low=abc&smooth=7&y=1&y=a,b,loss&hide="));
+  const view = readCompareView(
+    new URLSearchParams(
+      "x=sideways&low=abc&smooth=7&y=1&y=a,b,loss&hide=&brush=1,0,lr&brush=,1,lr&brush=0,2,lr&key=lr&ref=",
+    ),
+  );
   expect(view).toEqual({ ...defaultCompareView, smoothing: 0.999 });
 });
 

@@ -1,6 +1,20 @@
 /** The view of the compare page, as the address holds it. */
 
 import type { XAxis } from "../api";
+import {
+  defaultDifferences,
+  defaultSweep,
+  defaultVerdict,
+  type DifferencesView,
+  readDifferences,
+  readSweep,
+  readVerdict,
+  type SweepView,
+  type VerdictView,
+  writeDifferences,
+  writeSweep,
+  writeVerdict,
+} from "./compare-choices";
 
 export const compareTabs = ["charts", "differences", "sweep", "verdict"] as const;
 export type CompareTab = (typeof compareTabs)[number];
@@ -29,6 +43,9 @@ export interface CompareView {
   pinned: string[];
   /** The visible range of values, by metric. */
   limits: Record<string, Limits>;
+  differences: DifferencesView;
+  sweep: SweepView;
+  verdict: VerdictView;
 }
 
 export const defaultCompareView: CompareView = {
@@ -45,6 +62,9 @@ export const defaultCompareView: CompareView = {
   only: [],
   pinned: [],
   limits: {},
+  differences: defaultDifferences,
+  sweep: defaultSweep,
+  verdict: defaultVerdict,
 };
 
 export const compareAxes: [XAxis, string][] = [
@@ -75,6 +95,9 @@ export function readCompareView(parameters: URLSearchParams): CompareView {
     only: unique(parameters.getAll("only")),
     pinned: unique(parameters.getAll("pin")),
     limits: readLimits(parameters.getAll("y")),
+    differences: readDifferences(parameters),
+    sweep: readSweep(parameters),
+    verdict: readVerdict(parameters),
   };
 }
 
@@ -93,7 +116,13 @@ export function writeCompareView(view: CompareView, parameters: URLSearchParams)
   for (const name of view.pinned) parameters.append("pin", name);
   for (const [name, [low, high]] of Object.entries(view.limits))
     parameters.append("y", `${low ?? ""},${high ?? ""},${name}`);
+  writeDifferences(view.differences, parameters);
+  writeSweep(view.sweep, parameters);
+  writeVerdict(view.verdict, parameters);
 }
+
+/** The view for other runs: a brush is a part of an axis, whose ends depend on the runs. */
+export const forOtherRuns = (view: CompareView): CompareView => ({ ...view, sweep: { ...view.sweep, brushes: {} } });
 
 /** Limits are written as `LOW,HIGH,METRIC`, because the name of a metric may contain anything. */
 function readLimits(texts: string[]): Record<string, Limits> {

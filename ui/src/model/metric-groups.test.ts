@@ -3,8 +3,8 @@ import type { MetricView } from "../api";
 import {
   filterMetrics,
   groupMetrics,
-  isFolded,
   isInvalidExpression,
+  isOpenAtFirst,
   isSchedule,
   isShown,
   mergeMetrics,
@@ -92,12 +92,11 @@ test("a metric is hidden only if it repeats another one in every run", () => {
 test("only groups about the training are open at first", () => {
   const names = ["train_loss", "val_acc", "reward/mean", "window/sec", "gpu_mem_reserved", "profiling/step"];
   const groups = groupMetrics(names.map((name) => metric(name)));
-  expect(groups.filter((group) => !isFolded(group)).map(({ title }) => title)).toEqual([
-    "training",
-    "validation",
-    "reward",
-    "profiling",
-  ]);
+  const open = (maxPanels: number): string[] =>
+    groups.filter((_, index) => isOpenAtFirst(groups, index, maxPanels)).map(({ title }) => title);
+  expect(open(100)).toEqual(["training", "validation", "reward", "profiling"]);
+  expect(open(2)).toEqual(["training", "validation"]);
+  expect(open(0)).toEqual(["training"]);
 });
 
 test("numbers in names sort numerically", () => {

@@ -60,8 +60,13 @@ export function groupMetrics(metrics: MetricView[]): Group[] {
 /** Groups about the machine or the loop rather than the training. */
 const foldedGroups = ["windows", "memory", "gpu", "cpu", "disk", "network", "system"];
 
-/** Whether a group is folded until it is opened. */
-export const isFolded = ({ title }: Group): boolean => foldedGroups.includes(title);
+/** Whether the group at an index is open until the user folds it: the first one, and others while there is room. */
+export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number): boolean {
+  const group = groups[index];
+  if (index === 0 || group === undefined) return index === 0;
+  const numPanels = groups.slice(0, index + 1).reduce((sum, { names }) => sum + names.length, 0);
+  return !foldedGroups.includes(group.title) && numPanels <= maxPanels;
+}
 
 /** Whether a metric gets a chart of its own: it does not repeat another one. */
 export const isShown = ({ same_as }: MetricView): boolean => same_as === null;
@@ -110,6 +115,10 @@ function rank(title: string): number {
 
 const collator = new Intl.Collator("en", { numeric: true });
 const compareNatural = (a: string, b: string): number => collator.compare(a, b);
+
+/** The metrics with a chart: those that a search finds, or without one, those that do not repeat others. */
+export const chartedMetrics = (metrics: MetricView[], search: string): MetricView[] =>
+  search === "" ? metrics.filter(isShown) : filterMetrics(metrics, search);
 
 /** Return the metrics whose names contain every word of a search, or match a `/regular expression/`. */
 export function filterMetrics<Named extends { name: string }>(metrics: Named[], search: string): Named[] {

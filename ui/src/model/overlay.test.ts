@@ -6,8 +6,11 @@ import {
   legendRows,
   type Member,
   memberColour,
+  moveCursor,
   nearestLine,
+  noCursor,
   overlayRange,
+  packRuns,
   valueOf,
 } from "./overlay";
 
@@ -110,4 +113,26 @@ test("the value of a run is that of its last attempt, never smoothed", () => {
   expect(valueOf(lines, "a", 25)).toBe(100 - 205);
   expect(valueOf(lines, "a", 5)).toBe(95);
   expect(valueOf(lines, "b", 0)).toBeNull();
+});
+
+test("arrow keys move the cursor along the axis and from line to line", () => {
+  const scale = { low: 0, high: 10, isLog: false };
+  const lines = [
+    { id: "high", points: flat(5, 11) },
+    { id: "low", points: flat(1, 11) },
+  ];
+  const right = moveCursor(noCursor, "loss", lines, scale, "ArrowRight", true);
+  expect(right).toEqual({ metric: "loss", x: 6, id: "low" });
+  const up = moveCursor(right ?? noCursor, "loss", lines, scale, "ArrowUp", false);
+  expect(up).toEqual({ metric: "loss", x: 6, id: "high" });
+  expect(moveCursor(up ?? noCursor, "loss", lines, scale, "ArrowUp", false)?.id).toBe("high");
+  expect(moveCursor({ ...noCursor, x: 0 }, "loss", lines, scale, "ArrowLeft", false)?.x).toBe(0);
+  expect(moveCursor(noCursor, "loss", lines, scale, "a", false)).toBeNull();
+});
+
+test("groups are asked for whole, in as few requests as possible", () => {
+  const group = (name: string, size: number) => ({ runs: Array.from({ length: size }, (_, index) => name + index) });
+  const packs = packRuns([group("a", 2), group("b", 2), group("c", 3), group("d", 9)], 4);
+  expect(packs.map((runs) => runs.length)).toEqual([4, 3, 4]);
+  expect(packs[0]).toEqual(["a0", "a1", "b0", "b1"]);
 });

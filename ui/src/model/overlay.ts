@@ -3,7 +3,7 @@
 import type { GroupLine, Json, Num, SeriesView, TableGroupsPage } from "../api";
 import type { ChartLine } from "./chart-lines";
 import { plain } from "./format";
-import { type Scale, shareOf } from "./scale";
+import { type Scale, shareOf, valueAt } from "./scale";
 import { nearestPoint, type Points } from "./series";
 
 /** One line of the legend: a run, or a group of runs. */
@@ -15,6 +15,34 @@ export interface Member {
   runs: string[];
   isGroup: boolean;
   colour: string;
+}
+
+/** Where the pointer or the keyboard is: in a chart, at a position, nearest to a line. */
+export interface Cursor {
+  metric: string | null;
+  x: number | null;
+  /** A run or a member; alone, it highlights a line in all charts. */
+  id: string | null;
+}
+
+export const noCursor: Cursor = { metric: null, x: null, id: null };
+
+/** The most runs in a request for means. */
+export const maxGroupedRuns = 500;
+
+/**
+ * The runs of groups as few requests. A group is never divided, because its mean needs all of its runs; of a group with
+ * more than `maxRuns`, the first ones are taken.
+ */
+export function packRuns(groups: { runs: string[] }[], maxRuns: number): string[][] {
+  const packs: string[][] = [];
+  for (const { runs } of groups) {
+    const asked = runs.slice(0, maxRuns);
+    const last = packs.at(-1);
+    if (last && last.length + asked.length <= maxRuns) last.push(...asked);
+    else packs.push(asked);
+  }
+  return packs;
 }
 
 const numPalette = 12;
@@ -183,6 +211,37 @@ export function nearestLine(lines: Candidate[], x: number, scale: Scale, share: 
     if (distance < least) [best, least] = [id, distance];
   }
   return best;
+}
+
+/** The cursor after an arrow key: along the axis, or from line to line; null if the key does not move it. */
+export function moveCursor(
+  cursor: Cursor,
+  metric: string,
+  lines: Candidate[],
+  scale: Scale,
+  key: string,
+  isFast: boolean,
+): Cursor | null {
+  const along = { ArrowLeft: -1, ArrowRight: 1 }[key];
+  const across = { ArrowUp: 1, ArrowDown: -1 }[key];
+  const byHeight = (at: number): string[] => {
+    const found = lines.flatMap(({ id, points }) => {
+      const value = interpolate(points, at);
+      return value === null ? [] : [[id, value] as const];
+    });
+    return [...new Map(found.sort((a, b) => a[1] - b[1])).keys()];
+  };
+  if (along !== undefined) {
+    const share = cursor.x === null ? 0.5 : shareOf(scale, cursor.x) || 0;
+    const x = valueAt(scale, Math.min(1, Math.max(0, share + along * (isFast ? 0.1 : 0.01))));
+    return { metric, x, id: cursor.id ?? byHeight(x)[0] ?? null };
+  }
+  if (across === undefined) return null;
+  const x = cursor.x ?? valueAt(scale, 0.5);
+  const order = byHeight(x);
+  const index = order.indexOf(cursor.id ?? "");
+  const next = index < 0 ? 0 : Math.min(order.length - 1, Math.max(0, index + across));
+  return { metric, x, id: order[next] ?? null };
 }
 
 /** The height of a line at x, between its points; null past its ends and in gaps. */

@@ -1,23 +1,27 @@
 import { expect, test } from "vitest";
-import { compareCommand, readSides, splitRuns, swapSides } from "./verdict";
+import { defaultVerdict } from "./compare-choices";
+import { compareCommand, moveRun, splitRuns, swapSides } from "./verdict";
+
+const runs = ["a", "b", "c"];
 
 test("the first run is compared with the others", () => {
-  expect(splitRuns(["a", "b", "c"], {})).toEqual({ before: ["a"], after: ["b", "c"] });
-  expect(splitRuns(["a", "b", "c"], { b: "before", c: "out" })).toEqual({ before: ["a", "b"], after: [] });
+  expect(splitRuns(runs, defaultVerdict)).toEqual({ before: ["a"], after: ["b", "c"] });
+  expect(splitRuns(runs, { before: ["c", "gone"], out: ["a"] })).toEqual({ before: ["c"], after: ["b"] });
 });
 
-test("sides are exchanged", () => {
-  const swapped = swapSides({ before: ["a"], after: ["b"] });
-  expect(splitRuns(["a", "b"], swapped)).toEqual({ before: ["b"], after: ["a"] });
+test("runs change sides", () => {
+  const moved = moveRun(runs, defaultVerdict, "b", "before");
+  expect(moved).toEqual({ before: ["a", "b"], out: [] });
+  const left = moveRun(runs, moved, "a", "out");
+  expect(splitRuns(runs, left)).toEqual({ before: ["b"], after: ["c"] });
+  expect(splitRuns(runs, swapSides(runs, left))).toEqual({ before: ["c"], after: ["b"] });
+  // A side may be empty for a while.
+  const empty = moveRun(runs, defaultVerdict, "a", "after");
+  expect(splitRuns(runs, empty)).toEqual({ before: [], after: runs });
+  expect(moveRun(runs, empty, "a", "before")).toEqual(defaultVerdict);
 });
 
 test("the command compares the same runs", () => {
   expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare a b");
   expect(compareCommand({ before: ["a", "x y"], after: ["b"] })).toBe("tacho compare b --against a 'x y'");
-});
-
-test("an address names the sides", () => {
-  const runs = ["a", "b", "c"];
-  expect(readSides(runs, { before: [], out: [] })).toEqual({});
-  expect(splitRuns(runs, readSides(runs, { before: ["c"], out: ["a"] }))).toEqual({ before: ["c"], after: ["b"] });
 });

@@ -1,6 +1,11 @@
 /** Which runs are compared with which, for a verdict. */
 
+import { defaultVerdict, type VerdictView } from "./compare-choices";
+
 export type Side = "before" | "after" | "out";
+
+/** The most runs that the server compares with others at once. */
+export const maxSideRuns = 200;
 
 export interface Sides {
   before: string[];
@@ -8,30 +13,33 @@ export interface Sides {
 }
 
 /** The first run is the one to compare with, unless others are chosen. */
-export function splitRuns(runs: string[], chosen: Record<string, Side>): Sides {
-  const sideOf = (run: string, index: number): Side => chosen[run] ?? (index === 0 ? "before" : "after");
+export function splitRuns(runs: string[], { before, out }: VerdictView): Sides {
+  const sideOf = (run: string): Side =>
+    out.includes(run) ? "out" : (before ?? runs.slice(0, 1)).includes(run) ? "before" : "after";
   return {
-    before: runs.filter((run, index) => sideOf(run, index) === "before"),
-    after: runs.filter((run, index) => sideOf(run, index) === "after"),
+    before: runs.filter((run) => sideOf(run) === "before"),
+    after: runs.filter((run) => sideOf(run) === "after"),
   };
 }
 
-/** The sides that an address names; without any, those of `splitRuns`. */
-export function readSides(runs: string[], named: Record<string, string[]>): Record<string, Side> {
-  const before = named["before"] ?? [];
-  const out = named["out"] ?? [];
-  if (before.length === 0 && out.length === 0) return {};
-  return Object.fromEntries(
-    runs.map((run) => [run, out.includes(run) ? "out" : before.includes(run) ? "before" : "after"]),
-  );
+/** Put a run on a side. */
+export function moveRun(runs: string[], view: VerdictView, run: string, side: Side): VerdictView {
+  const { before } = splitRuns(runs, view);
+  const others = before.filter((other) => other !== run);
+  return asChoice(runs, {
+    before: side === "before" ? runs.filter((each) => each === run || others.includes(each)) : others,
+    out: [...view.out.filter((other) => other !== run), ...(side === "out" ? [run] : [])],
+  });
 }
 
 /** Exchange both sides. */
-export function swapSides(sides: Sides): Record<string, Side> {
-  return Object.fromEntries([
-    ...sides.before.map((run) => [run, "after"] as const),
-    ...sides.after.map((run) => [run, "before"] as const),
-  ]);
+export const swapSides = (runs: string[], view: VerdictView): VerdictView =>
+  asChoice(runs, { before: splitRuns(runs, view).after, out: view.out });
+
+/** The address names no sides if they are the default ones. */
+function asChoice(runs: string[], view: VerdictView): VerdictView {
+  const isDefault = view.out.length === 0 && view.before?.length === 1 && view.before[0] === runs[0];
+  return isDefault ? defaultVerdict : view;
 }
 
 const quote = (text: string): string => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);

@@ -65,7 +65,28 @@ function cell(value: string | number | null): string {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-export function download(name: string, blob: Blob | null): void {
+export interface SavedChart {
+  name: string;
+  axis: XAxis;
+  picture: Picture;
+  /** The recorded lines, never smoothed. */
+  lines: ChartLine[];
+  members: Member[];
+  groupLines: Record<string, GroupLine>;
+}
+
+/** Save a chart as a file with the name of its metric. */
+export async function saveChart(format: "png" | "svg" | "csv", chart: SavedChart): Promise<void> {
+  const { name, axis, picture, lines, members, groupLines } = chart;
+  const content = {
+    png: () => picturePng(picture),
+    svg: () => new Blob([pictureSvg(picture)], { type: "image/svg+xml" }),
+    csv: () => new Blob([overlayCsv(name, axis, lines, members, groupLines)], { type: "text/csv" }),
+  };
+  download(`${name.replaceAll(/[^\w.-]+/g, "_")}.${format}`, await content[format]());
+}
+
+function download(name: string, blob: Blob | null): void {
   if (!blob) return;
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);

@@ -1,0 +1,57 @@
+/** Chooses the x axis of runs with different batch sizes, from their configs and a few points of each. */
+
+import { api } from "../../api";
+import { batchSizes, type BatchSizes, compareAmounts, ranksField, sampleRuns } from "../../model/batch-axis";
+import { groupMetrics, isShown } from "../../model/metric-groups";
+import { Resource } from "../../resource.svelte";
+import { maxDiffRuns } from "./diff-page.svelte";
+import type { LiveVersions } from "./live-versions.svelte";
+
+export interface BatchAxis {
+  /** Null if the runs have no amounts of data, or no steps yet. */
+  axis: "tokens" | "samples" | null;
+  sizes: BatchSizes;
+  /** Whether another answer is possible when the runs have made steps. */
+  isFinal: boolean;
+}
+
+const maxProbed = 50;
+const maxWithMetrics = 8;
+
+/** Create it during a component's initialisation. The value is null if equal steps are equal amounts of data. */
+export function batchAxis(runs: () => string[], versions: LiveVersions): Resource<BatchAxis | null> {
+  const found: Resource<BatchAxis | null> = new Resource(() => probe(runs()), 2_000);
+  $effect(() => {
+    const isOpen = found.value !== null && !found.value.isFinal;
+    if (runs().length > 1) found.refreshWhenChanged(runs(), isOpen ? versions.value : null);
+  });
+  return found;
+}
+
+async function probe(runs: string[]): Promise<BatchAxis | null> {
+  const query = { run: runs.slice(0, maxDiffRuns), column: [ranksField], code: false };
+  let page = await api.getDiff(query);
+  while (page.indexed < 1) page = await api.getDiff(query);
+  const sizes = batchSizes(page);
+  if (sizes === null) return null;
+  const sample = sampleRuns(sizes, maxProbed);
+  const metric = await commonMetric(sample.slice(0, maxWithMetrics));
+  if (metric === null) return { axis: null, sizes, isFinal: false };
+  const points = (x: "step" | "tokens" | "samples") => api.getOverlay({ run: sample, name: [metric], x, points: 16 });
+  const steps = await points("step");
+  for (const axis of ["tokens", "samples"] as const) {
+    const amounts = compareAmounts(steps, await points(axis));
+    if (amounts === "unknown") return { axis: null, sizes, isFinal: false };
+    if (amounts === "equal") return null;
+    if (amounts === "differ") return { axis, sizes, isFinal: true };
+  }
+  return sizes.isConfigured ? { axis: null, sizes, isFinal: true } : null;
+}
+
+/** A metric of the training that all these runs have. */
+async function commonMetric(runs: string[]): Promise<string | null> {
+  const pages = await Promise.all(runs.map((run) => api.listMetrics(run)));
+  const [first = [], ...others] = pages.map(({ metrics }) => metrics.filter(isShown));
+  const common = first.filter(({ name }) => others.every((metrics) => metrics.some((each) => each.name === name)));
+  return groupMetrics(common)[0]?.names[0] ?? null;
+}
