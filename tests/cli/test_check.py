@@ -254,17 +254,33 @@ def test_commands_of_the_page_exist():
 
 
 def test_new_run_knows_the_speed_of_earlier_ones(folder):
-    for number in range(3):
-        record(folder, f"base-{number}", seed=number)
+    record(folder, "base-0")
+    tacho("ls", "--columns", "step_time")  # stores summaries; without them, parts of the journals are read
+    for number in range(1, 3):
+        record(folder, f"base-{number}", seed=number, num_steps=NUM_STEPS * 10 * (number - 1) or NUM_STEPS)
     record(folder, "failed", seed=3, status="failed")
-    record(folder, "other", seed=4, start={"perf_tag": "fp32"})
-    tacho("ls", "--columns", "step_time")
+    record(folder, "other", seed=4, factor=2.0, start={"perf_tag": ["fp32", "slow"]})
+    (folder / "planted").mkdir()
+    (folder / "planted" / "metrics.jsonl").symlink_to(folder.parent / "elsewhere.jsonl")
+    (folder.parent / "elsewhere.jsonl").write_bytes((folder / "base-1" / "metrics.jsonl").read_bytes())
+    journal = folder / "new" / "metrics.jsonl"
+
+    def events():
+        records = [json.loads(line) for line in journal.read_text().splitlines()]
+        return [record for record in records if record.get("name") == "baseline_speed"]
+
     with tachograph.init("new", log_dir=folder, perf_tag="bf16"):
-        journal = folder / "new" / "metrics.jsonl"
-        wait_for(lambda: "baseline_speed" in journal.read_text())
-    [event] = [one for one in map(json.loads, journal.read_text().splitlines()) if one.get("name") == "baseline_speed"]
-    assert sorted(event["runs"]) == ["base-0", "base-1", "base-2"]
-    assert event["step_times_s"] == pytest.approx([0.2] * 3, rel=0.01)
+        wait_for(events)
+        tachograph.set_training_config(perf_tag=["slow"])
+        wait_for(lambda: len(events()) == 2)
+        tachograph.set_training_config(perf_tag="unknown")
+        wait_for(lambda: len(events()) == 3)
+    first, second, third = events()
+    assert sorted(first["runs"]) == ["base-0", "base-1", "base-2"]
+    assert first["step_times_s"] == pytest.approx([0.2] * 3, rel=0.01)
+    assert (second["perf_tag"], second["runs"]) == ("slow", ["other"])
+    assert second["step_times_s"] == pytest.approx([0.4], rel=0.01)
+    assert third["runs"] == []
     with tachograph.init("off", log_dir=folder, perf_tag="bf16", rules={"slower_than_baseline": False}):
         pass
     assert "baseline_speed" not in (folder / "off" / "metrics.jsonl").read_text()

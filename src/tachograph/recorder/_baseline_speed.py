@@ -1,29 +1,42 @@
 """Records how fast earlier runs with the same `perf_tag` were, for the rule `slower_than_baseline`.
 
-A thread looks once, at the start, at the summaries that the list of runs stored beside the journals of ended runs. It
-never reads a journal, and looks at a bounded number of runs.
+A thread looks once at earlier runs: at the start, and again if the training code sets another `perf_tag` later. The
+median step time of a run is in the summary that the list of runs stored beside its journal. For a finished run that
+nobody has listed yet, it is estimated from pieces of the journal at even distances. The number of runs and of bytes
+read of each is bounded, whatever the size of the log folder.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from tachograph._base.files import read_small
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
-from tachograph.journal import RunFolder, find_run_folders
+from tachograph.journal import RunFolder, find_run_folders, is_linked_out
 from tachograph.recorder._run import Run
-from tachograph.records import BASELINE_SPEED
+from tachograph.records import BASELINE_SPEED, decode, finite_or_none
 
 __all__ = ["BaselineReader"]
 
 _MAX_RUNS = 20
 _MAX_READ = 200
-_MAX_BYTES = 1 << 22
+_MAX_SUMMARY_BYTES = 1 << 22
+_HEAD_BYTES = 256 << 10
+_END_BYTES = 16 << 10
+_NUM_PIECES = 8
+_PIECE_BYTES = 32 << 10
+_PAUSE_S = 0.01
+_STEP_TIMES = ("sec_per_step", "window/iteration_sec_mean")
+"""The metrics with the time of a step; the first one counts that a run has."""
 
 
 class _StoredOverview(msgspec.Struct):
@@ -34,23 +47,38 @@ class _StoredSummary(msgspec.Struct):
     """What is needed of a summary; see `CatalogSummary`."""
 
     overview: _StoredOverview
+    is_full: bool = False
     run_id: str | None = None
     perf_tag: str | None = None
     step_time_s: float | None = None
 
 
-class BaselineReader:
-    """Looks up the speed of earlier runs, once."""
+class _EarlierRun(NamedTuple):
+    run_id: str | None
+    perf_tags: frozenset[str]
+    step_time_s: float | None
 
-    def __init__(self, run: Run, log_dir: str, perf_tag: str) -> None:
+
+class BaselineReader:
+    """Looks up the speed of earlier runs, once for each `perf_tag` that the run gets."""
+
+    def __init__(self, run: Run, log_dir: str) -> None:
         self._run = run
-        self._log_dir = log_dir
-        self._tag = perf_tag
+        self._log_dir = os.path.abspath(log_dir)  # the training code may change its working directory
+        self._tags: frozenset[str] = frozenset()
+        self._has_recorded = False
         self._is_stopped = threading.Event()
-        threading.Thread(target=self._read, name="tachograph-baseline", daemon=True).start()
+        self._thread: threading.Thread | None = None
+        self.collect()
 
     def collect(self) -> None:
-        """Do nothing: the thread records the result."""
+        """Start looking if the run has a new `perf_tag`."""
+        tags = self._current_tags()
+        if tags == self._tags or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._tags = tags
+        self._thread = threading.Thread(target=self._read, name="tachograph-baseline", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop looking: a run that ends now needs no baseline."""
@@ -60,29 +88,98 @@ class BaselineReader:
         """In a forked child: the parent records the result."""
         self._is_stopped.set()
 
+    def _current_tags(self) -> frozenset[str]:
+        """Return the tags that were set last: those of the training config, or else of the start."""
+        parameters = getattr(self._run.span_recorder, "parameters", None)
+        return _tags_of(getattr(parameters, "perf_tag", None) or self._run.facts.get("perf_tag"))
+
     def _read(self) -> None:
         with guard("looking up the speed of earlier runs"):
-            found = self._step_times()
-            if found and not self._is_stopped.is_set():
-                names, times = map(list, zip(*found, strict=True))
-                fields = {"name": BASELINE_SPEED, "perf_tag": self._tag, "runs": names, "step_times_s": times}
+            tags = self._tags
+            found = self._step_times(tags) if tags else []
+            # With another tag, the speed of runs with the one before does not count any more.
+            if (found or self._has_recorded) and not self._is_stopped.is_set():
+                self._has_recorded = True
+                fields = {
+                    "name": BASELINE_SPEED,
+                    "perf_tag": ", ".join(sorted(tags)),
+                    "runs": [name for name, _ in found],
+                    "step_times_s": [time_s for _, time_s in found],
+                }
                 self._run.add_record("event", fields)
 
-    def _step_times(self) -> list[tuple[str, float]]:
-        """Return the names and step times of the last finished runs with the same tag, the newest first."""
+    def _step_times(self, tags: frozenset[str]) -> list[tuple[str, float]]:
+        """Return the names and step times of the last finished runs with a common tag, the newest first."""
         newest = heapq.nlargest(_MAX_READ, find_run_folders(self._log_dir), key=lambda run: run[2].st_mtime_ns)
         found: list[tuple[str, float]] = []
         for name, path, _ in newest:
             if self._is_stopped.is_set() or len(found) == _MAX_RUNS:
                 break
-            folder = RunFolder(Path(path))
-            try:
-                data = read_small(folder.private / "summary.json", _MAX_BYTES, below=folder.path)
-                summary = decode_json(data, _StoredSummary)
-            except (OSError, msgspec.MsgspecError, RecursionError):
+            run = self._read_run(RunFolder(Path(path)), tags)
+            if run is None or run.run_id == self._run.id or not run.step_time_s or tags.isdisjoint(run.perf_tags):
                 continue
-            is_same = self._tag in (summary.perf_tag or "").split(", ") and summary.run_id != self._run.id
-            time_s = summary.step_time_s
-            if is_same and summary.overview.state == "finished" and time_s is not None and time_s > 0:
-                found.append((name, time_s))
+            found.append((name, run.step_time_s))
         return found
+
+    def _read_run(self, folder: RunFolder, tags: frozenset[str]) -> _EarlierRun | None:
+        """Return what is known of a run; None if it has not finished or cannot be read."""
+        try:
+            data = read_small(folder.private / "summary.json", _MAX_SUMMARY_BYTES, below=folder.path)
+            summary = decode_json(data, _StoredSummary)
+        except (OSError, msgspec.MsgspecError, RecursionError):
+            summary = None
+        if summary is not None and summary.is_full:
+            known = _tags_of((summary.perf_tag or "").split(", "))
+            is_finished = summary.overview.state == "finished"
+            return _EarlierRun(summary.run_id, known, summary.step_time_s) if is_finished else None
+        self._is_stopped.wait(_PAUSE_S)  # the training loop comes first
+        try:
+            if is_linked_out(self._log_dir, folder):
+                return None
+            with open(folder.journal, "rb") as file:  # a compressed one would have to be read from its beginning
+                return _read_journal(file, tags)
+        except OSError:
+            return None
+
+
+def _read_journal(file: BinaryIO, tags: frozenset[str]) -> _EarlierRun | None:
+    """Return what the journal of a finished run says, without reading more than a bounded part of it."""
+    size = file.seek(0, os.SEEK_END)
+    last = list(_records_at(file, max(0, size - _END_BYTES), _END_BYTES, (b'"start"', b'"end"')))
+    if not last or last[-1]["event"] != "end" or last[-1].get("status") != "finished":
+        return None
+    run_id, known = None, frozenset[str]()
+    for record in _records_at(file, 0, _HEAD_BYTES, (b'"start"', b'"perf_tag"')):
+        if record["event"] == "start" or record.get("name") == "update_training_telemetry_config":
+            run_id = run_id or record.get("run_id")
+            known = _tags_of(record.get("perf_tag")) or known
+    if tags.isdisjoint(known):
+        return None
+    times: dict[str, list[float]] = {name: [] for name in _STEP_TIMES}
+    pieces = [number * max(0, size - _PIECE_BYTES) // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]
+    is_small = size <= _NUM_PIECES * _PIECE_BYTES
+    for offset in [0] if is_small else pieces:
+        wanted = [f'"{name}"'.encode() for name in _STEP_TIMES]
+        for record in _records_at(file, offset, size if is_small else _PIECE_BYTES, wanted):
+            for name, values in times.items():
+                if (time_s := finite_or_none(record.get(name))) is not None and time_s > 0:
+                    values.append(time_s)
+    found = next((values for values in times.values() if values), [])
+    return _EarlierRun(run_id, known, median(found)) if found else None
+
+
+def _records_at(file: BinaryIO, offset: int, num_bytes: int, wanted: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the records in a part of a journal whose lines contain one of some texts."""
+    file.seek(offset)
+    lines = file.read(num_bytes).split(b"\n")
+    for line in lines[1 if offset else 0 : -1]:  # a part that starts inside a line; an incomplete last one
+        if any(text in line for text in wanted):
+            try:
+                yield decode(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                continue
+
+
+def _tags_of(value: Any) -> frozenset[str]:
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return frozenset(str(tag) for tag in each if tag)

@@ -162,8 +162,8 @@ def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
     settings = run.settings
     if settings.code:
         run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
-    if settings.perf_tag and "slower_than_baseline" in rules:
-        run.collectors.append(BaselineReader(run, settings.log_dir, settings.perf_tag))
+    if "slower_than_baseline" in rules:
+        run.collectors.append(BaselineReader(run, settings.log_dir))
 
 
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:

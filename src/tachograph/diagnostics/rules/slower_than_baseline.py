@@ -32,12 +32,12 @@ _QUANTILES = (
 class SlowerThanBaseline(Rule):
     """Steps take longer than in earlier runs of the same log folder with the same `perf_tag`, which should be as fast.
 
-    At its start, a run with a `perf_tag` looks up the median step times of the last twenty finished runs with this tag,
-    in the summaries that `tacho check`, the dashboard and `tacho ls --columns step_time` store; runs that none of
-    these has listed yet are not known. After 160 steps and 30 seconds, its own median is compared with theirs as
-    `tacho compare` does: the difference must exceed a share, and what is to be expected from the spread between the
-    runs and from the unrest within this one. The alert is opened once; it is resolved if later steps are as fast as
-    those of the earlier runs.
+    When a run gets a `perf_tag`, at its start or later, it looks up the median step times of the last twenty finished
+    runs with this tag, among the 200 runs of the log folder that were written last. A thread does so once: it reads the
+    summaries that the list of runs stores, and parts of journals without one. After 160 steps and 30 seconds, the run's
+    own median is compared with theirs as `tacho compare` does: the difference must exceed a share, and what is to be
+    expected from the spread between the runs and from the unrest within this one. The alert is opened once; it is
+    resolved if later steps are as fast as those of the earlier runs.
 
     A run whose steps are planned to become faster later looks slow at first: use a `perf_tag` of its own, or turn the
     rule off.
