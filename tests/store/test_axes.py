@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
+from tachograph.store._axes import Knots
+from tachograph.store._kept_knots import KnotsLimit, compact_knots
 from tests.store import END, START, append, opened, points, segments, step, write
 
 CONFIG = {"batch_size": 4, "world_size": 2, "config": {"data": {"seq_len": 8}}}
@@ -143,3 +147,51 @@ def test_wide_view_on_computed_axis_keeps_extremes(tmp_path):
     assert drawn[8.0 * 31_235] == -77.0
     assert (lines[0].x[0], lines[0].x[-1]) == (8.0, 320_000.0)
     assert all(values[int(x / 8) - 1] == y for x, y in drawn.items())
+
+
+def test_kept_knots_follow_the_journal(tmp_path):
+    """Positions are computed once for several requests, and again when the journal grows."""
+    folder = write(tmp_path / "r", [START, *rows(range(1, 20_001), sec_per_step=lambda i: 0.5 + i % 3)])
+    run = opened(folder)
+
+    def asked():
+        lines = run.series("a", axis="training_time", num_points=10**6)[0]
+        kept = run._knots
+        run.release()
+        return [x for _, _, x, _ in points(lines)], kept
+
+    first, kept = asked()
+    again, kept_again = asked()
+    assert first == again and kept_again is kept is not None
+    clock = run.training_times()
+    assert clock is not None and clock[1][-1] == first[-1]
+    append(folder, rows([20_001], sec_per_step=lambda i: 7.0))
+    run.refresh()
+    later, _ = asked()
+    assert later[:-1] == first and later[-1] == first[-1] + 7.0
+    assert later == [x for _, _, x, _ in points(opened(folder).series("a", axis="training_time", num_points=10**6)[0])]
+
+
+def test_knots_of_all_runs_share_one_limit():
+    class Run:
+        is_dropped = False
+
+        def drop_knots(self):
+            self.is_dropped = True
+
+    steps = np.arange(10_000, dtype=np.float64)
+    knots = compact_knots({0: Knots(steps, steps / 2)})
+    other = compact_knots({0: Knots(steps.copy(), steps / 3)})
+    assert knots[0].steps is other[0].steps  # runs of a sweep record the same steps
+    runs = [Run() for _ in range(3)]
+    limit = KnotsLimit(200_000, recent_s=1e9)
+    assert [limit.keep(run, knots) for run in runs] == [True, True, False]
+    assert limit.num_bytes == 160_000
+    assert limit.keep(runs[0], knots) and limit.num_bytes == 160_000
+    del runs[0]
+    gc.collect()
+    assert limit.num_bytes == 80_000 and limit.keep(runs[1], knots)
+    old = KnotsLimit(100_000, recent_s=0.0)
+    assert old.keep(runs[0], knots) and old.keep(runs[1], knots)
+    assert (runs[0].is_dropped, runs[1].is_dropped, old.num_bytes) == (True, False, 80_000)
+    assert not old.keep(runs[0], {0: Knots(np.arange(20_000.0), np.zeros(20_000))})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tachograph.store._columns import CHUNK, Column, Floats, SeriesPart, StreamRows
+from tachograph.store._columns import CHUNK, Column, Floats, Integers, SeriesPart, StreamRows
 from tachograph.store._query import ColumnSource
 from tachograph.store._tail import SeriesStats
 
@@ -37,6 +37,25 @@ class Knots(NamedTuple):
 
     steps: Floats
     positions: Floats
+    is_dense: bool = False
+    """Whether the steps are consecutive integers; other knots may then share the array."""
+
+    @property
+    def num_own_bytes(self) -> int:
+        """The memory of the arrays that are not shared."""
+        return self.positions.nbytes + (0 if self.is_dense else self.steps.nbytes)
+
+    def positions_of(self, steps: Integers) -> Floats:
+        """Return the positions of recorded steps, interpolated between knots."""
+        if len(self.steps) == 2:  # as for amounts that the config states: much faster than searching for each step
+            (first, last), (low, high) = self.steps.tolist(), self.positions.tolist()
+            line = (np.clip(steps, first, last) - first) * ((high - low) / (last - first)) + low
+            return np.asarray(np.clip(line, low, high), dtype=np.float64)
+        if not self.is_dense:
+            return np.interp(steps, self.steps, self.positions)
+        places = steps.astype(np.intp) - int(self.steps[0])
+        found: Floats = self.positions[np.clip(places, 0, len(self.positions) - 1, out=places)]
+        return found
 
     def at(self, step: float) -> float:
         """Return the position of a step; beyond the last knot, the line through the last two goes on."""
@@ -201,7 +220,7 @@ class PlacedSource:
             positions = np.empty(len(rows.step))
             for attempt, first, end in _attempt_rows(rows):
                 knots = self._knots_of(attempt)
-                positions[first:end] = np.interp(rows.step[first:end], knots.steps, knots.positions)
+                positions[first:end] = knots.positions_of(rows.step[first:end])
             # Positions are sorted where steps are.
             ranges = [each._replace(sorted_by=(*each.sorted_by[:2], *[each.sorted_by[0]] * 2)) for each in rows.ranges]
             changes: dict[str, Any] = {self._column: positions}

@@ -10,10 +10,11 @@ from tachograph.store._amounts import amount_knots
 from tachograph.store._axes import Knots, PlacedSource, has_increasing_steps
 from tachograph.store._columns import Axis, Column
 from tachograph.store._epochs import epoch_knots
+from tachograph.store._kept_knots import compact_knots
 from tachograph.store._query import ColumnSource
 from tachograph.store._training_time import join_attempts, training_time_knots
 
-__all__ = ["AxisSources", "place_sources", "training_clock"]
+__all__ = ["AxisKnots", "AxisSources", "find_knots", "place_sources", "training_clock"]
 
 _MISSING = {
     "samples": "no number of samples: log `num_samples` or `global_batch_size`, or state `global_batch_size` in the "
@@ -22,6 +23,17 @@ _MISSING = {
     "`sequence_length` in the config",
     "training_time": "no time per step",
 }
+
+
+class AxisKnots(NamedTuple):
+    """Where the steps of a run lie on a computed axis."""
+
+    knots: dict[int, Knots] | None
+    """By attempt; None if the axis has no positions, or those recorded are used."""
+    column: Column
+    """The column of the positions."""
+    problem: str | None = None
+    """Why there are no positions."""
 
 
 class AxisSources(NamedTuple):
@@ -34,23 +46,31 @@ class AxisSources(NamedTuple):
     """Why there are no positions."""
 
 
-def place_sources(sources: list[ColumnSource], axis: Axis, digest: RunDigest) -> AxisSources:
-    """Return the sources of a run with positions on an axis."""
+def find_knots(sources: list[ColumnSource], axis: Axis, digest: RunDigest) -> AxisKnots:
+    """Compute where the steps of a run lie on an axis."""
     if axis == "step" or axis == "time":  # noqa: PLR1714 - mypy understands it
-        return AxisSources(sources, axis)
+        return AxisKnots(None, axis)
     if axis == "epoch":
         epochs = epoch_knots(sources)
         # Without knots, the last recorded epoch is the position.
-        return AxisSources(sources if epochs is None else _place(sources, {0: epochs}, "epoch"), "epoch")
+        return AxisKnots(None if epochs is None else compact_knots({0: epochs}), "epoch")
     if not all(has_increasing_steps(sources, stream) for stream in ("step", "window")):
-        return AxisSources(sources, "position", "steps decrease within an attempt, so the axis has no place for them")
+        return AxisKnots(None, "position", "steps decrease within an attempt, so the axis has no place for them")
     if axis == "training_time":
         knots = _training_knots(sources, digest)
     else:
         knots = amount_knots(sources, axis, _facts_by_attempt(digest))
     if not knots:
-        return AxisSources(sources, "position", f"the run has {_MISSING[axis]}")
-    return AxisSources(_place(sources, knots, "position"), "position")
+        return AxisKnots(None, "position", f"the run has {_MISSING[axis]}")
+    return AxisKnots(compact_knots(knots), "position")
+
+
+def place_sources(sources: list[ColumnSource], found: AxisKnots) -> AxisSources:
+    """Return the sources of a run with positions on an axis."""
+    if found.knots is None:
+        return AxisSources(sources, found.column, found.problem)
+    placed: list[ColumnSource] = [PlacedSource(source, found.knots, found.column) for source in sources]
+    return AxisSources(placed, found.column)
 
 
 def _training_knots(sources: list[ColumnSource], digest: RunDigest) -> dict[int, Knots] | None:
@@ -58,16 +78,10 @@ def _training_knots(sources: list[ColumnSource], digest: RunDigest) -> dict[int,
     return training_time_knots(sources, [time_s for time_s in checkpoints if time_s is not None])
 
 
-def training_clock(sources: list[ColumnSource], digest: RunDigest) -> Knots | None:
+def training_clock(found: AxisKnots) -> Knots | None:
     """Return the training time at each step, without work that a later attempt repeated; None if it is unknown."""
-    if not all(has_increasing_steps(sources, stream) for stream in ("step", "window")):
-        return None
-    knots = _training_knots(sources, digest)
+    knots = found.knots
     return None if knots is None else join_attempts([knots[attempt] for attempt in sorted(knots)])
-
-
-def _place(sources: list[ColumnSource], knots: dict[int, Knots], column: Column) -> list[ColumnSource]:
-    return [PlacedSource(source, knots, column) for source in sources]
 
 
 def _facts_by_attempt(digest: RunDigest) -> dict[int, dict[str, Any]]:

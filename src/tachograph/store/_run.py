@@ -44,10 +44,10 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
-from tachograph.store._axes import Knots
-from tachograph.store._axis_sources import AxisSources, place_sources, training_clock
+from tachograph.store._axis_sources import AxisKnots, AxisSources, find_knots, place_sources, training_clock
 from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
+from tachograph.store._kept_knots import KnotsLimit
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
@@ -64,6 +64,7 @@ _MAX_MAPPED_BYTES = 16 << 20
 """If segments are larger than this in total, their pages are released after each query."""
 _MAX_PLACED_ROWS = 10_000
 _MAX_TRIES = 3
+_knots_limit = KnotsLimit()
 Result = TypeVar("Result")
 
 
@@ -90,6 +91,7 @@ class StoredRun:
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
         self._placed: tuple[object, AxisSources] | None = None
+        self._knots: tuple[object, AxisKnots] | None = None
         self._generation = ""
         end = 0
         while True:
@@ -348,11 +350,29 @@ class StoredRun:
     def _sources_on(self, axis: Axis) -> AxisSources:
         """Return the sources with positions on an axis; the same as before until there are new rows or another axis."""
         if axis in {"step", "time"}:
-            return place_sources(self._sources, axis, self.digest)
-        state = (axis, self.version, sum(source.num_changes for source in self._sources))
+            return place_sources(self._sources, find_knots(self._sources, axis, self.digest))
+        state = self._axis_state(axis)
         if self._placed is None or self._placed[0] != state:
-            self._placed = (state, place_sources(self._sources, axis, self.digest))
+            self._placed = (state, place_sources(self._sources, self._knots_on(axis)))
         return self._placed[1]
+
+    def _axis_state(self, axis: Axis) -> object:
+        """Return what positions on an axis depend on."""
+        return axis, self.version, sum(source.num_changes for source in self._sources)
+
+    def _knots_on(self, axis: Axis) -> AxisKnots:
+        """Return the knots of an axis; the same as before until there are new rows, if there is memory to keep them."""
+        state, kept = self._axis_state(axis), self._knots
+        if kept is not None and kept[0] == state:
+            _knots_limit.mark_used(self)
+            return kept[1]
+        found = find_knots(self._sources, axis, self.digest)
+        self._knots = (state, found) if _knots_limit.keep(self, found.knots) else None
+        return found
+
+    def drop_knots(self) -> None:
+        """Forget the knots of the last axis; the next query computes them again."""
+        self._knots = None
 
     def axis_problem(self, axis: Axis) -> str | None:
         """Return why the run has no positions on an axis; None if it has."""
@@ -426,10 +446,8 @@ class StoredRun:
         None if the run has no time per step.
         """
 
-        def found() -> Knots | None:
-            return training_clock(self._sources, self.digest)
-
-        return self._run_query(found)
+        found = self._run_query(lambda: training_clock(self._knots_on("training_time")))
+        return None if found is None else (found.steps, found.positions)
 
     def last_value(self, name: str) -> float | None:
         """Return the last value of a metric, or None."""
