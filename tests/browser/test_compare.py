@@ -123,9 +123,68 @@ def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, cont
     assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+TRAINER = """
+import sys
+import tachograph
+
+logs, name, batch_size, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+config = {"batch_size": batch_size, "eval_batch_size": batch_size, "lr": 0.1}
+run = tachograph.init(
+    name, log_dir=logs, config=config, console=False, system_interval_s=0, flush_interval_s=0.05, git=False
+)
+for step in range(1, last + 1):
+    run.log({"train_loss": 9.0 - step / last, "num_tokens": 100 * batch_size * step}, step=step)
+for line in sys.stdin:
+    last += 1
+    run.log({"train_loss": float(line), "num_tokens": 100 * batch_size * last}, step=last)
+run.finish()
+"""
+
+
+def test_batch_sizes_choose_the_axis_and_live_runs_are_followed(page, dashboard, script, logs):
+    script(TRAINER, logs, "small", 8, 400).ok()
+    large = script(TRAINER, logs, "large", 32, 100).process
+    wait_for((logs / "large" / "metrics.jsonl").is_file, "the run has started")
+    page.goto(dashboard().url + "#/compare/charts?run=small&run=large")
+
+    # Equal steps are different amounts of data.
+    expect(
+        page.get_by_text("The x axis shows tokens, because equal steps are different amounts of data.")
+    ).to_be_visible()
+    expect(page.get_by_text("batch_size=8; batch_size=32")).to_be_visible()
+    expect(page.get_by_label("Horizontal axis")).to_have_value("tokens")
+    wait_for(lambda: painted(page, "train_loss") >= 2, "both lines are painted")
+    chart(page, "train_loss").locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    expect(chart(page, "train_loss").get_by_role("status")).to_contain_text(re.compile(r"tokens 1[\d ]+"))
+    page.get_by_role("button", name="Show steps").click()
+    expect(page.get_by_label("Horizontal axis")).to_have_value("step")
+    expect(page.get_by_text("because equal steps")).to_have_count(0)
+
+    def log(value):
+        large.stdin.write(f"{value}\n")
+        large.stdin.flush()
+
+    # Every tab follows a run that is recorded.
+    page.get_by_role("link", name="differences").click()
+    best = page.get_by_role("row", name=re.compile("^train_loss.best"))
+    expect(best.get_by_role("cell")).to_have_text([re.compile("8"), re.compile("8")])
+    log(7.25)
+    expect(best.get_by_role("cell")).to_have_text([re.compile("8"), re.compile(r"best:\s*7.25")])
+    page.get_by_role("link", name="sweep").click()
+    axis = page.locator('[data-axis="train_loss.best"]')
+    expect(axis).to_contain_text("7.25")
+    log(6.5)
+    expect(axis).to_contain_text("6.5")
+    page.get_by_role("link", name="verdict").click()
+    expect(page.locator("[data-verdict]").get_by_role("heading", level=2)).to_be_visible()
+    with page.expect_response(re.compile("/api/v1/compare")):
+        log(6.0)
+
+
 def test_verdict_judges_groups_and_keeps_them_in_the_address(page, dashboard, logs):
     for number in range(3):
-        write_run(logs, f"old-{number}", seed=number)
+        write_run(logs, f"old-{number}", seed=number, start={"git": {"commit": f"{number:040x}"}})
         write_run(logs, f"new-{number}", seed=10 + number, factor=1.05)
     names = [f"{side}-{number}" for side in ("old", "new") for number in range(3)]
     page.goto(f"{dashboard().url}#/compare/verdict?" + "&".join(f"run={name}" for name in names))
@@ -140,3 +199,5 @@ def test_verdict_judges_groups_and_keeps_them_in_the_address(page, dashboard, lo
     expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Slower by 5"))
     page.get_by_role("button", name="Swap sides").click()
     expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Faster by 4"))
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -69,6 +69,14 @@ def test_differences_and_sweep(page, dashboard, logs):
     page.get_by_role("columnheader", name="optimizer.lr").get_by_role("button").click()
     expect(page.get_by_role("rowheader").nth(1)).to_contain_text("run-31")
 
+    # Another tab keeps the choices of this one.
+    page.get_by_role("link", name="sweep").click()
+    expect(page.locator("[data-axis]")).to_have_count(3)
+    page.get_by_role("link", name="differences").click()
+    expect(page.get_by_label("Reference run")).to_have_value("run-01")
+    expect(page.get_by_role("columnheader", name="optimizer.lr ↓")).to_be_visible()
+    expect(page.locator("details[open] > summary")).to_contain_text(["Packages", "Code"])
+
     page.get_by_role("link", name="sweep").click()
     ranks = page.get_by_role("row", name=re.compile("^optimizer.lr"))
     expect(ranks.get_by_role("cell")).to_have_text(["optimizer.lr", "", "+1.00", "–", "31"])
@@ -92,7 +100,20 @@ def test_differences_and_sweep(page, dashboard, logs):
     page.mouse.up()
     expect(page.locator("[data-shown]")).to_have_text("16 of 32 runs")
     expect(scatter.locator("circle")).to_have_count(16)
+    page.get_by_role("link", name="charts", exact=True).click()
+    expect(page.get_by_label("Horizontal axis")).to_be_visible()
+    page.get_by_role("link", name="sweep").click()
+    expect(page.locator("[data-shown]")).to_have_text("16 of 32 runs")
+    page.reload()
+    expect(page.locator("[data-shown]")).to_have_text("16 of 32 runs")
     page.get_by_label("Clear the selection of optimizer.lr").click()
+    expect(page.locator("[data-shown]")).to_have_text("32 of 32 runs")
+
+    # The same with the keyboard; the upper end of a category takes its runs with it.
+    page.get_by_role("slider", name=re.compile("Select a part of optimizer.name")).focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("[data-shown]")).to_have_text("16 of 32 runs")
+    page.keyboard.press("Escape")
     expect(page.locator("[data-shown]")).to_have_text("32 of 32 runs")
     page.get_by_label("Result", exact=True).select_option("train_loss")
     expect(page.get_by_role("img", name="train_loss.best against optimizer.lr")).to_be_visible()

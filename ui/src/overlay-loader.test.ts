@@ -35,6 +35,23 @@ test("runs are loaded in batches, and again when they have changed", async () =>
   loader.close();
 });
 
+test("the charts at the top of the page are loaded first", async () => {
+  const asked: string[] = [];
+  const loader = new OverlayLoader(
+    async (names, name) => {
+      asked.push(name);
+      return names.map((run) => ({ run, series: series(name), isComplete: true }));
+    },
+    query,
+    () => {},
+  );
+  loader.setOrder(["loss", "lr"]);
+  for (const name of ["other", "lr", "loss"]) loader.subscribe(name, () => {});
+  await settle();
+  expect(asked).toEqual(["loss", "lr", "other"]);
+  loader.close();
+});
+
 test("another axis drops what was asked before", async () => {
   const answers: (() => void)[] = [];
   let last: SeriesByRun = {};

@@ -45,6 +45,7 @@ export class OverlayLoader {
   readonly #onError: (message: string | null) => void;
   readonly #batchSize: number;
   #query: OverlayQuery;
+  #order: readonly string[] = [];
   #versions: Record<string, string> = {};
   #aborter = new AbortController();
   #numRequests = 0;
@@ -65,6 +66,11 @@ export class OverlayLoader {
     if (Object.keys(entry.byRun).length > 0) listener(entry.byRun);
     queueMicrotask(() => this.#next());
     return () => void entry.listeners.delete(listener);
+  }
+
+  /** Load the metrics of a page from its top. */
+  setOrder(names: readonly string[]): void {
+    this.#order = names;
   }
 
   setQuery(query: OverlayQuery): void {
@@ -103,10 +109,11 @@ export class OverlayLoader {
     }
   }
 
-  /** The first metric, in the order of subscription, with runs that are not loaded. */
+  /** The first metric with runs that are not loaded. */
   #nextJob(): { name: string; entry: Entry; runs: string[] } | null {
-    for (const [name, entry] of this.#entries) {
-      if (entry.listeners.size === 0) continue;
+    for (const name of new Set([...this.#order, ...this.#entries.keys()])) {
+      const entry = this.#entries.get(name);
+      if (!entry || entry.listeners.size === 0) continue;
       const due = this.#query.runs.filter((run) => entry.versions.get(run) !== (this.#versions[run] ?? ""));
       if (due.length > 0) return { name, entry, runs: due.slice(0, this.#batchSize) };
     }
@@ -128,7 +135,9 @@ export class OverlayLoader {
     try {
       const found = await this.#fetch(runs, name, this.#query, signal);
       if (signal.aborted) return;
-      entry.byRun = { ...entry.byRun, ...Object.fromEntries(found.map(({ run, series }) => [run, series])) };
+      // A run of which nothing has been read yet is not a run without points.
+      const known = found.filter(({ series, isComplete }) => isComplete || series.lines.length > 0);
+      entry.byRun = { ...entry.byRun, ...Object.fromEntries(known.map(({ run, series }) => [run, series])) };
       for (const listener of entry.listeners) listener(entry.byRun);
       this.#onError(null);
       const incomplete = found.filter(({ isComplete }) => !isComplete);

@@ -23,6 +23,8 @@ export interface DiffLine {
   cells: DiffCell[];
 }
 
+/** The most metrics that an answer lists. */
+export const maxMetrics = 1_000;
 /** The most results that a request may name. */
 export const maxColumns = 40;
 /** With more runs than this, they become the rows of the table. */

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import {
   brushed,
+  nudgeBrush,
   colourShares,
   makeAxis,
   nearestLine,
@@ -80,4 +81,13 @@ test("the best result has the colour share 1", () => {
     "var(--muted)",
     "color-mix(in oklab, var(--palette-0) 50%, var(--palette-1))",
   ]);
+});
+
+test("keys move the ends of a brush", () => {
+  expect(nudgeBrush(undefined, "ArrowDown", false)).toEqual({ low: 0, high: 0.95 });
+  expect(nudgeBrush({ low: 0, high: 0.95 }, "ArrowUp", true)).toEqual({ low: 0.05, high: 0.95 });
+  expect(nudgeBrush({ low: 0.05, high: 0.1 }, "Home", false)).toEqual({ low: 0.05, high: 0.05 });
+  expect(nudgeBrush({ low: 0, high: 0.95 }, "ArrowUp", false)).toBeNull();
+  expect(nudgeBrush({ low: 0, high: 0.95 }, "Escape", false)).toBeNull();
+  expect(nudgeBrush(undefined, "a", false)).toBeUndefined();
 });

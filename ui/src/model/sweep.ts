@@ -116,6 +116,20 @@ export function spread(axis: SweepAxis, shares: (number | null)[]): (number | nu
   return drawn;
 }
 
+const nudge = 0.05;
+
+/** The brush after a key: its upper end moves, or its lower one; null without a brush, undefined if the key means nothing. */
+export function nudgeBrush(brush: Brush | undefined, key: string, isLower: boolean): Brush | null | undefined {
+  if (key === "Escape") return brush ? null : undefined;
+  const by = { ArrowUp: nudge, ArrowDown: -nudge, Home: -1, End: 1 }[key];
+  if (by === undefined) return undefined;
+  const { low, high } = brush ?? { low: 0, high: 1 };
+  const move = (from: number, least: number, most: number): number =>
+    Number(Math.min(most, Math.max(least, from + by)).toFixed(4));
+  const next = isLower ? { low: move(low, 0, high), high } : { low, high: move(high, low, 1) };
+  return next.low === 0 && next.high === 1 ? null : next;
+}
+
 /** Whether each run lies within all brushes; a run without a value lies outside. */
 export function brushed(axes: SweepAxis[], brushes: Brushes, numRuns: number): boolean[] {
   const active = axes.flatMap((axis) => {

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { defaultVerdict } from "./compare-choices";
-import { compareCommand, moveRun, splitRuns, swapSides } from "./verdict";
+import { compareCommand, listValues, moveRun, splitRuns, swapSides } from "./verdict";
 
 const runs = ["a", "b", "c"];
 
@@ -24,4 +24,9 @@ test("runs change sides", () => {
 test("the command compares the same runs", () => {
   expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare a b");
   expect(compareCommand({ before: ["a", "x y"], after: ["b"] })).toBe("tacho compare b --against a 'x y'");
+});
+
+test("many values are counted", () => {
+  expect(listValues(["a", 1])).toBe("a, 1");
+  expect(listValues([1, 2, 3, 4, 5, 6, 7, 8])).toBe("1, 2, 3, 4, 5, 6 and 2 more");
 });

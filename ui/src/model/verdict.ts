@@ -1,6 +1,8 @@
 /** Which runs are compared with which, for a verdict. */
 
+import type { Json } from "../api";
 import { defaultVerdict, type VerdictView } from "./compare-choices";
+import { plain } from "./format";
 
 export type Side = "before" | "after" | "out";
 
@@ -40,6 +42,15 @@ export const swapSides = (runs: string[], view: VerdictView): VerdictView =>
 function asChoice(runs: string[], view: VerdictView): VerdictView {
   const isDefault = view.out.length === 0 && view.before?.length === 1 && view.before[0] === runs[0];
   return isDefault ? defaultVerdict : view;
+}
+
+const maxValues = 6;
+
+/** The values of a config key as text, the first ones if there are many. */
+export function listValues(values: Json[]): string {
+  const texts = values.slice(0, maxValues).map(plain);
+  const numMore = values.length - texts.length;
+  return numMore > 0 ? `${texts.join(", ")} and ${numMore} more` : texts.join(", ");
 }
 
 const quote = (text: string): string => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
