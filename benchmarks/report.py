@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchmarks.measure import Spread
 
-__all__ = ["Report", "time_text"]
+__all__ = ["Report", "seconds_text", "time_text"]
 
 _MIN_WIDTH = 150
 
@@ -92,6 +92,14 @@ def time_text(time_ns: float) -> str:
         if time_ns >= size_ns:
             return f"{time_ns / size_ns:.3g} {unit}"
     return f"{time_ns:.0f} ns"
+
+
+def seconds_text(values: list[float]) -> str:
+    """Return the median, with minimum and maximum if there are several values."""
+    median = Spread.of(values).median
+    unit, size = ("s", 1) if median >= 1 else ("ms", 1000)
+    spread = f" ({size * min(values):.3g}–{size * max(values):.3g})" if len(values) > 1 else ""
+    return f"{size * median:.3g}{spread} {unit}"
 
 
 def _times(ratio: float) -> str:

@@ -19,7 +19,7 @@ from benchmarks.dashboard.server import Process, serve
 from benchmarks.dashboard.trainer import FIRST_LOSS
 from benchmarks.measure import Spread
 
-__all__ = ["NUM_SPANS", "UPDATES_PER_SEC"]
+__all__ = ["NUM_SPANS", "UPDATES_PER_SEC", "open_page"]
 
 UPDATES_PER_SEC = 10
 NUM_SPANS = 20_000
@@ -71,7 +71,12 @@ _PAN = """(pan_ms) => new Promise((resolve) => {
 
 
 @contextlib.contextmanager
-def _page() -> Iterator[Any]:
+def open_page() -> Iterator[Any]:
+    """Yield a page of a new browser.
+
+    Raises:
+        ChildError: if there is no browser.
+    """
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
@@ -94,7 +99,7 @@ def _pixel(folder: Path, mode: str) -> dict[str, Any]:
         while not (logs / "live" / "metrics.jsonl").exists():
             trainer.check()
             time.sleep(0.05)
-        with serve(logs) as server, _page() as page:
+        with serve(logs) as server, open_page() as page:
             page.goto(f"{server.url}#/run/live/charts?smooth=0")
             page.locator(_VALUE).get_by_text(f"{FIRST_LOSS // 1000}").first.wait_for()
             page.evaluate(_OBSERVE, _VALUE)
@@ -130,7 +135,7 @@ def _timeline(folder: Path) -> dict[str, Any]:
     """Pan a timeline with nearly all of its spans in view, and after zooming in."""
     logs = folder / "logs"
     make_journal(logs / "spans", "spans", NUM_SPANS)
-    with serve(logs) as server, _page() as page:
+    with serve(logs) as server, open_page() as page:
         weight = _weight(page, server.url)
         with page.expect_response(lambda response: "/spans?" in response.url) as answered:
             page.goto(f"{server.url}#/run/spans/timeline")

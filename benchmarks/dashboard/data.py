@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.child import ChildError, last_line, run
 from benchmarks.measure import make_rows
 
-__all__ = ["NUM_METRICS", "OUTLIER", "blocks_of_rows", "generate", "make_journal", "start_line"]
+__all__ = ["NUM_METRICS", "OUTLIER", "blocks_of_rows", "encode_points", "generate", "make_journal", "start_line"]
 
 OUTLIER = 4096.5
 """The value of one point of `train_loss`."""
@@ -121,15 +121,16 @@ class _Point(msgspec.Struct):
     train_loss: float
 
 
+def encode_points(values: list[float], first: int, began_s: float) -> bytes:
+    """Return the lines of steps with one metric."""
+    return msgspec.json.Encoder().encode_lines(
+        [_Point("step", began_s + step * _SEC_PER_STEP, step, value) for step, value in enumerate(values, first)]
+    )
+
+
 def _long(num_steps: int, began_s: float) -> Iterator[bytes]:
-    encode_lines = msgspec.json.Encoder().encode_lines
     for first, values in _blocks_of_values(num_steps, 1):
-        yield encode_lines(
-            [
-                _Point("step", began_s + step * _SEC_PER_STEP, step, value)
-                for step, value in enumerate(values[:, 0].tolist(), first)
-            ]
-        )
+        yield encode_points(values[:, 0].tolist(), first, began_s)
 
 
 def _spans(num_spans: int, began_s: float) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from benchmarks.dashboard.data import OUTLIER, blocks_of_rows
 from benchmarks.dashboard.server import Client, Process
 from benchmarks.measure import Spread
 
-__all__ = ["PEERS", "PeerOpened", "open_peer", "write_peer"]
+__all__ = ["PEERS", "PeerOpened", "free_port", "open_peer", "write_peer"]
 
 _NUM_WARM = 3
 _TRACKIO = "import sys, trackio; trackio.show(open_browser=False, block_thread=True, server_port=int(sys.argv[1]))"
@@ -109,15 +109,21 @@ PEERS = {
 }
 
 
+def free_port() -> int:
+    """Return a port that no process uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def open_peer(name: str, folder: Path, num_steps: int) -> PeerOpened:
     """Start the server of a peer, poll until the last step is there, then time a few more requests.
 
     Raises:
         ChildError: if it never arrives.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     peer = PEERS[name]
     process = peer.start(folder, port)
     client = Client(f"http://127.0.0.1:{port}/")

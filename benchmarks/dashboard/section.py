@@ -18,7 +18,7 @@ from benchmarks.dashboard.opening import Opened, index_run, list_runs, make_list
 from benchmarks.dashboard.peers import PEERS, PeerOpened, open_peer, write_peer
 from benchmarks.dashboard.server import Memory
 from benchmarks.measure import Spread
-from benchmarks.report import Report, time_text
+from benchmarks.report import Report, seconds_text, time_text
 
 __all__ = ["measure_dashboard"]
 
@@ -107,14 +107,6 @@ def _memory(report: Report, when: str, memory: Memory) -> None:
     report.add_row("  server memory (RSS)", f"{memory.rss:.0f} MiB", budget=note)
 
 
-def _seconds(values: list[float]) -> str:
-    """Return the median, with minimum and maximum if there are several values."""
-    median = Spread.of(values).median
-    unit, size = ("s", 1) if median >= 1 else ("ms", 1000)
-    spread = f" ({size * min(values):.3g}–{size * max(values):.3g})" if len(values) > 1 else ""
-    return f"{size * median:.3g}{spread} {unit}"
-
-
 def _open(report: Report, prepared: _Prepared) -> None:
     title = f"cold open, 10⁶ steps × {NUM_METRICS}, no cache"
 
@@ -132,12 +124,12 @@ def _open(report: Report, prepared: _Prepared) -> None:
         return
     cold, warm, bare = found
     size_mb = (prepared.logs / "wide" / "metrics.jsonl").stat().st_size / 1e6
-    report.add_row(title, _seconds([item.whole_s for item in cold]), budget=f"{size_mb:.0f} MB, until complete")
+    report.add_row(title, seconds_text([item.whole_s for item in cold]), budget=f"{size_mb:.0f} MB, until complete")
     part = f"{100 * cold[0].indexed:.0f} % of the journal"
-    report.add_row("  first response", _seconds([item.first_s for item in cold]), budget=part)
+    report.add_row("  first response", seconds_text([item.first_s for item in cold]), budget=part)
     _memory(report, "after a cold open", cold[-1].memory)
-    report.add_row("the same with a cache", _seconds([item.whole_s for item in warm]), budget="first response")
-    report.add_row("  from process start", _seconds([item.spawned_s for item in warm]))
+    report.add_row("the same with a cache", seconds_text([item.whole_s for item in warm]), budget="first response")
+    report.add_row("  from process start", seconds_text([item.spawned_s for item in warm]))
     report.add_row("  without a server (StoredRun)", time_text(1e6 * Spread.of(bare).median), budget="without imports")
 
 
@@ -165,9 +157,9 @@ def _peers(report: Report, prepared: _Prepared) -> None:
 
     if _try_measure(report, title, (), measure) is None:
         return
-    report.add_row(title, _seconds(ours[True]))
+    report.add_row(title, seconds_text(ours[True]))
     cached = Spread.of(cached / cold for cold, cached in zip(ours[True], ours[False], strict=True))
-    report.add_row("  with a cache", _seconds(ours[False]), cached, "ours, no cache")
+    report.add_row("  with a cache", seconds_text(ours[False]), cached, "ours, no cache")
     for name, peer in PEERS.items():
         if name in faults:
             report.add_failure(f"  {peer.title}'s server", faults[name])
@@ -176,7 +168,7 @@ def _peers(report: Report, prepared: _Prepared) -> None:
         taken = [item.spawned_s for item in found]
         note = f"outlier {'kept' if found[0].keeps_outlier else 'lost'}, {found[0].num_points} points"
         ratio = Spread.of(its / cold for its, cold in zip(taken, ours[True], strict=True))
-        report.add_row(f"  {peer.title}'s server", _seconds(taken), ratio, "ours, no cache", budget=note)
+        report.add_row(f"  {peer.title}'s server", seconds_text(taken), ratio, "ours, no cache", budget=note)
         ratio = Spread.of(its / cached for its, cached in zip(taken, ours[False], strict=True))
         report.add_row("", "", ratio, "ours, with a cache")
         warm = [item.warm_ms.median for item in found]

@@ -90,8 +90,16 @@ class Process:
 
     def cpu_s(self) -> float:
         """Return the CPU time of all threads so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_s(Path(f"/proc/{self.process.pid}"))
+
+    def group_cpu_s(self) -> float:
+        """Return the CPU time of the process and of those that it started and that still run."""
+        found = 0.0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == self.process.pid:
+                    found += _cpu_s(folder)
+        return found
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop the process and its children."""
@@ -105,6 +113,11 @@ class Process:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.errors.close()
+
+
+def _cpu_s(process: Path) -> float:
+    fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Client:
