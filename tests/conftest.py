@@ -19,6 +19,7 @@ import pytest
 
 from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
+from tests.preloaded import preloaded
 
 # A shell starts background jobs without SIGINT, and `nohup` without SIGHUP; programs that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -47,7 +48,7 @@ _GROUPS = ("browser", "plugins", "train")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in _GROUPS:
+        if folder in _GROUPS and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(folder))
 
 
@@ -110,14 +111,24 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start a program, ``script("import tachograph …", argument, …)``, and kill it at the end of the test."""
+    """Start a program, ``script("import tachograph …", argument, …)``, and kill it at the end of the test.
+
+    ``preload="torch"`` saves the time to import it; see `tests.preloaded`.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start(source: str, *arguments: object, env: dict[str, str] | None = None, **options: Any) -> Script:
+    def start(
+        source: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        preload: str | None = None,
+        **options: Any,
+    ) -> Script:
         path = tmp_path / f"script_{len(started)}.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
         options.setdefault("stdin", subprocess.PIPE)
-        process = subprocess.Popen(
+        popen = preloaded(preload).popen if preload else subprocess.Popen
+        process = popen(
             [sys.executable, "-u", str(path), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -133,6 +144,22 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[dict[str, str]]]:
+    """The environments of two ranks, as torchrun sets them; like its agent, this process has their store."""
+    distributed = pytest.importorskip("torch.distributed")
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    yield [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    del store
 
 
 def lines_of(run_folder: Path) -> list[dict[str, Any]]:

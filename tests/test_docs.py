@@ -6,12 +6,17 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
+from tests.conftest import HANG_S
+from tests.preloaded import preloaded
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tachograph"
@@ -19,29 +24,47 @@ TOP_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG
 PAGES = [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def snippets() -> list[tuple[str, str]]:
+FRAMEWORKS = re.compile(r"\b(accelerate|keras|lightning|torch|transformers|trl)\b")
+
+
+def snippets() -> list[Any]:
     found = []
     for page in PAGES:
         for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
-            found.append((f"{page.name}-{number}", code))
+            marks = [pytest.mark.xdist_group("frameworks")] if FRAMEWORKS.search(code) else []
+            found.append(pytest.param(code, id=f"{page.name}-{number}", marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
-def test_snippets_run(tmp_path, name, code):
+@pytest.fixture(scope="session")
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log folder with a run named greyjacket, to copy."""
+    folder = tmp_path_factory.mktemp("recorded")
+    code = "import tachograph\nwith tachograph.init('greyjacket') as run: run.log(train_loss=1.0, step=0)\n"
+    places = {name: str(tmp_path_factory.mktemp("home")) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    environment = {**os.environ, **places}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, env=environment)
+    return folder
+
+
+@pytest.mark.parametrize("code", snippets())
+def test_snippets_run(tmp_path, recorded_run, code):
     """Run each snippet in its own process, in a folder with a run named greyjacket unless the snippet creates it."""
     # No test sends usage telemetry, whatever the environment says.
     environment = {**os.environ, "TACHO_USAGE_DIR": str(tmp_path / "usage"), "DO_NOT_TRACK": "1"}
     creates_run = re.search(r'(init|application)\("greyjacket"', code)
-    prepare = "import tachograph\nwith tachograph.init('greyjacket') as run: run.log(train_loss=1.0, step=0)\n"
     if not creates_run:
-        subprocess.run([sys.executable, "-c", prepare], cwd=tmp_path, check=True, capture_output=True)
+        shutil.copytree(recorded_run, tmp_path, dirs_exist_ok=True)
+    options = {"cwd": tmp_path, "env": environment, "text": True}
     if code.startswith("def test_"):
         (tmp_path / "test_snippet.py").write_text(code)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_snippet.py"]
+        done = subprocess.run(command, capture_output=True, check=False, **options)
+    elif FRAMEWORKS.search(code):
+        (tmp_path / "snippet.py").write_text(f"import warnings; warnings.simplefilter('error')\n{code}")
+        done = preloaded("frameworks").run([sys.executable, "snippet.py"], timeout=HANG_S, **options)
     else:
-        command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

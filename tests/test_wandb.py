@@ -533,7 +533,7 @@ def test_sync_tensorboard_records_the_writer(logs, script):
         wandb.finish()
         SummaryWriter("runs/y").add_scalar("after", 1.0, 0)
         """
-    code, _out, err = script(textwrap.dedent(source)).wait()
+    code, _out, err = script(textwrap.dedent(source), preload="torch").wait()
     assert (code, "no effect here: monitor_gym, save_code" in err) == (0, True), err
     assert [(step, list(values)) for step, values in rows(logs / "x")] == [(n, ["losses/value"]) for n in (0, 10, 20)]
 

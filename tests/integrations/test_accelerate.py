@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -22,7 +19,7 @@ from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, RunNameError
 from tachograph.integrations.accelerate import TachographTracker
 from tachograph.journal import RunFolder, write_requests
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import lines_of, wait_for
 
 pytestmark = pytest.mark.xdist_group("accelerate")
 
@@ -481,25 +478,16 @@ DISTRIBUTED = """
 """
 
 
-def test_two_ranks_write_journals_and_stop_together(logs, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(DISTRIBUTED))
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", "localhost:0"]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, str(path), str(logs), str(tmp_path / "began")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        wait_for(lambda: (tmp_path / "began").exists() or process.poll() is not None, "the first epoch")
-        if process.poll() is None:
-            write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
-        out, _ = process.communicate(timeout=HANG_S)
-    finally:
-        process.kill()
-    assert process.returncode == 0, out
+def test_two_ranks_write_journals_and_stop_together(script, ranks, logs, tmp_path):
+    programs = [
+        script(DISTRIBUTED, logs, tmp_path / "began", env=environment, preload="torch") for environment in ranks
+    ]
+    first = programs[0].process
+    wait_for(lambda: (tmp_path / "began").exists() or first.poll() is not None, "the first epoch")
+    if first.poll() is None:
+        write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
+    for program in programs:
+        program.ok()
     records = lines_of(logs / "grey")
     (start,) = of_kind(records, "start")
     assert start["world_size"] == 2

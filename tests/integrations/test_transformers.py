@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 import tachograph as tacho
 from tachograph.exceptions import LogDirError, TachographError
 from tachograph.reader import parents_of, read, request_control
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import lines_of, wait_for
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -431,17 +429,19 @@ TRAIN = """
 """
 
 
-def run_script(tmp_path: Path, source: str, *launcher: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(source), encoding="utf-8")
-    root = Path(__file__).parents[2]
-    command = [sys.executable, *(launcher or ()), str(path), str(root), str(tmp_path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+@pytest.fixture
+def start(script, tmp_path):
+    """Return a function that starts a program with the names of this module."""
+
+    def start(source: str, **options: Any) -> Any:
+        source = textwrap.dedent(TRAIN) + textwrap.dedent(source)
+        return script(source, Path(__file__).parents[2], tmp_path, preload="transformers", **options)
+
+    return start
 
 
-def test_exception_in_training_fails_the_run(tmp_path, logs):
-    done = run_script(
-        tmp_path,
+def test_exception_in_training_fails_the_run(start, logs):
+    code, _, err = start(
         """
         class Breaks(transformers.TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
@@ -450,18 +450,16 @@ def test_exception_in_training_fails_the_run(tmp_path, logs):
 
         trainer_in(folder, Breaks(), callback_into(folder / "logs")).train()
         """,
-    )
-    assert done.returncode == 1
+    ).wait()
+    assert code == 1, err
     history = read("hf", logs)
     assert history.state == "failed"
     assert history.attempts[-1].end["reason"] == "RuntimeError"
     assert "out of luck" in history.latest("error")[-1]["traceback"]
 
 
-def test_two_ranks_stop_at_the_same_step(tmp_path, logs):
-    done = run_script(
-        tmp_path,
-        """
+def test_two_ranks_stop_at_the_same_step(start, ranks, tmp_path, logs):
+    source = """
         import os
         callback = callback_into(folder / "logs", control_interval_s=0.05, flush_interval_s=0.05, control_gap_s=0)
         logs = folder / "logs"
@@ -469,10 +467,9 @@ def test_two_ranks_stop_at_the_same_step(tmp_path, logs):
         trainer = trainer_in(folder, callback, *(requests if os.environ["RANK"] == "0" else []), max_steps=200)
         trainer.train()
         (folder / f"stopped-{os.environ['RANK']}").write_text(str(trainer.state.global_step))
-        """,
-        *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+        """
+    for program in [start(source, env=environment) for environment in ranks]:
+        program.ok()
     # The ranks exchange requests every second step, the trainer's logging interval. They must also log at the same
     # steps, because logging is a collective.
     assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["42", "42"]

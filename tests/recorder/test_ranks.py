@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -200,33 +199,27 @@ def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
     assert lines_of(logs / "job")[0]["event"] == "start"
 
 
-def test_torchrun_processes_are_recorded_as_ranks(tmp_path, logs):
-    pytest.importorskip("torch")
-    path = tmp_path / "train.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import os, sys, time
-            import torch.distributed as dist
-            rank = os.environ.pop("RANK")  # torch.distributed also provides the rank
-            os.environ["RANK"] = rank
-            dist.init_process_group("gloo")
-            for name in ("RANK", "LOCAL_RANK"):
-                del os.environ[name]
-            import tachograph as tacho
-            run = tacho.init("job", log_dir=sys.argv[1], console=False)
-            with tacho.training_loop(train_iterations_start=0):
-                for step in range(10):
-                    with tacho.training_iteration():
-                        dist.barrier()
-            run.finish()
-            dist.destroy_process_group()
-            """
-        )
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path), str(logs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.xdist_group("torch")
+def test_ranks_of_a_process_group_are_recorded(script, ranks, logs):
+    source = """
+        import os, sys, time
+        import torch.distributed as dist
+        rank = os.environ.pop("RANK")  # torch.distributed also provides the rank
+        os.environ["RANK"] = rank
+        dist.init_process_group("gloo")
+        for name in ("RANK", "LOCAL_RANK"):
+            del os.environ[name]
+        import tachograph as tacho
+        run = tacho.init("job", log_dir=sys.argv[1], console=False)
+        with tacho.training_loop(train_iterations_start=0):
+            for step in range(10):
+                with tacho.training_iteration():
+                    dist.barrier()
+        run.finish()
+        dist.destroy_process_group()
+        """
+    for program in [script(source, logs, env=environment, preload="torch") for environment in ranks]:
+        program.ok()
     assert [(view.rank, view.num_iterations) for view in read("job", logs).ranks] == [(0, 10), (1, 10)]
     shown = subprocess.run(
         [sys.executable, "-m", "tachograph", "show", "job", "--log-dir", str(logs)],

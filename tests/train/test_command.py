@@ -1,4 +1,4 @@
-"""The command `tacho train`, in one process and under torchrun."""
+"""The command `tacho train`, in one process and in two ranks."""
 
 from __future__ import annotations
 
@@ -15,40 +15,50 @@ from click.testing import CliRunner
 from tachograph.cli._main import main
 from tachograph.reader import read
 from tests.conftest import HANG_S
+from tests.preloaded import preloaded
 from tests.train.conftest import BASE
+
+pytestmark = pytest.mark.xdist_group("transformers")  # whose tests start programs like these
 
 
 def write_config(**changes):
     Path("config.yaml").write_text(yaml.safe_dump({**BASE, **changes}))
 
 
-def run_command(*command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, env=environment, check=False
+def start_command(*arguments, env=()):
+    """Start `tacho train` in a process of its own, with the packages already imported."""
+    return preloaded("transformers").popen(
+        [sys.executable, "-m", "tachograph", "train", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **dict(env)},
     )
+
+
+def stderr_of(process):
+    """Wait for a process to succeed; return what it wrote to standard error."""
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, out + err
+    return err
 
 
 def test_command_trains_in_a_process_of_its_own(workspace):
     write_config(telemetry={"log_dir": "./logs"}, val_set_size=4)
-    done = run_command("-m", "tachograph", "train", "config.yaml", "--set", "max_steps=3", "--set", "name=greyjacket")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[train] step 1/3: loss" in done.stderr
-    assert "[train] step 3/3: eval_loss" in done.stderr
-    assert "[train] 3 steps, train_loss" in done.stderr
-    assert "saved in ./out, recorded in logs/greyjacket" in done.stderr
+    written = stderr_of(start_command("config.yaml", "--set", "max_steps=3", "--set", "name=greyjacket"))
+    assert "[train] step 1/3: loss" in written
+    assert "[train] step 3/3: eval_loss" in written
+    assert "[train] 3 steps, train_loss" in written
+    assert "saved in ./out, recorded in logs/greyjacket" in written
     run = read("logs/greyjacket")
     assert run.state == "finished"
     assert list(run.series("train_loss").steps) == [1, 2, 3]
 
 
-def test_torchrun_trains_with_two_processes(workspace):
+def test_two_ranks_train_together(workspace, ranks):
     write_config(name="two", telemetry={"log_dir": "./logs"}, save_strategy="steps", save_steps=2, use_cpu=True)
-    done = run_command(
-        "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tachograph", "train", "config.yaml"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("[train] 2 steps") == 1  # only rank 0 prints
+    processes = [start_command("config.yaml", env=environment) for environment in ranks]
+    assert [stderr_of(process).count("[train] 2 steps") for process in processes] == [1, 0]  # only rank 0 prints
     run = read("logs/two")
     assert run.state == "finished"
     state = json.loads(Path("out/checkpoint-2/trainer_state.json").read_text())

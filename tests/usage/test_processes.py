@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,7 @@ import pytest
 from tachograph.usage._folder import app_folder
 from tachograph.usage._spool import read_events
 from tests.conftest import HANG_S
+from tests.preloaded import preloaded
 
 CONFIGURE = """
 import os, sys
@@ -72,16 +72,9 @@ def test_only_rank_zero_of_two_records(tmp_path, sent):
             """
         )
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(path),
-        str(sent.path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *launcher, str(path), str(sent.path)]
+    done = preloaded("torch").run(command, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[1:] == ["0 True", "1 False"]
     assert [event["event"] for event in sent()] == ["train-start", "train-end"]
@@ -162,12 +155,13 @@ def test_data_loader_workers_send_nothing_at_import(script, receiver, method):
             """
             from torch.utils.data import DataLoader
             if __name__ == "__main__":
-                loader = DataLoader(range(4), num_workers=2, multiprocessing_context=sys.argv[2])
+                loader = DataLoader(range(4), num_workers=1, multiprocessing_context=sys.argv[2])
                 assert sum(len(batch) for batch in loader) == 4
             """
         ),
         receiver.address,
         method,
+        preload="torch",
     ).ok()
     assert_only_main_process_sent(receiver, out)
 
@@ -241,6 +235,7 @@ def test_worker_that_joins_a_group_records_as_rank(script, sent, method, tmp_pat
         sent.path,
         method,
         tmp_path / "meeting",
+        preload="torch",
     ).ok()
     events = [(event["event"], event["properties"]) for event in sent()]
     assert sorted(events) == [("train-progress", {"step": 5}), ("train-start", {"max_steps": 1})]

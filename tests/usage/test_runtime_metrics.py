@@ -318,9 +318,11 @@ def test_torch_is_never_imported(script):
     """).ok()
 
 
+@pytest.mark.xdist_group("torch")
 def test_real_torch_without_initialized_device(script):
     pytest.importorskip("torch")
-    script("""
+    script(
+        """
         import torch
         from tachograph._base.guard import guard
         from tachograph.usage._metrics import RuntimeMetricsTracker
@@ -328,7 +330,9 @@ def test_real_torch_without_initialized_device(script):
         known = RuntimeMetricsTracker().get_memory_metrics()
         assert set(known) == {"cpu_memory_bytes", "peak_cpu_memory_bytes"}, known
         assert not torch.cuda.is_initialized() and not torch.xpu.is_initialized()
-    """).ok()
+    """,
+        preload="torch",
+    ).ok()
 
 
 def test_real_gpu(script):
