@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, wait_for
+from tests.preloaded import preloaded
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -33,6 +34,12 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def wait_for_run(folder: Path) -> None:
+    """Wait until a program has started its run: the page of a run that does not exist yet shows an error."""
+    journal = folder / "metrics.jsonl"
+    wait_for(lambda: journal.exists() and journal.stat().st_size > 0, f"run {folder.name}")
+
+
 class Dashboard:
     """`tacho ui` as a process."""
 
@@ -40,7 +47,7 @@ class Dashboard:
         self.log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options]
-        self.process = subprocess.Popen(
+        self.process = preloaded("dashboard").popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

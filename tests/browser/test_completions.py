@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 import tachograph
+from tests.browser.conftest import wait_for_run
 from tests.browser.test_charts import OPTIONS
 
 
@@ -147,6 +148,7 @@ def test_new_rows_appear_and_unfolded_stay_unfolded(page, dashboard, logs, scrip
             run.log_completions([{"completion": line.strip()}], step=number + 2)
     """
     trainer = script(source, logs)
+    wait_for_run(logs / "run")
     page.goto(dashboard().url + "#/run/run/completions")
     expect(rows_of(page)).to_have_count(1)
     page.get_by_role("button", name="Unfold completion of step 1").click()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import wait_for_run
 from tests.conftest import lines_of, wait_for
 
 TRAINER = """
@@ -51,6 +52,7 @@ def plot_box(page, name):
 
 def test_points_arrive_live(page, dashboard, script, logs):
     script(TRAINER, logs)
+    wait_for_run(logs / "greyjacket")
     page.goto(dashboard().url + "#/run/greyjacket/charts")
     value = panel(page, "train_loss").locator(".values")
     expect(value).to_contain_text(re.compile(r"\d"))
@@ -66,6 +68,7 @@ def test_points_arrive_live(page, dashboard, script, logs):
 
 def test_trainer_acknowledges_new_log_interval(page, dashboard, script, logs):
     script(TRAINER, logs)
+    wait_for_run(logs / "greyjacket")
     page.goto(dashboard().url + "#/run/greyjacket/control")
     control = page.locator('[data-control="log_every"]')
     expect(control.locator("[data-value]")).to_have_text("1")
@@ -89,6 +92,7 @@ def test_trainer_acknowledges_new_log_interval(page, dashboard, script, logs):
 
 def test_control_checkpoint_and_stop_reach_loop(page, dashboard, script, logs):
     trainer = script(TRAINER, logs)
+    wait_for_run(logs / "greyjacket")
     page.goto(dashboard().url + "#/run/greyjacket/control")
     knob = page.locator('[data-control="lr_scale"]')
     knob.get_by_label("lr_scale, exact value").fill("2.5")
@@ -124,6 +128,7 @@ def test_killed_run_shows_as_crashed(page, dashboard, script, logs):
 @pytest.mark.complains
 def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     script(TRAINER, logs)
+    wait_for_run(logs / "greyjacket")
     first = dashboard()
     page.goto(first.url + "#/run/greyjacket/charts")
     expect(panel(page, "train_loss").locator("canvas")).to_be_visible()

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 import tachograph
+from tests.browser.conftest import wait_for_run
 from tests.browser.test_charts import OPTIONS, record, write_journal
 from tests.browser.test_live import panel, plot_box
 from tests.conftest import wait_for
@@ -126,6 +127,7 @@ def test_expanded_event_stays_expanded_on_update(page, dashboard, logs, script):
             run.event(f"later {number}")
     """
     script(source, logs)
+    wait_for_run(logs / "run")
     page.goto(dashboard().url + "#/run/run/events")
     page.get_by_text("the first", exact=True).click()
     expect(page.locator(".record[open]")).to_have_count(1)
@@ -173,6 +175,7 @@ def test_control_field_accepts_empty_and_fractions(page, dashboard, logs, script
             time.sleep(0.05)
     """
     script(source, logs)
+    wait_for_run(logs / "run")
     page.goto(dashboard().url + "#/run/run/control")
     field = page.get_by_label("dropout, exact value")
     field.fill("")
