@@ -151,7 +151,7 @@ export function nextSort(sort: string, field: string, kind: Kind, direction: num
 
 /** The width of a column in pixels, before anyone has changed it. */
 export function columnWidth(field: string, kind: Kind): number {
-  const fixed: Record<string, number> = { state: 114, tags: 140, note: 240, command: 260, steps: 80, loss: 108 };
+  const fixed: Record<string, number> = { state: 132, tags: 140, note: 240, command: 260, steps: 80, loss: 108 };
   const byKind: Record<Kind, number> = {
     text: 120,
     number: 104,
