@@ -18,17 +18,16 @@ from tachograph.comparison._ab import (
     measure_quads,
 )
 from tachograph.comparison._comparable import ConfigChange, check_comparable
-from tachograph.comparison._compare import (
-    DEFAULT_MARGINS,
+from tachograph.comparison._compare import DEFAULT_MARGINS, compare_groups
+from tachograph.comparison._evidence import Floats, RunEvidence, StepClock
+from tachograph.comparison._load import load_evidence, load_step_times
+from tachograph.comparison._report import (
     ComparedGroup,
     ComparisonReport,
     MetricVerdict,
     Verdict,
-    _headline,
-    compare_groups,
+    make_headline,
 )
-from tachograph.comparison._evidence import Floats, RunEvidence, StepClock
-from tachograph.comparison._load import load_evidence, load_step_times
 from tachograph.comparison._speed import TooShort, _tail, block_levels, steady_edges
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
@@ -289,5 +288,5 @@ def _sentence(metrics: Sequence[MetricVerdict], names: tuple[str, str], first: S
     judged = [metric for metric in metrics if metric.name != "wall_time"]
     if wall is not None and wall.is_settled and (steps is None or steps.a is None):
         judged = [msgspec.structs.replace(wall, name="step_time"), *judged[1:]]
-    text = _headline(judged, first, False)
+    text = make_headline(judged, first, False)
     return f"{names[1]} compared with {names[0]}: {text[:1].lower()}{text[1:]}"

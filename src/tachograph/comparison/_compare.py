@@ -1,46 +1,30 @@
-"""Compare two groups of runs, and put what was found into words that need no statistics to read."""
+"""Compare two groups of runs: a verdict for each quantity that they have."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
+from tachograph.comparison._comparable import Comparability, check_comparable
 from tachograph.comparison._evidence import Points, RunEvidence, memory_level, memory_of
 from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._progress import Progress, measure_progress
+from tachograph.comparison._report import (
+    ComparedGroup,
+    ComparisonReport,
+    MetricVerdict,
+    Verdict,
+    make_headline,
+    share_text,
+)
 from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed
 
-__all__ = ["GATED", "ComparisonReport", "ComparedGroup", "MetricVerdict", "Verdict", "compare_groups"]
-
-Verdict = Literal[
-    "slower",
-    "faster",
-    "more",
-    "less",
-    "worse",
-    "better",
-    "equal",
-    "identical",
-    "rounding",
-    "identical_until",
-    "unknown",
-    "not_comparable",
-    "",
-]
-"""Without a verdict, a quantity is only reported."""
-
-GATED = ("step_time", "device_memory", "train_loss", "val_loss")
-"""The quantities that can fail a check."""
-_REGRESSIONS = frozenset({"slower", "more", "worse"})
-_IMPROVEMENTS = frozenset({"faster", "less", "better"})
-_SETTLED = frozenset({"equal", "identical", "rounding", "identical_until"}) | _IMPROVEMENTS
+__all__ = ["DEFAULT_MARGINS", "compare_groups"]
 
 _MEMORY: Mapping[str, tuple[str, str, float]] = {
     "device_allocated": ("device_memory", "GPU memory", 0.0005),
@@ -52,88 +36,6 @@ DEFAULT_MARGINS: Mapping[str, float] = {"step_time": 0.01, "memory": 0.01}
 _ROUNDING = 1e-5
 _OBSERVED_FACTOR = 1.5
 """A spread this many times the assumed one comes from the runs themselves."""
-
-
-class MetricVerdict(msgspec.Struct, kw_only=True):
-    """What is known about one quantity."""
-
-    name: str
-    title: str
-    unit: Literal["seconds", "bytes", "share", "ratio", ""] = ""
-    a: float | None = None
-    b: float | None = None
-    effect: float | None = None
-    """The relative difference: 0.05 means that the second group is 5 % higher."""
-    low: float | None = None
-    high: float | None = None
-    """The interval of the effect."""
-    confidence: float | None = None
-    verdict: Verdict = ""
-    runs_a: int = 0
-    runs_b: int = 0
-    noise: float | None = None
-    """The spread between runs that was assumed or observed."""
-    noise_source: str = ""
-    runs_needed: int | None = None
-    """How many runs per group, or how many repeats of another kind, would probably settle it."""
-    repeats: Literal["runs per side", "pairs", "quads"] = "runs per side"
-    onset_step: float | None = None
-    """From which step on the groups differ."""
-    reason: str = ""
-    """Why there is no verdict."""
-    notes: list[str] = []
-    is_relative: bool = True
-    """Whether the effect is a ratio. Values below 0 are compared by their difference, in ranges of the first run."""
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether the second group is worse."""
-        return self.verdict in _REGRESSIONS
-
-    @property
-    def is_different(self) -> bool:
-        """Whether the second group is worse or better."""
-        return self.verdict in _REGRESSIONS | _IMPROVEMENTS
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether there is an answer: different or equal."""
-        return self.is_regression or self.verdict in _SETTLED
-
-
-class ComparedGroup(msgspec.Struct, kw_only=True):
-    """The runs of a group."""
-
-    runs: list[str]
-    name: str = ""
-    """A name for the group; by default that of its first run."""
-    commits: list[str] = []
-    states: list[str] = []
-
-
-class ComparisonReport(msgspec.Struct, kw_only=True):
-    """The result of comparing two groups of runs; `a` is the one to compare with."""
-
-    schema: int = 1
-    a: ComparedGroup
-    b: ComparedGroup
-    headline: str
-    first: list[str] = []
-    """What matters more than any number: a run that failed, NaN, or a run that ended early."""
-    comparable: str
-    """What makes the runs comparable, or not."""
-    metrics: list[MetricVerdict]
-    config_diff: list[ConfigChange] = []
-    num_more_changes: int = 0
-    warnings: list[str] = []
-    has_failed: bool = False
-    """Whether a run of the second group failed."""
-    basis: str = ""
-    """What was compared, if it was not two groups of whole runs."""
-
-    def metric(self, name: str) -> MetricVerdict | None:
-        """Return what is known about a quantity."""
-        return next((metric for metric in self.metrics if metric.name == name), None)
 
 
 def compare_groups(
@@ -168,7 +70,7 @@ def compare_groups(
     return ComparisonReport(
         a=_group(a),
         b=_group(b),
-        headline=_headline(metrics, faults, len(a) == len(b) == 1),
+        headline=make_headline(metrics, faults, len(a) == len(b) == 1),
         first=[*faults, *early],
         comparable=_comparable_text(comparable),
         metrics=metrics,
@@ -217,7 +119,7 @@ class _Maker:
         metric.runs_needed = judgement.runs_needed
         if judgement.direction == "equal" and judgement.is_certain and metric.effect:
             metric.notes.append(
-                f"a difference of {_share_text(abs(metric.effect), 2)} is certain, but too small to matter"
+                f"a difference of {share_text(abs(metric.effect), 2)} is certain, but too small to matter"
             )
 
     # Speed -----------------------------------------------------------------------------------------------------------
@@ -256,7 +158,7 @@ class _Maker:
         overall = self._metric("overall_time", "step time overall", unit="seconds", effect=math.expm1(found.overall))
         overall.a, overall.b = found.overall_seconds
         if typical.onset_step is None and found.overall - difference > math.log1p(margin):
-            text = f"stalls cost a further {_share_text(math.expm1(found.overall - difference))}"
+            text = f"stalls cost a further {share_text(math.expm1(found.overall - difference))}"
             uses = _uses_text(self._a, self._b)
             typical.notes.append(f"{text} ({uses})" if uses else text)
         tails = self._metric("tail_ratio", "p95 / median step", unit="ratio", a=found.tails[0], b=found.tails[1])
@@ -422,7 +324,7 @@ def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None
     metric.onset_step = onset.step
     metric.runs_needed = None
     metric.notes.append(
-        f"{metric.verdict} by {_share_text(abs(math.expm1(onset.difference)))} from step {onset.step:,.0f} on"
+        f"{metric.verdict} by {share_text(abs(math.expm1(onset.difference)))} from step {onset.step:,.0f} on"
     )
 
 
@@ -468,7 +370,7 @@ def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     for use in ("data", "checkpoint", "validation"):
         sides = [[run.uses[use] for run in runs if use in run.uses] for runs in (a, b)]
         if all(sides) and max(map(max, sides)) > 0.001:
-            parts.append(f"{use} {_share_text(float(np.mean(sides[0])))} → {_share_text(float(np.mean(sides[1])))}")
+            parts.append(f"{use} {share_text(float(np.mean(sides[0])))} → {share_text(float(np.mean(sides[1])))}")
     return ", ".join(parts)
 
 
@@ -501,56 +403,3 @@ def _comparable_text(found: Comparability) -> str:
     if found.speed_refusal is not None:
         return f"speed and memory are not comparable: {found.speed_refusal}"
     return "comparable by their facts; no common perf_tag"
-
-
-_PHRASES: Mapping[str, str] = {
-    "step_time": "{verdict} by {effect}",
-    "device_memory": "{effect} {verdict} GPU memory",
-    "device_memory_reserved": "{effect} {verdict} reserved GPU memory",
-    "host_memory": "{effect} {verdict} host memory",
-    "train_loss": "{verdict} training loss ({effect})",
-    "val_loss": "{verdict} validation loss ({effect})",
-}
-
-
-def _headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_single: bool) -> str:
-    """Return one sentence: what differs, else what is equal, else that there is not enough evidence."""
-    losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
-    disagree = {"worse", "better"} <= set(losses.values())
-    judged = [metric for metric in metrics if metric.verdict]
-    differing = [metric for metric in judged if metric.is_different]
-    parts = [
-        _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric))
-        for metric in differing
-        if not (disagree and metric.name in losses)
-    ]
-    if disagree:
-        parts.append("training and validation loss disagree")
-    if not parts:
-        same = [f"{metric.title} {_plain(metric.verdict)}" for metric in judged if metric.verdict in _SETTLED]
-        open_questions = [metric.title for metric in judged if not metric.is_settled]
-        if same:
-            parts.append(f"no difference: {', '.join(same)}")
-        if open_questions:
-            parts.append(f"not enough evidence{' from one run each' if is_single else ''}: {', '.join(open_questions)}")
-    text = "; ".join([*faults[:1], *parts])
-    return text[:1].upper() + text[1:]
-
-
-def _plain(verdict: str) -> str:
-    return {"rounding": "equal up to rounding", "identical_until": "identical at first"}.get(verdict, verdict)
-
-
-def _effect_text(metric: MetricVerdict) -> str:
-    if metric.effect is None:
-        return metric.reason
-    if not metric.is_relative:
-        return f"{abs(metric.effect):.2g} ranges"
-    if metric.onset_step is not None and metric.notes and metric.name == "step_time":
-        return metric.notes[0].partition(" by ")[2]
-    return _share_text(abs(metric.effect))
-
-
-def _share_text(share: float, places: int = 1) -> str:
-    """Return a share as a percentage."""
-    return f"{100 * share:.{places}f} %"

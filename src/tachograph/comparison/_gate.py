@@ -9,15 +9,10 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from tachograph.comparison._compare import (
-    GATED,
-    ComparedGroup,
-    ComparisonReport,
-    MetricVerdict,
-    compare_groups,
-)
+from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._evidence import RunEvidence
 from tachograph.comparison._history import HistoryReport
+from tachograph.comparison._report import GATED, ComparedGroup, ComparisonReport, MetricVerdict
 from tachograph.comparison._words import effect_text, value_text, verdict_text
 
 __all__ = ["CHECKED", "CheckResult", "check_run", "junit_error", "junit_report"]

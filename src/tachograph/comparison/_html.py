@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from tachograph.comparison._compare import ComparisonReport
 from tachograph.comparison._evidence import RunEvidence
+from tachograph.comparison._report import ComparisonReport
 from tachograph.comparison._svg import overlay_svg, step_times
 from tachograph.comparison._words import change_texts, group_name, noise_line, runs_text, verdict_rows
 

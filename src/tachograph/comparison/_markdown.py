@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tachograph.comparison._compare import ComparisonReport
+from tachograph.comparison._report import ComparisonReport
 from tachograph.comparison._words import change_texts, group_name, noise_line, runs_text, verdict_rows
 
 __all__ = ["MARKER", "markdown_report"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tachograph._base.text import format_duration
 from tachograph.comparison._comparable import ConfigChange
-from tachograph.comparison._compare import ComparisonReport, MetricVerdict
+from tachograph.comparison._report import ComparisonReport, MetricVerdict
 
 __all__ = [
     "VerdictRow",
