@@ -306,6 +306,17 @@ def test_unexpected_start_fields_are_harmless(tmp_path, field, odd):
     assert line.progress is None or 0.0 <= line.progress <= 1.0
 
 
+def test_runs_compared_in_several_parts_stay_open(tmp_path):
+    names = [f"r{number}" for number in range(40)]
+    for name in names:
+        write(tmp_path / name, [START, step(0, a=1.0)])
+    store = Store(tmp_path)
+    store.keep_open(names[:20])
+    store.keep_open(names[20:])
+    opened = [store.open(name) for name in names]
+    assert all(store.open(name) is run for name, run in zip(names, opened, strict=True))
+
+
 def test_number_of_open_runs_is_bounded(tmp_path):
     for number in range(40):
         write(tmp_path / f"r{number}", [START, step(number, a=1.0)])

@@ -67,7 +67,7 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
 
 def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
     """Yield runs with their new records, as far as time allows."""
-    store.keep_open(len(names))
+    store.keep_open(names)
     left_s = _MAX_TOTAL_REFRESH_S
     for name in names:
         try:

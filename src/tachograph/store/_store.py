@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
@@ -78,6 +78,7 @@ class Store:
         self._listing = threading.Lock()
         self._listed: dict[str, _ListedRun] = {}
         self._open: OrderedDict[str, StoredRun] = OrderedDict()
+        self._compared: set[str] = set()
         self._max_open = _MIN_OPEN_RUNS
         self._num_opened = 0
 
@@ -119,9 +120,16 @@ class Store:
                 self._close_large()
         return run
 
-    def keep_open(self, num_runs: int) -> None:
-        """Keep this many runs open from now on, because they will be read again and again."""
-        self._max_open = max(self._max_open, min(num_runs, _MAX_OPEN_RUNS))
+    def keep_open(self, run_ids: Collection[str]) -> None:
+        """Keep these runs open from now on, because they will be read again and again.
+
+        A comparison requests its runs in several parts: those of earlier calls stay open as well.
+        """
+        with self._lock:
+            if len(self._compared.union(run_ids)) > _MAX_OPEN_RUNS:
+                self._compared.clear()
+            self._compared.update(run_ids)
+            self._max_open = max(self._max_open, min(len(self._compared), _MAX_OPEN_RUNS))
 
     def _close_large(self) -> None:
         """Close the runs that were not used for the longest time while the open ones hold too much."""
