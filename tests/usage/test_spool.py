@@ -19,7 +19,7 @@ from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _sende
 from tachograph.usage._spool import keep_all_local
 from tests.conftest import HANG_S, wait_for
 from tests.receiver import Reply
-from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
+from tests.usage.conftest import Absent, PostHogReceiver, num_spooled, spooled, wait_until_sent
 from tests.usage.test_transport import PROGRAM, Configure, Start, epochs, finish, ready
 
 
@@ -219,7 +219,7 @@ def test_withdrawal_applies_to_next_file(
         for _ in range(80):  # of 16 kB each, more than one file holds
             manager.send_event("probed", {"values": [1.5] * 4000})
         num_events += 80
-        wait_for(lambda wanted=num_events: len(spooled(usage_dir)) >= wanted)  # type: ignore[misc]
+        wait_for(lambda wanted=num_events: num_spooled(usage_dir) >= wanted)  # type: ignore[misc]
     manager.send_event("train-start", {"num_epochs": 2})
     manager.shutdown(HANG_S)
     assert len(receiver.events()) == 1
@@ -382,7 +382,7 @@ def test_large_events_are_not_torn(configure: Configure, receiver: PostHogReceiv
     manager = configure(events={"probed": fields}, choice="on")
     for _ in range(80):  # of 16 kB each
         manager.send_event("probed", {"values": [1.5] * 4000})
-    assert wait_for(lambda: len(spooled(usage_dir)) == 80)
+    wait_for(lambda: num_spooled(usage_dir) == 80)
     kept = {event["uuid"] for event in spooled(usage_dir)}
     wait_until_sent(usage_dir)
     arrived = {event["uuid"] for event in receiver.events()}
