@@ -13,13 +13,13 @@ import pytest
 
 import tachograph
 from tests.conftest import HANG_S, lines_of, wait_for
+from tests.preloaded import preloaded
 
 
 def tacho(*arguments, check=True, columns=160, env=(), **options):
-    done = subprocess.run(
+    done = preloaded("command").run(
         [sys.executable, "-m", "tachograph", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=HANG_S,
-        env={**os.environ, "COLUMNS": str(columns), **dict(env)}, **options,
+        text=True, timeout=HANG_S, env={**os.environ, "COLUMNS": str(columns), **dict(env)}, **options,
     )  # fmt: skip
     if check:
         assert done.returncode == 0, done.stderr

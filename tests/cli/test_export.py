@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
@@ -520,8 +521,14 @@ def write_long_run(folder, num_steps):
     return folder
 
 
-def test_closed_pipe_ends_the_export_quietly(tmp_path):
-    run = write_long_run(tmp_path / "x", 20_000)
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """Return a function that returns a run of this length, written once for all tests in this process."""
+    return functools.cache(lambda num_steps: write_long_run(tmp_path_factory.mktemp("long") / "x", num_steps))
+
+
+def test_closed_pipe_ends_the_export_quietly(long_run):
+    run = long_run(20_000)
     command = f"{sys.executable} -m tachograph export {run} --to csv | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout.startswith("run,attempt,")
@@ -538,14 +545,15 @@ PEAK = """
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak memory from /proc")
+@pytest.mark.xdist_group("long_run")
 @pytest.mark.parametrize("name", FORMATS)
-def test_memory_does_not_grow_with_a_run(tmp_path, script, name):
+def test_memory_does_not_grow_with_a_run(tmp_path, script, long_run, name):
     """Memory may not depend on the length: a list of the records would take several times the size of the journal."""
     if name == "parquet":
         pytest.importorskip("pyarrow")
     peaks, sizes = [], []
     for num_steps in (80_000, 320_000):
-        run = write_long_run(tmp_path / str(num_steps), num_steps)
+        run = long_run(num_steps)
         path = tmp_path / f"{num_steps}.{name}"
         peaks.append(int(script(PEAK, "export", run, "--output", path).ok()))
         sizes.append((run / "metrics.jsonl").stat().st_size)
@@ -560,12 +568,13 @@ def files_in(folder):
     return {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.xdist_group("long_run")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("name", ["csv", "parquet"])
-def test_interrupted_export_leaves_no_table(tmp_path, name, number):
+def test_interrupted_export_leaves_no_table(tmp_path, long_run, name, number):
     if name == "parquet":
         pytest.importorskip("pyarrow")
-    run, target = write_long_run(tmp_path / "x", 200_000), tmp_path / "out"
+    run, target = long_run(320_000), tmp_path / "out"
     target.mkdir()
     path = target / f"table.{name}"
     command = [sys.executable, "-m", "tachograph", "export", str(run), "-o", str(path)]
@@ -581,14 +590,15 @@ def test_interrupted_export_leaves_no_table(tmp_path, name, number):
     assert path.exists()
 
 
-def test_failed_write_leaves_no_file(tmp_path):
-    run, target = write_long_run(tmp_path / "x", 20_000), tmp_path / "out"
+def test_failed_write_leaves_no_file(tmp_path, long_run):
+    run, target = long_run(20_000), tmp_path / "out"
     target.mkdir()
     for name in FORMATS:
         if name == "parquet":
             pytest.importorskip("pyarrow")
-        done = tacho(
-            "export", run, "-o", target / f"table.{name}", check=False, columns=300,
+        done = subprocess.run(
+            [sys.executable, "-m", "tachograph", "export", str(run), "-o", str(target / f"table.{name}")],
+            capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "300"},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
         )  # fmt: skip
         assert done.returncode == 1
