@@ -99,7 +99,7 @@ def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -
     deadline_s = time.monotonic() + _MAX_LEARN_S
     place = store.folders.resolve(max(runs, key=lambda run: run.started).name)
     rows = similar_rows(catalog, runs, log_dir=None if place is None else place[0], max_s=_MAX_LEARN_S / 2)
-    store.keep_open(len(runs) + len(rows))
+    store.keep_open([*(run.name for run in runs), *(row.id for row in rows)])
     shares = [catalog.indexed_for(())]
     found = []
     for row in rows:
