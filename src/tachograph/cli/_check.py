@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._compare import earlier_runs, load_runs, print_report, write_file
+from tachograph.cli._compare import load_runs, print_report, write_file
 from tachograph.cli._format import json_text, plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.exceptions import TachographError
@@ -115,7 +117,7 @@ def _check(
 
     file = None if baseline is None else load_baseline(baseline)
     [evidence] = load_runs([run], log_dir)
-    earlier = earlier_runs(evidence, log_dir, _MAX_HISTORY) if history or (file is None and not against) else []
+    earlier = _earlier_runs(evidence, log_dir) if history or (file is None and not against) else []
     if file is not None:
         evidence = file.comparable(evidence)
         first, source = file.evidence(), f"{plural(len(file.evidence()), 'run')} of {safe(baseline)}"
@@ -136,6 +138,20 @@ def _check(
     if evidence.state in {"running", "stale"}:
         found.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")
     return found, source
+
+
+def _earlier_runs(run: RunEvidence, log_dir: str) -> list[RunEvidence]:
+    """Return finished runs of the log folder that started before a run and share its perf_tag, oldest first."""
+    from tachograph.catalog import Catalog
+    from tachograph.comparison import earlier_rows
+
+    if not Path(log_dir).is_dir():
+        return []
+    found: list[RunEvidence] = []
+    for row in earlier_rows(Catalog(log_dir), run.perf_tags, run.started, _MAX_HISTORY, without=[run]):
+        with contextlib.suppress(TachographError):  # one damaged run does not stop a check
+            found += load_runs([row.id], log_dir)
+    return found
 
 
 def _default_baseline(run: RunEvidence, earlier: Sequence[RunEvidence]) -> tuple[list[RunEvidence], str]:

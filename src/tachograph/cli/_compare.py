@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from tachograph._base.files import replace_file
 from tachograph.cli._format import add_row, json_text, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
-from tachograph.exceptions import TachographError
 from tachograph.reader import find_readable_run
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
     Pair = tuple[list[RunEvidence], list[RunEvidence]]
 
-__all__ = ["compare", "earlier_runs", "load_runs", "print_report", "write_file"]
+__all__ = ["compare", "load_runs", "print_report", "write_file"]
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
@@ -185,20 +183,6 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     names = list(names)
     found = load_folders([find_readable_run(name, log_dir) for name in names])
     return [replace(run, name=name.rstrip("/")) for run, name in zip(found, names, strict=True)]
-
-
-def earlier_runs(run: RunEvidence, log_dir: str, most: int) -> list[RunEvidence]:
-    """Return finished runs of the log folder that started before a run and share its perf_tag, oldest first."""
-    from tachograph.catalog import Catalog
-    from tachograph.comparison import earlier_rows
-
-    if not Path(log_dir).is_dir():
-        return []
-    found: list[RunEvidence] = []
-    for row in earlier_rows(Catalog(log_dir), run.perf_tags, run.started, most, without=[run]):
-        with contextlib.suppress(TachographError):  # one damaged run does not stop a check
-            found += load_runs([row.id], log_dir)
-    return found
 
 
 def write_file(path: str, text: str) -> None:
