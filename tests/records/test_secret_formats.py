@@ -50,6 +50,7 @@ class Generator(random.Random):
 
 # For each format, secrets as the service issues them: lengths and alphabets come from there, not from our patterns.
 EXAMPLES: dict[str, list[Callable[[Generator], str]]] = {
+    "Tachograph access key": [lambda g: f"tk_{g.hex(8)}_{g.safe(43)}"],
     "OpenAI": [
         lambda g: f"sk-proj-{g.safe(156)}",
         lambda g: f"sk-svcacct-{g.safe(120)}",

@@ -61,6 +61,7 @@ def _hex(at_least: int) -> str:
 
 
 FORMATS = (
+    SecretFormat("Tachograph access key", ("tk_",), f"{_HEX}{{8}}_{_url_safe(43)}"),
     # Models and training
     SecretFormat("OpenAI", ("sk-proj-", "sk-svcacct-", "sk-admin-", "sk-None-"), _url_safe(20)),
     SecretFormat("Anthropic", ("sk-ant-",), _url_safe(20)),
