@@ -26,7 +26,8 @@ ALLOWED = {
     "recorder": {"base", "records", "journal", "reader", "diagnostics", "provenance"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
-    "_init": {"base", "records", "diagnostics", "provenance", "recorder", "sinks"},
+    "collector": {"base", "records", "journal"},
+    "_init": {"base", "records", "diagnostics", "provenance", "recorder", "sinks", "collector"},
     "spans": {"base", "records", "recorder", "_init"},
     "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"}
     | {"provenance"},
@@ -43,10 +44,11 @@ ALLOWED = {
     "store": {"base", "records", "journal", "reader"},
     "catalog": {"base", "records", "journal", "reader", "store", "sinks", "provenance"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
-    "server": {"base", "records", "journal", "reader", "store", "catalog", "comparison", "provenance"},
+    "server": {"base", "records", "journal", "reader", "store", "catalog", "comparison", "provenance", "collector"},
     "cli": {
         "base",
         "catalog",
+        "collector",
         "comparison",
         "records",
         "journal",

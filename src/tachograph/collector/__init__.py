@@ -1,0 +1,23 @@
+"""Runs of many machines on one server: access keys, addresses and credentials."""
+
+from tachograph.collector._failure_limiter import FailureLimiter
+from tachograph.collector._keys import (
+    SCOPES,
+    TOKEN_FORMAT,
+    AccessKey,
+    KeyFileError,
+    KeyRing,
+    Scope,
+    keys_path,
+)
+
+__all__ = [
+    "SCOPES",
+    "TOKEN_FORMAT",
+    "AccessKey",
+    "FailureLimiter",
+    "KeyFileError",
+    "KeyRing",
+    "Scope",
+    "keys_path",
+]
