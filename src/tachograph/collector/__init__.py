@@ -1,5 +1,6 @@
 """Runs of many machines on one server: access keys, addresses and credentials."""
 
+from tachograph.collector._address import ServerAddress, parse_server
 from tachograph.collector._failure_limiter import FailureLimiter
 from tachograph.collector._keys import (
     SCOPES,
@@ -19,5 +20,7 @@ __all__ = [
     "KeyFileError",
     "KeyRing",
     "Scope",
+    "ServerAddress",
     "keys_path",
+    "parse_server",
 ]
