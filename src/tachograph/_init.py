@@ -21,17 +21,21 @@ from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, loggers_in, start_run, watch_loggers
 from tachograph.records import check_run_name
-from tachograph.settings import Settings, convert_setting, read_config, resolve_settings
+from tachograph.settings import ONLINE, Mode, Settings, convert_setting, read_config, resolve_mode, resolve_settings
 from tachograph.sinks import SINKS, SinkDriver, SinkProcess, SwanLabConfig, start_sinks
 
 if TYPE_CHECKING:
     from tachograph.sinks.notify import Channel, NotifySettings, NotifySink
 
-__all__ = ["add_swanlab", "check_config", "check_setting", "init", "init_from_config"]
+__all__ = ["add_swanlab", "check_config", "check_setting", "init", "init_from_config", "resolve_destination"]
 
 _SUBSECTIONS = ("notify", "rules", "signals")
 _SECTION_KEYS = (*Settings.__struct_fields__, *_SUBSECTIONS)
 _MAX_WARNINGS = 5
+_NO_SERVER = (
+    "mode 'cloud' needs the address of a server: pass server='https://…', set TACHO_SERVER, or run `tacho login URL`; "
+    "mode 'offline' records now and sends later"
+)
 _SWANLAB_REPLACED = "the config turns SwanLab on, but TACHO_SINKS or init(sinks=…) has other sinks: add swanlab to them"
 
 
@@ -87,6 +91,8 @@ def init(
         chosen = resolve_settings(settings, swanlab.add_to_section(section), path=path)
         warnings += [] if "swanlab" in chosen.sinks else [_SWANLAB_REPLACED]
         notify_section = swanlab.add_to_notify(notify_section)
+    is_online = chosen.mode == ONLINE
+    chosen = resolve_destination(chosen)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
     if facts is not None and not isinstance(facts, Mapping):
@@ -122,6 +128,8 @@ def init(
             sink.cancel()
         raise
     if run.folder is not None:
+        if is_online:
+            run.print_line(f"mode {ONLINE!r} is another name of {Mode.CLOUD.value!r}")
         if channels is not None:
             for notifier in _notify_sink(run, *channels, start_s):
                 run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
@@ -130,6 +138,18 @@ def init(
         if len(loggers) + len(sinks) > 1:
             watch_loggers(run, loggers, {sink.name: sink.pid for sink in sinks})
     return run
+
+
+def resolve_destination(settings: Settings) -> Settings:
+    """Return the settings with `mode` resolved to one of the four words.
+
+    Raises:
+        ConfigError: if the run is to be sent to a server and no server is given.
+    """
+    mode = resolve_mode(settings)
+    if mode is Mode.CLOUD and not settings.server:
+        raise ConfigError(_NO_SERVER)
+    return msgspec.structs.replace(settings, mode=mode.value)
 
 
 def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> dict[str, Any]:
@@ -328,7 +348,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     swanlab = _read_swanlab(config, [])
     if swanlab is not None:
         section, notify = swanlab.add_to_section(section), swanlab.add_to_notify(notify)
-    chosen = resolve_settings({}, section, path=path)
+    chosen = resolve_destination(resolve_settings({}, section, path=path))
     for name in chosen.sinks:
         if name not in SINKS.names():
             raise ConfigError(f"{path}.sinks: unknown sink {name!r}{did_you_mean(name, SINKS.names())}")

@@ -5,12 +5,16 @@ section of a config file, else the default below. The table feeds the documentat
 
 Two settings name sinks: the list `sinks`, and a switch for each of the oldest sinks (`tensorboard`, `wandb`), which
 existing configs use. `_merge_switches` combines them, so that the rest of the code only reads `Settings.sinks`.
+
+Three settings decide where a run goes: `mode`, `server` and `enabled`. `resolve_mode` combines them; the rest of the
+code calls it and does not read `Settings.mode`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,23 +26,62 @@ from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
+    "ONLINE",
+    "Mode",
     "Settings",
     "SettingRow",
     "convert_setting",
     "parse_sinks",
     "parse_switch",
     "read_config",
+    "resolve_mode",
     "resolve_settings",
     "settings_table",
 ]
+
+
+class Mode(Enum):
+    """Where a run goes."""
+
+    LOCAL = "local"
+    """Recorded on this machine."""
+    CLOUD = "cloud"
+    """Recorded on this machine and sent to a server while it is recorded."""
+    OFFLINE = "offline"
+    """Recorded on this machine and marked to be sent later."""
+    DISABLED = "disabled"
+    """Not recorded."""
+
+
+ONLINE = "online"
+"""Another name of the mode `cloud`, as SwanLab and W&B call it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a run."""
 
     enabled: Annotated[
-        bool, Meta(description="Record the run. When false, `init` returns a run that does nothing.")
+        bool,
+        Meta(description="Record the run. When false, `init` returns a run that does nothing, whatever the mode is."),
     ] = True
+    mode: Annotated[
+        str,
+        Meta(
+            description=(
+                "`local`, `cloud`, `offline` or `disabled`; if empty, `cloud` with a `server` and `local` without. "
+                "See [modes](modes.md)."
+            )
+        ),
+    ] = ""
+    server: Annotated[
+        str, Meta(description="Address of the server of your team, such as `https://tacho.example.org`.")
+    ] = ""
+    remote_control: Annotated[
+        bool, Meta(description="Let people with a key for it change and stop this run from the server.")
+    ] = False
+    allow_plain_http: Annotated[
+        bool, Meta(description="Allow an address that starts with `http://` for a server on another machine.")
+    ] = False
     log_dir: Annotated[str, Meta(description="Folder that holds one folder per run.", min_length=1)] = "./logs"
     log_every: Annotated[
         int, Meta(description="Steps per step record; the steps in between are summarised in it.", ge=1)
@@ -205,7 +248,22 @@ def resolve_settings(
             if name not in Settings.__struct_fields__:
                 raise ConfigError(f"unknown setting {origin}{name}{did_you_mean(name, Settings.__struct_fields__)}")
     _merge_switches(values, sources)
-    return Settings(**values)
+    settings = Settings(**values)
+    # Much of the code only asks whether the run is recorded.
+    return msgspec.structs.replace(settings, enabled=resolve_mode(settings) is not Mode.DISABLED)
+
+
+def resolve_mode(settings: Settings) -> Mode:
+    """Return where a run with these settings goes.
+
+    `enabled=False` and `mode="disabled"` mean the same: if either is given, the run is not recorded. Otherwise a mode
+    that is given wins over `server`, whichever source each comes from.
+    """
+    if not settings.enabled:
+        return Mode.DISABLED
+    if settings.mode:
+        return Mode.CLOUD if settings.mode == ONLINE else Mode(settings.mode)
+    return Mode.CLOUD if settings.server else Mode.LOCAL
 
 
 def _merge_switches(values: dict[str, Any], sources: Mapping[str, int]) -> None:
@@ -274,6 +332,8 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
     """
     if name == "sinks":
         return parse_sinks(value, origin)
+    if name == "mode":
+        return _parse_mode(value, origin)
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     given = value
     if wanted.__origin__ is bool:
@@ -287,6 +347,15 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
     except msgspec.ValidationError as error:
         wanted_text = str(error).partition(", got ")[0]
         raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None
+
+
+def _parse_mode(value: Any, origin: str) -> str:
+    word = value.strip().lower() if isinstance(value, str) else value
+    modes = [mode.value for mode in Mode]
+    if word not in ("", ONLINE, *modes):
+        hint = did_you_mean(word, [*modes, ONLINE]) if isinstance(word, str) else ""
+        raise ConfigError(f"{origin}: expected one of {', '.join(modes)}, got {value!r:.80}{hint}")
+    return str(word)
 
 
 def parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:

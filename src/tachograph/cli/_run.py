@@ -62,6 +62,7 @@ def run(
     `accelerate launch`. Also records what the program logs to W&B, TensorBoard, MLflow, trackio or SwanLab, and the
     arguments it parses. Exits with the exit code of the program.
     """
+    from tachograph._init import resolve_destination
     from tachograph.integrations.zero_code import launch
 
     if command[0].startswith("-") and command[0] != "-m":
@@ -72,7 +73,7 @@ def run(
         if not equals:
             raise click.BadParameter(f"{setting!r}: expected NAME=VALUE, such as log_every=10", param_hint="--set")
         values[key.strip()] = value.strip()
-    resolve_settings(values)  # raises here, not inside the program
+    resolve_destination(resolve_settings(values))  # raises here, not inside the program
     try:
         result = launch(
             command,
