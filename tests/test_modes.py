@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +15,10 @@ import tachograph
 from tachograph._init import check_config
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
+from tachograph.journal import Destination, RunFolder, read_destination
+from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
+from tests.conftest import wait_for
 
 SERVER = "https://tacho.example.org"
 
@@ -104,3 +111,136 @@ def test_alias_online_is_told(tmp_path, capsys):
         assert resolve_mode(run.settings) is Mode.CLOUD
         assert run.settings.mode == "cloud"
     assert "[telemetry] mode 'online' is another name of 'cloud'\n" in capsys.readouterr().out
+
+
+# The destination of a run --------------------------------------------------------------------------------------------
+
+
+def destination_of(logs, name="x"):
+    path = logs / name / ".tacho" / "destination.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.mark.parametrize("mode", ["cloud", "offline"])
+def test_run_is_marked_when_it_starts(logs, mode):
+    with tachograph.init("x", mode=mode, server=SERVER, remote_control=True, log_dir=str(logs), git=False) as run:
+        assert destination_of(logs) == {"server": SERVER, "mode": mode, "remote_control": True}
+        run.log(train_loss=1.0, step=0)
+    assert read_destination(RunFolder(logs / "x")) == Destination(server=SERVER, mode=mode, remote_control=True)
+    assert read(logs / "x").series("train_loss").values == [1.0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "local", "server": SERVER}])
+def test_local_run_is_not_marked(logs, capsys, settings):
+    with tachograph.init("x", log_dir=str(logs), git=False, **settings):
+        pass
+    assert destination_of(logs) is None
+    assert read_destination(RunFolder(logs / "x")) is None
+    assert "tacho sync" not in capsys.readouterr().out
+
+
+def test_last_attempt_decides_where_the_run_goes(logs, capsys):
+    for settings, expected in (
+        ({"mode": "offline"}, {"server": None, "mode": "offline", "remote_control": False}),
+        ({"server": SERVER}, {"server": SERVER, "mode": "cloud", "remote_control": False}),
+        ({"mode": "local", "server": SERVER}, None),
+        ({}, None),
+    ):
+        with tachograph.init("x", resume=True, log_dir=str(logs), git=False, **settings):
+            assert destination_of(logs) == expected
+    out = capsys.readouterr().out
+    assert out.count("this attempt has the mode 'local': the run is no longer marked to be sent\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"server": 5, "mode": "cloud"}', b'{"mode": "local"}', b"[" * 9000]
+)
+def test_damaged_destination_counts_as_none(logs, content):
+    with tachograph.init("x", mode="offline", log_dir=str(logs), git=False):
+        pass
+    (logs / "x" / ".tacho" / "destination.json").write_bytes(content)
+    assert read_destination(RunFolder(logs / "x")) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_destination_of_another_user_counts_as_none(logs):
+    with tachograph.init("x", mode="offline", log_dir=str(logs), git=False) as run:
+        pass
+    assert read_destination(run.folder) is not None
+    os.chown(run.folder.destination, 65534, 65534)
+    assert read_destination(run.folder) is None
+
+
+def test_destination_that_cannot_be_written_is_recorded(logs):
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.folder.destination.mkdir()
+    with tachograph.init("x", mode="offline", resume=True, log_dir=str(logs), git=False):
+        pass
+    kinds = [record["kind"] for record in read(logs / "x").latest("telemetry_error")]
+    assert kinds == ["destination_not_written"]
+
+
+def test_destination_of_a_later_version_is_read(logs):
+    with tachograph.init("x", mode="offline", log_dir=str(logs), git=False):
+        pass
+    known = {"server": SERVER, "mode": "cloud", "remote_control": True, "region": "north"}
+    (logs / "x" / ".tacho" / "destination.json").write_text(json.dumps(known))
+    assert read_destination(RunFolder(logs / "x")) == Destination(server=SERVER, mode="cloud", remote_control=True)
+
+
+def test_destination_is_restored_with_a_deleted_folder(logs):
+    with tachograph.init("x", mode="offline", log_dir=str(logs), flush_interval_s=0.05, git=False):
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        wait_for(lambda: destination_of(logs) == {"server": None, "mode": "offline", "remote_control": False})
+
+
+def test_destination_is_restored_with_its_folder(logs):
+    with tachograph.init("x", mode="offline", log_dir=str(logs), flush_interval_s=0.05, git=False):
+        wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or destination_of(logs) is None)
+        wait_for(lambda: destination_of(logs) is not None)
+
+
+def test_destination_moves_with_the_run(logs, script):
+    """Another process starts a run of the same name after the folder was deleted."""
+    other = """
+        import sys, tachograph
+        with tachograph.init("x", log_dir=sys.argv[1], git=False) as run:
+            print("started", run.name, flush=True)
+            sys.stdin.read()
+        """
+    with tachograph.init("x", mode="offline", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.backend._due_s["check"] = math.inf  # the writer notices nothing until the other run has started
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        process = script(other, logs).process
+        wait_for(lambda: "started x" in process.stdout.readline())
+        run.backend._due_s["check"] = 0.0
+        wait_for(lambda: destination_of(logs, "x-2"))
+    assert run.name == "x-2"
+    assert destination_of(logs) is None
+
+
+@pytest.mark.parametrize(("server", "ending"), [(SERVER, ""), ("", " --server URL")])
+def test_offline_run_prints_how_to_send_it(tmp_path, monkeypatch, capsys, server, ending):
+    monkeypatch.chdir(tmp_path)
+    run = tachograph.init("x", mode="offline", server=server, log_dir="my logs", git=False)
+    capsys.readouterr()
+    run.finish()
+    run.finish()
+    assert capsys.readouterr().out == f"[telemetry] Send it with: tacho sync 'my logs/x'{ending}\n"
+
+
+def test_failed_offline_run_prints_how_to_send_it(script, logs):
+    code = (
+        "import sys, tachograph; tachograph.init('x', mode='offline', log_dir=sys.argv[1], git=False); raise ValueError"
+    )
+    _, out, _ = script(code, logs).wait()
+    assert out.count("Send it with: tacho sync") == 1
+    assert read(logs / "x").state == "failed"
+
+
+def test_other_ranks_do_not_mark_the_run(logs, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with tachograph.init("x", mode="offline", log_dir=str(logs), git=False):
+        assert destination_of(logs) is None
+    assert "tacho sync" not in capsys.readouterr().out

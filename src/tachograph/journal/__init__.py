@@ -16,6 +16,7 @@ from tachograph.journal._control_file import (
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._csv_main import complete_csv_later
+from tachograph.journal._destination import Destination, read_destination, remove_destination, write_destination
 from tachograph.journal._ends import current_state
 from tachograph.journal._files import (
     compress_journal,
@@ -62,6 +63,7 @@ __all__ = [
     "ControlFile",
     "ControlFileError",
     "CsvMirror",
+    "Destination",
     "FoundRun",
     "Heartbeat",
     "JournalFollower",
@@ -100,13 +102,16 @@ __all__ = [
     "list_output_segments",
     "output_line",
     "partial_output",
+    "read_destination",
     "read_heartbeat",
     "read_records",
     "rebuild_csv",
+    "remove_destination",
     "restore_journal",
     "stat_journal",
     "state_at_end",
     "this_process",
     "uptime_s",
+    "write_destination",
     "write_requests",
 ]

@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def private(self) -> Path:
-        """`.tacho`: cursors, lock and heartbeat; may be deleted at any time."""
+        """`.tacho`: cursors, lock, heartbeat and destination; may be deleted at any time."""
         return self.path / ".tacho"
 
     @property
@@ -83,6 +83,11 @@ class RunFolder:
     def cache(self) -> Path:
         """`.tacho/cache`: columns that readers built from the journal."""
         return self.private / "cache"
+
+    @property
+    def destination(self) -> Path:
+        """`.tacho/destination.json`: the server that the run is to be sent to."""
+        return self.private / "destination.json"
 
     @property
     def csv_cursor(self) -> Path:

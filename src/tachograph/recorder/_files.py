@@ -141,6 +141,7 @@ class RunFiles:
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
         self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
+        self.on_restore: Callable[[], None] = lambda: None
         self.print_line: Callable[[str], None] = lambda line: None
 
     @property
@@ -283,6 +284,7 @@ class RunFiles:
                 make_folder(self.folder.private, below=self.folder.path)
                 self._claim.renew()
                 self.beat()
+                self.on_restore()
 
     def _restore(self) -> None:
         try:
@@ -307,6 +309,7 @@ class RunFiles:
         reason = "the journal was deleted or replaced while the run was recorded"
         reason += "; its records were restored" if saved else "; the new file is continued"
         self._report_error("journal_moved", "metrics.jsonl", reason=reason)
+        self.on_restore()
 
     def _move_to_new_folder(self) -> None:
         """Continue in another folder, because another process started a run in ours after it was deleted."""

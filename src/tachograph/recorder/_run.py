@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ import msgspec
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, warn
 from tachograph._base.paths import absolute_path
-from tachograph.journal import RunFolder
+from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
@@ -46,7 +47,7 @@ from tachograph.records import (
     is_array,
     to_plain,
 )
-from tachograph.settings import Settings
+from tachograph.settings import Mode, Settings, resolve_mode
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
@@ -559,9 +560,26 @@ class Run:
     def _move(self, folder: RunFolder, reason: str) -> None:
         """Continue in another folder, because another process took the first one."""
         self.folder, self.name = folder, folder.name
+        self._write_destination()
         for follower in self._followers:
             follower.move(folder)
         self.print_line(reason)
+
+    def _write_destination(self) -> None:
+        """Write into the run's folder whether and where the run is to be sent; the last attempt decides."""
+        if self.folder is None:
+            return
+        mode = resolve_mode(self._settings)
+        try:
+            if mode is Mode.CLOUD or mode is Mode.OFFLINE:
+                server, is_controlled = self._settings.server or None, self._settings.remote_control
+                known = Destination(server=server, mode=mode.value, remote_control=is_controlled)
+                write_destination(self.folder, known)
+            elif self.resumed and os.path.lexists(self.folder.destination):
+                remove_destination(self.folder)
+                self.print_line(f"this attempt has the mode {mode.value!r}: the run is no longer marked to be sent")
+        except OSError as error:
+            self.report_error("destination_not_written", ".tacho/destination.json", str(error))
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -611,6 +629,10 @@ class Run:
             if not follower.close(deadline_s - time.monotonic()):
                 self.print_line(f"{follower.name} did not receive all records of {self.name!r}; the journal has them")
         self._accepts_late_errors = False  # the next attempt may write the journal from now on
+        if self.folder is not None and resolve_mode(self._settings) is Mode.OFFLINE:
+            path = shlex.quote(os.path.join(self._settings.log_dir, self.name))  # as the user spelled it
+            server = "" if self._settings.server else " --server URL"
+            self.print_line(f"Send it with: tacho sync {path}{server}")
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)

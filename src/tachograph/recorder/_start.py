@@ -127,6 +127,7 @@ def _start_recording(
     )
     writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals) if rules else None
     writer.add_record("start", facts)
+    run._write_destination()
     for problem in problems:
         writer.add_record(
             "telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason}
@@ -136,6 +137,7 @@ def _start_recording(
     writer.poll_controls = lambda: run.control_panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
     files.on_move = run._move
+    files.on_restore = run._write_destination
     files.print_line = run.print_line
     writer.divert_training = run._use_slow_path
     writer.on_large_step = run._expect_large_steps
