@@ -345,6 +345,35 @@ def test_ended_keys_are_removed_after_90_days(ring, clock):
     assert [key.name for key in ring.list()] == ["a", "b"]
 
 
+def test_number_of_keys_is_limited(ring):
+    for number in range(3):
+        ring.create(f"key-{number}", ["read"])
+    ring.revoke("key-0")
+    content = json.loads(ring.path.read_text())
+    revoked, valid = content["keys"][0], content["keys"][1]
+    for number in range(1_500):  # real ones would take long
+        for entry in (revoked, valid) if number < 998 else (revoked,):
+            name = f"more-{number}-{entry is valid}"
+            content["keys"].append(
+                {**entry, "key": {**entry["key"], "id": f"{len(content['keys']):08x}", "name": name}}
+            )
+    ring.path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="1000 valid access keys, which is the limit"):
+        ring.create("one-more", ["read"])
+    ring.revoke("key-1")
+    ring.create("one-more", ["read"])
+    assert (
+        sum(key.revoked is None for key in ring.list()) == sum(key.revoked is not None for key in ring.list()) == 1000
+    )
+
+
+@pytest.mark.parametrize("call", ["revoke", "rotate"])
+def test_change_of_missing_keys_creates_nothing(ring, call):
+    with pytest.raises(ConfigError, match="no access keys in .*; create one with tacho keys create"):
+        getattr(ring, call)("ci")
+    assert not ring.path.parent.parent.exists()
+
+
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 

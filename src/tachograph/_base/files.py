@@ -31,6 +31,7 @@ __all__ = [
     "add_name",
     "check_file",
     "create_file",
+    "exclusive_lock",
     "is_trusted",
     "link_file",
     "make_folder",
@@ -110,6 +111,24 @@ def open_lock(path: Path, *, below: Path, mode: int = 0o644) -> int:
         OSError: if it cannot be opened; `UnsafeFileError` if it is not a regular file.
     """
     return _open_or_create(path, below, os.O_RDWR, mode, any_owner=True)
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[None]:
+    """Wait until no other process or thread is in such a block; see `open_lock`. Windows has no such locks.
+
+    Raises:
+        OSError: if the file cannot be opened or locked.
+    """
+    descriptor = open_lock(path, below=below, mode=mode)
+    try:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def create_file(path: Path, *, below: Path, mode: int = 0o644) -> int:

@@ -1,4 +1,4 @@
-"""One POST to one address, bounded in time and size. Redirects are never followed.
+"""One request to one address, bounded in time and size. Redirects are never followed.
 
 Three properties matter to the callers:
 
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from tachograph._version import __version__
 
-__all__ = ["DeliveryError", "HttpResponse", "check_response", "post"]
+__all__ = ["DeliveryError", "HttpResponse", "check_response", "get", "post"]
 
 _MAX_RESPONSE_BYTES = 64 << 10
 _MAX_WAIT_S = 3_600.0
@@ -138,10 +138,32 @@ def post(
     Raises:
         DeliveryError: if there was no response, or `before_send` raised it.
     """
+    headers = {"Content-Type": "application/json; charset=utf-8", **headers}
+    return _exchange("POST", address, body, headers, timeout_s, before_send, tls)
+
+
+def get(url: str, headers: Mapping[str, str], *, timeout_s: float) -> HttpResponse:
+    """Ask for a resource and return the response, whatever its status; see `post`.
+
+    Raises:
+        DeliveryError: if there was no response.
+    """
+    return _exchange("GET", lambda: url, None, headers, timeout_s, lambda: None, None)
+
+
+def _exchange(
+    method: str,
+    address: Callable[[], str],
+    body: bytes | None,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    before_send: Callable[[], None],
+    tls: ssl.SSLContext | None,
+) -> HttpResponse:
     deadline_s = time.monotonic() + timeout_s
-    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
+    headers = {"User-Agent": f"tachograph/{__version__}", **headers}
     try:
-        request = _Request(address(), body, headers, method="POST")  # the scheme was validated at setup
+        request = _Request(address(), body, headers, method=method)  # the scheme was validated at setup
         # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
         # hook (and all it refers to) alive until the next garbage collection.
         request.before_send = before_send
@@ -184,7 +206,7 @@ def check_response(response: HttpResponse, clean: Callable[[str, int], str]) -> 
     """Raise `DeliveryError` unless the status is a success.
 
     Args:
-        response: as returned by `post`.
+        response: as returned by `post` or `get`.
         clean: returns the body, shortened to a number of characters, as it may be shown to people.
     """
     status = response.status

@@ -1,10 +1,11 @@
-"""Paths of the training program."""
+"""Paths of the training program and of its user."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-__all__ = ["absolute_path"]
+__all__ = ["absolute_path", "config_folder"]
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -13,3 +14,11 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         return os.path.abspath(path)
     except OSError:
         return os.fspath(path)
+
+
+def config_folder() -> Path:
+    """Return the folder for what this user configured: ``$XDG_CONFIG_HOME/tachograph`` or its default."""
+    # The XDG specification says to ignore a relative path.
+    config = os.environ.get("XDG_CONFIG_HOME")
+    home = Path(config) if config and os.path.isabs(config) else Path(os.path.expanduser("~")) / ".config"
+    return home / "tachograph"

@@ -32,6 +32,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.files import make_folder, open_to_append, open_to_read, read_small, replace_file, write_all
+from tachograph._base.paths import config_folder
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import TachographError, did_you_mean
 from tachograph.journal import RunFolder
@@ -341,14 +342,6 @@ def author() -> str:
     except (KeyError, OSError, ImportError):
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
-
-
-def config_folder() -> Path:
-    """Return the folder for what this user configured: ``$XDG_CONFIG_HOME/tachograph`` or its default."""
-    # The XDG specification says to ignore a relative path.
-    config = os.environ.get("XDG_CONFIG_HOME")
-    home = Path(config) if config and os.path.isabs(config) else Path(os.path.expanduser("~")) / ".config"
-    return home / "tachograph"
 
 
 def this_actor() -> str:

@@ -31,9 +31,9 @@ from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.files import (
     UnsafeFileError,
     check_file,
+    exclusive_lock,
     is_trusted,
     make_folder,
-    open_lock,
     open_to_read,
     read_small,
     replace_file,
@@ -43,11 +43,6 @@ from tachograph._base.files import (
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.records import mask_text
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["SCOPES", "TOKEN_FORMAT", "AccessKey", "KeyFileError", "KeyRing", "Scope", "keys_path"]
 
@@ -119,7 +114,7 @@ class _StoredKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
-    keys: list[_StoredKey]
+    keys: Sequence[_StoredKey]
 
 
 def keys_path(data_dir: str | os.PathLike[str]) -> Path:
@@ -232,7 +227,7 @@ class KeyRing:
         _check_name(name)
         _check_project(project)
         known = _check_scopes(scopes)
-        with self._changing() as keys:
+        with self._changing(must_exist=False) as keys:
             now_s = self._clock.wall_s()
             if any(each.key.name == name and each.key.ended(now_s) is None for each in keys.values()):
                 raise ConfigError(
@@ -316,32 +311,35 @@ class KeyRing:
     # Files -----------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, _StoredKey]]:
+    def _changing(self, *, must_exist: bool = True) -> Iterator[dict[str, _StoredKey]]:
         """Yield the keys by id, to be changed; write them at the end of the block, unless it raises."""
         below, folder = self.path.parent.parent, self.path.parent
+        if must_exist and not os.path.lexists(self.path):
+            raise ConfigError(f"there are no access keys in {self.path}; create one with tacho keys create")
         with _reporting(self.path):
             below.mkdir(parents=True, exist_ok=True)
             make_folder(folder, below=below, mode=0o700)
             _check_not_shared(folder, 0o700)
-            descriptor = open_lock(self.path.with_suffix(".lock"), below=below, mode=0o600)
-        try:
-            if fcntl is not None:
-                with _reporting(self.path):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            keys = {stored.key.id: stored for stored in self._read()}
-            yield keys
-            now_s = self._clock.wall_s()
-            kept = [stored for stored in keys.values() if not _is_long_gone(stored.key, now_s)]
-            if len(kept) > _MAX_KEYS:
-                raise ConfigError(f"{self.path} has {_MAX_KEYS} access keys, which is the limit; revoke unused ones")
-            data = msgspec.json.format(msgspec.json.encode(_KeyFile(1, kept), order="deterministic"), indent=1)
-            with _reporting(self.path):
-                with replacing(self.path, below=below, mode=0o600) as new:
-                    write_all(new, data + b"\n")
-                    os.fsync(new)  # a revocation must not be undone by a power failure
-                os.close(new)
-        finally:
-            os.close(descriptor)
+            with exclusive_lock(self.path.with_suffix(".lock"), below=below, mode=0o600):
+                keys = {stored.key.id: stored for stored in self._read()}
+                yield keys
+                content = _KeyFile(1, self._kept(keys))
+                data = msgspec.json.format(msgspec.json.encode(content, order="deterministic"), indent=1)
+                with replacing(self.path, below=below, mode=0o600) as descriptor:
+                    write_all(descriptor, data + b"\n")
+                    os.fsync(descriptor)  # a power failure must not undo a revocation
+                os.close(descriptor)
+
+    def _kept(self, keys: dict[str, _StoredKey]) -> Sequence[_StoredKey]:
+        """Return the valid keys, and those that ended lately."""
+        now_s = self._clock.wall_s()
+        ends = {key_id: stored.key.ended(now_s) for key_id, stored in keys.items()}
+        ended = [key_id for key_id, end in ends.items() if end is not None and end >= now_s - _KEEP_ENDED_S]
+        valid = [key_id for key_id, end in ends.items() if end is None]
+        if len(valid) > _MAX_KEYS:
+            raise ConfigError(f"{self.path} has {_MAX_KEYS} valid access keys, which is the limit; revoke unused ones")
+        kept = {*valid, *ended[-_MAX_KEYS:]}
+        return [stored for key_id, stored in keys.items() if key_id in kept]
 
     def _read(self) -> Sequence[_StoredKey]:
         """Return the stored keys; none if there is no file.
@@ -405,11 +403,6 @@ def _digest(secret: str) -> str:
 
 def _is_valid(stored: _StoredKey) -> bool:
     return bool(_ID.fullmatch(stored.key.id) and re.fullmatch(r"[0-9a-f]{64}", stored.sha256))
-
-
-def _is_long_gone(key: AccessKey, now_s: float) -> bool:
-    ended = key.ended(now_s)
-    return ended is not None and ended < now_s - _KEEP_ENDED_S
 
 
 def _new_id(keys: Collection[str]) -> str:
