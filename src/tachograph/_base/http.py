@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from tachograph._version import __version__
 
-__all__ = ["DeliveryError", "HttpResponse", "check_response", "get", "post"]
+__all__ = ["DeliveryError", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
 
 _MAX_RESPONSE_BYTES = 64 << 10
 _MAX_WAIT_S = 3_600.0
@@ -179,9 +179,7 @@ def _exchange(
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            return HttpResponse(
-                response.status or 0, _read_body(response, deadline_s), _retry_after_s(response.headers)
-            )
+            return HttpResponse(response.status or 0, _read_body(response, deadline_s), retry_after_s(response.headers))
     except Exception as error:  # noqa: BLE001 - many of them quote the address
         failure = _delivery_error(error, timeout_s)
     try:
@@ -234,7 +232,8 @@ def _read_body(response: Any, deadline_s: float) -> bytes:
     return b"".join(chunks)
 
 
-def _retry_after_s(headers: Any) -> float | None:
+def retry_after_s(headers: Any) -> float | None:
+    """Return the wait that the header `Retry-After` of a response requests, in seconds or as a date."""
     value = headers.get("Retry-After", "").strip()
     try:
         wait_s = (

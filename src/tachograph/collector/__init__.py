@@ -1,6 +1,25 @@
-"""Runs of many machines on one server: access keys, addresses and credentials."""
+"""Runs of many machines on one server: access keys, addresses, copies of runs, and the sender of a run."""
 
 from tachograph.collector._address import ServerAddress, parse_server
+from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse
+from tachograph.collector._copies import (
+    CopyBusyError,
+    CopyEntry,
+    CopyError,
+    CopyGoneError,
+    CopyStatus,
+    DivergedError,
+    InvalidBatchError,
+    NotYourRunError,
+    OutOfOrderError,
+    RunCopies,
+    RunCopy,
+    StorageFullError,
+    UnknownRunError,
+    check_rank,
+    project_folder,
+    read_copy_status,
+)
 from tachograph.collector._credentials import (
     API_KEY_VARIABLE,
     Credential,
@@ -11,6 +30,7 @@ from tachograph.collector._credentials import (
     store_token,
     stored_servers,
 )
+from tachograph.collector._driver import SenderThread, ServerSink
 from tachograph.collector._failure_limiter import FailureLimiter
 from tachograph.collector._keys import (
     SCOPES,
@@ -21,23 +41,65 @@ from tachograph.collector._keys import (
     Scope,
     keys_path,
 )
+from tachograph.collector._sender import RunSender, SendState, lag_bytes, read_send_state
+from tachograph.collector._wire import (
+    MAX_BATCH_BYTES,
+    BatchAnswer,
+    Beat,
+    Registered,
+    Registration,
+    SendLimits,
+    hash_bytes,
+)
 
 __all__ = [
     "API_KEY_VARIABLE",
+    "MAX_BATCH_BYTES",
     "SCOPES",
     "TOKEN_FORMAT",
     "AccessKey",
+    "BatchAnswer",
+    "Beat",
+    "Connection",
+    "ConnectionFailedError",
+    "CopyBusyError",
+    "CopyEntry",
+    "CopyError",
+    "CopyGoneError",
+    "CopyStatus",
     "Credential",
+    "DivergedError",
     "FailureLimiter",
+    "InvalidBatchError",
     "KeyFileError",
     "KeyRing",
+    "NotYourRunError",
+    "OutOfOrderError",
+    "Registered",
+    "Registration",
+    "RunCopies",
+    "RunCopy",
+    "RunSender",
     "Scope",
+    "SendLimits",
+    "SendState",
+    "SenderThread",
     "ServerAddress",
+    "ServerResponse",
+    "ServerSink",
+    "StorageFullError",
+    "UnknownRunError",
+    "check_rank",
     "check_token",
     "credentials_path",
     "find_credential",
+    "hash_bytes",
     "keys_path",
+    "lag_bytes",
     "parse_server",
+    "project_folder",
+    "read_copy_status",
+    "read_send_state",
     "remove_token",
     "store_token",
     "stored_servers",

@@ -64,7 +64,7 @@ _MAX_BYTES = 4 << 20
 _DAY_S = 86_400.0
 _KEEP_ENDED_S = 90 * _DAY_S
 """How long a revoked or expired key is still listed."""
-_POLL_S = 0.5
+_RETRY_S = 0.5
 _LAST_USED_S = 60.0
 _NO_DIGEST = "0" * 64
 """Compared with the secret of an unknown key, so that it takes the same time as a wrong secret."""
@@ -137,7 +137,7 @@ class KeyRing:
         self._keys: dict[str, _StoredKey] = {}
         self._error: KeyFileError | None = None
         self._file_state: tuple[int, ...] | None = ()  # not read yet
-        self._polled_s = -_POLL_S
+        self._read_s = -_RETRY_S
         self._last_used: dict[str, float] = {}
 
     # Checking --------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class KeyRing:
     def check(self, token: str) -> AccessKey | None:
         """Return the key of a token; None if the token is unknown, wrong, expired or revoked.
 
-        Changes of the file are noticed within half a second.
+        Changes of the file apply at once.
 
         Raises:
             KeyFileError: if the file cannot be used.
@@ -165,15 +165,30 @@ class KeyRing:
             self._note_use(stored.key.id, now_s)
             return stored.key
 
+    def find(self, key_id: str) -> AccessKey | None:
+        """Return a key by its id, for a caller that has checked its token before; None if it is not valid any more.
+
+        Raises:
+            KeyFileError: if the file cannot be used.
+        """
+        with self._lock:
+            self._poll()
+            if self._error is not None:
+                raise KeyFileError(str(self._error))
+            stored = self._keys.get(key_id)
+            now_s = self._clock.wall_s()
+            if stored is None or stored.key.ended(now_s) is not None:
+                return None
+            self._note_use(key_id, now_s)
+            return stored.key
+
     def _poll(self) -> None:
         """Read the file again if it has changed."""
-        now_s = self._clock.steady_s()
-        if 0 <= now_s - self._polled_s < _POLL_S:
+        state, now_s = self._stat(), self._clock.steady_s()
+        # A file that cannot be used is read again now and then: what is wrong with it may be its folder.
+        if state == self._file_state and (self._error is None or 0 <= now_s - self._read_s < _RETRY_S):
             return
-        self._polled_s = now_s
-        state = self._stat()
-        if state == self._file_state and self._error is None:
-            return
+        self._read_s = now_s
         try:
             self._keys = {stored.key.id: stored for stored in self._read()}
             self._error = None
@@ -260,7 +275,7 @@ class KeyRing:
     def revoke(self, which: str) -> Sequence[AccessKey]:
         """Revoke a key by its id or token, or all valid keys of a name; return the revoked ones.
 
-        Servers notice it within a second.
+        Servers notice it at once.
 
         Raises:
             ConfigError: if there is no such key, or it is not valid any more.

@@ -12,6 +12,7 @@ from tachograph.journal._control_file import (
     ControlFileError,
     Request,
     is_number_of_steps,
+    read_requests,
     write_requests,
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
@@ -105,6 +106,7 @@ __all__ = [
     "read_destination",
     "read_heartbeat",
     "read_records",
+    "read_requests",
     "rebuild_csv",
     "remove_destination",
     "restore_journal",

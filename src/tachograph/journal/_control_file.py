@@ -121,8 +121,16 @@ def read_requests(folder: RunFolder) -> list[Request]:
     return [*_replaced_requests(content), *_requests(content)]
 
 
-def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
+def write_requests(
+    folder: RunFolder, values: Mapping[str, Any], *, source: str, ids: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Request new values from the trainer and keep the requests of others; return the id of each request.
+
+    Args:
+        folder: the run.
+        values: the value of each control.
+        source: who requests them.
+        ids: the id of each request, if it was made elsewhere; new ones by default.
 
     Raises:
         OSError: if the folder cannot be written.
@@ -132,7 +140,7 @@ def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str)
             content = _read(folder)
         except ControlFileError:
             content = {}
-        ids = {name: os.urandom(6).hex() for name in values}
+        ids = {name: (ids or {}).get(name) or os.urandom(6).hex() for name in values}
         # Requests of others keep their ids; otherwise the trainer would handle them again.
         kept = _requests(content)
         replaced = [*_replaced_requests(content), *(request for request in kept if request.name in values)]

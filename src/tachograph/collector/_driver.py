@@ -1,0 +1,73 @@
+"""`ServerSink`: sends a run from the process that `SinkProcess` starts for it, and from `tacho sync`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from tachograph.collector._address import parse_server
+from tachograph.collector._connection import Connection
+from tachograph.collector._credentials import find_credential
+from tachograph.collector._sender import RunSender
+from tachograph.exceptions import ConfigError
+from tachograph.journal import RunFolder
+
+__all__ = ["SenderThread", "ServerSink"]
+
+
+class ServerSink:
+    """Sends runs to a team's server. It reads the files of a run itself, instead of its records."""
+
+    name = "server"
+
+    def __init__(self, server: str, *, remote_control: bool = False, allow_plain_http: bool = False) -> None:
+        self._address = parse_server(server, allow_plain_http=allow_plain_http)
+        self._remote_control = remote_control
+
+    def _find_token(self) -> str | None:
+        # Read again for each request, because the user may log in with another key. An invalid file is no key.
+        with contextlib.suppress(ConfigError):
+            found = find_credential(self._address)
+            return found.token if found is not None else None
+        return None
+
+    def follow(self, folder: RunFolder, report: Callable[[str, str, str], None]) -> SenderThread:
+        """Return a thread that sends a run."""
+        connection = Connection(self._address, self._find_token)
+        return SenderThread(RunSender(folder, connection, report, remote_control=self._remote_control))
+
+
+class SenderThread:
+    """A thread that sends one run until it is closed."""
+
+    def __init__(self, sender: RunSender) -> None:
+        self.sender = sender
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tachograph-server", daemon=True)
+
+    def start(self) -> None:
+        """Start to send."""
+        self._thread.start()
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another folder, to which the journal was moved."""
+        self.sender.move(folder)
+
+    def close(self, timeout_s: float) -> bool:
+        """Send the rest; wait for it until the timeout. Return whether the server has everything."""
+        self._is_closing.set()
+        deadline_s = time.monotonic() + max(timeout_s, 0.0)
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive() and self.sender.is_complete
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            self._is_closing.wait(self.sender.poll())
+        # The first attempt ignores the pause after an earlier failure: the training process may be waiting.
+        pause_s = self.sender.poll(flush=True, ignore_pause=True)
+        while not self.sender.is_complete and not self.sender.state.is_gone:
+            time.sleep(pause_s)
+            pause_s = self.sender.poll(flush=True)
+        self.sender.close()

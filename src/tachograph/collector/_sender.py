@@ -1,0 +1,403 @@
+"""`RunSender`: copies the journals of one run to a server.
+
+The server decides where to continue: it returns how many bytes it has of each journal, when the run is registered and
+with every batch. So the sender keeps no queue and no cursor. What it stores, in `.tacho/server.json`, is only for
+people: how far it got, and why it failed.
+
+`poll` sends what is due and returns when it wants to be called again. It never raises. After a failure it waits, up to
+a minute, and tries again for ever, because the journal is the queue:
+
+- 409: the server has fewer bytes than expected, for example after it was restored from a backup. Continue where it is.
+- 412: the bytes differ, because the journal was replaced or another trainer has the same id. Register the run again
+  under the next generation of its id (`id~2`), so that both are kept.
+- 410: the run was deleted on the server. Stop.
+- 413: send less at once. 429 and 503: wait as long as the server says.
+- 401 and 403: the key was revoked or lacks a scope. Wait for a minute: the key may be replaced in the meantime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tachograph._base.files import make_folder, read_small, replace_file
+from tachograph._base.guard import guard
+from tachograph._base.typed import decode_json
+from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse
+from tachograph.collector._wire import (
+    BEFORE_BYTES,
+    RUN_ID,
+    BatchAnswer,
+    Beat,
+    Registered,
+    Registration,
+    SendLimits,
+    hash_bytes,
+)
+from tachograph.journal import (
+    Request,
+    RunFolder,
+    RunState,
+    current_state,
+    journal_size,
+    open_journal,
+    read_heartbeat,
+    write_requests,
+)
+from tachograph.records import decode
+
+__all__ = ["RunSender", "SendState", "lag_bytes", "read_send_state"]
+
+_ROUTE = "/api/v1/ingest/runs"
+_MIN_PAUSE_S = 0.5
+_MAX_PAUSE_S = 60.0
+_MAX_GENERATION = 1_000
+_POLL_S = 0.5
+_MAX_STATE_BYTES = 1 << 20
+_HEAD_BYTES = 4 << 20
+_START_FACTS = ("time", "schema", "world_size", "session_tag")
+
+
+class SendState(msgspec.Struct):
+    """What `.tacho/server.json` says about a run that is sent to a server."""
+
+    server: str
+    generation: int = 1
+    run: str = ""
+    """The name of the run on the server."""
+    have: dict[str, int] = {}
+    """The number of bytes of each rank's journal that the server has."""
+    error: str = ""
+    """Why the last attempt failed."""
+    is_gone: bool = False
+    """Whether the run was deleted on the server."""
+
+
+def read_send_state(folder: RunFolder) -> SendState | None:
+    """Return how far a run was sent, or None if it was never sent."""
+    try:
+        return decode_json(read_small(folder.private / "server.json", _MAX_STATE_BYTES), SendState)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def lag_bytes(folder: RunFolder, have: Mapping[str, int]) -> int:
+    """Return how many bytes of a run's journals are missing on a server that has so many of each rank."""
+    return sum(max(0, _complete_bytes(path) - have.get(str(rank), 0)) for rank, path in _journals(folder).items())
+
+
+class RunSender:
+    """Sends the journals of one run, and hands requests from the server to the trainer."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        connection: Connection,
+        report: Callable[[str, str, str], None],
+        *,
+        remote_control: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to send a run.
+
+        Args:
+            folder: the run.
+            connection: the server.
+            report: called with the kind, the name `server` and the reason of a failure; once per outage.
+            remote_control: whether requests from the server are handed to the trainer.
+            clock: returns the time in seconds, on a clock that nobody sets.
+        """
+        self.folder = folder
+        self.is_complete = False
+        """Whether the server had every complete line at the last `poll`."""
+        self._connection = connection
+        self._report = report
+        self._remote_control = remote_control
+        self._clock = clock
+        address = connection.address.url
+        known = read_send_state(folder)
+        self.state = known if known is not None and known.server == address else SendState(address)
+        self._stored = b""
+        self._run_id = ""
+        self._limits = SendLimits()
+        self._is_registered = False
+        self._retry_s = 0.0
+        self._num_failures = 0
+        self._reported = ""
+        self._since_s: dict[int, float] = {}
+        self._left: dict[int, int] = {}
+        """The bytes that are left to send of each rank's journal; 0 if only a part of a line is left."""
+        self._beat_s = -1e9
+        self._control_version = ""
+        self._handed: set[str] = set()
+        self._max_batch_bytes = 1 << 20
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another folder, to which the journal was moved."""
+        self.folder = folder
+
+    def poll(self, *, flush: bool = False, ignore_pause: bool = False) -> float:
+        """Send what is due; return the seconds after which to call again.
+
+        Args:
+            flush: send everything now, instead of waiting for more.
+            ignore_pause: try now, although the last attempt failed just before.
+        """
+        now_s = self._clock()
+        if now_s < self._retry_s and not ignore_pause:
+            return self._retry_s - now_s
+        if self.state.is_gone:
+            return _MAX_PAUSE_S
+        try:
+            if not self._is_registered:
+                self._register()
+            due = [rank for rank, path in _journals(self.folder).items() if self._send_journal(rank, path, flush)]
+            self.is_complete = not any(self._left.values())
+            if self._clock() - self._beat_s >= self._limits.beat_interval_s:
+                self._send_beat()
+        except _RetryError as failure:
+            return self._fail(str(failure), failure.wait_s)
+        except ConnectionFailedError as failure:
+            return self._fail(f"cannot reach {self.state.server}: {failure}", None)
+        except OSError as error:
+            return self._fail(f"cannot read the run: {error.strerror or error}", None)
+        self._num_failures = 0
+        self._reported = ""
+        self.state.error = ""
+        self._store()
+        return 0.0 if due else min(_POLL_S, self._limits.flush_interval_s)
+
+    def close(self) -> None:
+        """Close the connection and store how far the run was sent."""
+        self._connection.close()
+        self._store()
+
+    # Requests ------------------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        start = self._read_start()
+        run_id = str(start.get("run_id") or "")
+        if not re.fullmatch(RUN_ID, run_id) or "~" in run_id:
+            raise _RetryError("the journal has no run id yet", _POLL_S)
+        self._run_id = run_id if self.state.generation == 1 else f"{run_id}~{self.state.generation}"
+        facts: dict[str, Any] = {
+            name: start[name] for name in ("time", "schema", "world_size", "session_tag") if name in start
+        }
+        body = Registration(
+            run_name=self.folder.name[:200],
+            schema=schema if isinstance(schema := start.get("schema"), int) else 1,
+            project=str(start.get("project") or "")[:200],
+            remote_control=self._remote_control,
+            start=facts,
+        )
+        response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}", msgspec.json.encode(body))
+        if response.status == 412 and self.state.generation < _MAX_GENERATION:
+            self._next_generation()
+        answer = _decode(self._check(response), Registered)
+        self._limits = answer.limits
+        self._max_batch_bytes = max(1, min(answer.limits.batch_bytes, answer.limits.max_batch_bytes))
+        self.state.run, self.state.have = answer.run, dict(answer.have)
+        self._control_version = answer.control_version
+        self._is_registered = True
+
+    def _send_journal(self, rank: int, path: Path, flush: bool) -> bool:
+        """Send one batch of a journal if it is due; return whether more is due at once."""
+        have = self.state.have.get(str(rank), 0)
+        size = journal_size(path)
+        if size < have:
+            self._next_generation()
+        self._left[rank] = size - have
+        if size == have:
+            self._since_s.pop(rank, None)
+            return False
+        now_s = self._clock()
+        waited_s = now_s - self._since_s.setdefault(rank, now_s)
+        if not flush and size - have < self._limits.flush_bytes and waited_s < self._limits.flush_interval_s:
+            return False
+        before, data = self._read_batch(path, have)
+        if not data:  # the last line is not complete
+            self._left[rank] = 0
+            return False
+        headers = {
+            "Content-Type": "application/x-ndjson",
+            "Content-Encoding": "gzip",
+            "Tacho-Bytes": str(len(data)),
+            "Tacho-Sha256": hash_bytes(data),
+            "Tacho-Before": hash_bytes(before),
+            "Tacho-Now": f"{time.time():.3f}",
+            "Tacho-Control": self._control_version,
+        }
+        response = self._connection.request(
+            "PUT", f"{_ROUTE}/{self._run_id}/journal/{rank}?offset={have}", _compress(data), headers
+        )
+        if response.status == 409:
+            found = _decode(response, BatchAnswer).have
+            if found >= have:  # it would be sent again and again
+                raise _RetryError(response.reason, None)
+            self.state.have[str(rank)] = found
+            return True
+        if response.status == 412:
+            self._next_generation()
+        if response.status == 413 and len(data) > 1024:
+            self._max_batch_bytes = len(data) // 2
+            return True
+        answer = _decode(self._check(response), BatchAnswer)
+        self.state.have[str(rank)] = answer.have
+        self._since_s.pop(rank, None)
+        self._hand_over(answer)
+        self._left[rank] = max(0, size - answer.have)
+        return self._left[rank] >= (1 if flush else self._limits.flush_bytes)
+
+    def _send_beat(self) -> None:
+        heartbeat = read_heartbeat(self.folder.heartbeat)
+        is_running = heartbeat is not None and current_state(self.folder) is RunState.RUNNING
+        beat = Beat(heartbeat if is_running else None, sum(self._left.values()))
+        headers = {"Tacho-Now": f"{time.time():.3f}", "Tacho-Control": self._control_version}
+        response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}/beat", msgspec.json.encode(beat), headers)
+        self._hand_over(_decode(self._check(response), BatchAnswer))
+        self._beat_s = self._clock()
+
+    def _check(self, response: ServerResponse) -> ServerResponse:
+        """Return the answer if the request succeeded; else raise what to do."""
+        status = response.status
+        if status == 200:
+            return response
+        if status == 410:
+            self.state.is_gone = True
+            raise _RetryError(f"{response.reason}; it is not sent again", _MAX_PAUSE_S)
+        if status == 404 and self._is_registered:  # the index of the server was lost
+            self._is_registered = False
+        if status in {401, 403}:
+            raise _RetryError(f"{response.reason}; check the key with `tacho whoami`", _MAX_PAUSE_S)
+        if status == 507:
+            raise _RetryError(response.reason, response.wait_s or _MAX_PAUSE_S)
+        raise _RetryError(response.reason, response.wait_s)
+
+    def _next_generation(self) -> None:
+        """Continue as another run, because the server has other bytes under this id."""
+        self.state.generation += 1
+        self.state.have = {}
+        self._is_registered = False
+        self._report("server_diverged", "server", "the server has other records under this id; sending a second copy")
+        raise _RetryError("the copy on the server differs", _MIN_PAUSE_S)
+
+    def _hand_over(self, answer: BatchAnswer) -> None:
+        """Write the requests of people on the server to `control.json`, where the trainer finds them."""
+        if answer.control_version:
+            self._control_version = answer.control_version
+        for request in answer.control if self._remote_control else ():
+            if request.id not in self._handed:
+                self._handed.add(request.id)
+                self._write_request(request)
+
+    def _write_request(self, request: Request) -> None:
+        with guard("handing over a request"):
+            source = f"server:{request.source}"[:100]
+            write_requests(self.folder, {request.name: request.value}, source=source, ids={request.name: request.id})
+
+    def _fail(self, reason: str, wait_s: float | None) -> float:
+        self._num_failures += 1
+        self.is_complete = False
+        pause_s = min(_MIN_PAUSE_S * 2 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
+        pause_s = (pause_s if wait_s is None else max(wait_s, 0.05)) * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+        self._retry_s = self._clock() + pause_s
+        self.state.error = reason
+        self._store()
+        # One failure alone is usual: a server restarts, a connection breaks.
+        if reason != self._reported and (self._num_failures > 1 or wait_s == _MAX_PAUSE_S):
+            self._reported = reason
+            self._report("server_failed", "server", f"{reason}; will be retried")
+        return pause_s
+
+    # Files ---------------------------------------------------------------------------------------------------------
+
+    def _read_start(self) -> dict[str, Any]:
+        try:
+            with open_journal(self.folder.journal) as file:
+                return decode(file.readline(_HEAD_BYTES))
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return {}
+
+    def _read_batch(self, path: Path, offset: int) -> tuple[bytes, bytes]:
+        """Return the bytes before an offset, and whole lines from there."""
+        with open_journal(path) as file:
+            start = max(0, offset - BEFORE_BYTES)
+            file.seek(start)
+            before = file.read(offset - start)
+            data = file.read(self._max_batch_bytes)
+            end = data.rfind(b"\n") + 1
+            if not end and len(data) == self._max_batch_bytes:  # one line that is longer
+                data += file.readline(self._limits.max_batch_bytes - len(data))
+                end = data.rfind(b"\n") + 1
+                if not end and len(data) >= self._limits.max_batch_bytes:
+                    reason = f"{path.name} has a line of more than {len(data)} bytes, which the server does not accept"
+                    raise _RetryError(reason, _MAX_PAUSE_S)
+            return before, data[:end]
+
+    def _store(self) -> None:
+        """Store the state if it changed."""
+        data = msgspec.json.encode(self.state)
+        if data == self._stored:
+            return
+        with contextlib.suppress(OSError):  # only for people; the server knows how far the run was sent
+            make_folder(self.folder.private, below=self.folder.path)
+            replace_file(self.folder.private / "server.json", data, below=self.folder.path)
+            self._stored = data
+
+
+class _RetryError(Exception):
+    """A request failed; try again after a pause."""
+
+    def __init__(self, reason: str, wait_s: float | None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+def _journals(folder: RunFolder) -> dict[int, Path]:
+    """Return the journals of a run by rank."""
+    found = {0: folder.journal} if folder.exists() else {}
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder.ranks)):
+            match = re.fullmatch(r"(\d{5})\.jsonl(?:\.gz)?", name)
+            if match:
+                found[int(match[1])] = folder.rank_journal(int(match[1]))
+    return found
+
+
+def _complete_bytes(path: Path) -> int:
+    """Return the size of a journal up to the last newline."""
+    try:
+        with open_journal(path) as file:
+            end = file.seek(0, os.SEEK_END)
+            while end > 0:
+                start = max(0, end - 65_536)
+                file.seek(start)
+                newline = file.read(end - start).rfind(b"\n")
+                if newline >= 0:
+                    return start + newline + 1
+                end = start
+    except OSError:
+        pass
+    return 0
+
+
+def _compress(data: bytes) -> bytes:
+    # Level 1: a third of the size for a fifth of the time of level 6.
+    compressor = zlib.compressobj(1, wbits=31)
+    return compressor.compress(data) + compressor.flush()
+
+
+def _decode(response: ServerResponse, kind: type[Any]) -> Any:
+    try:
+        return decode_json(response.body, kind)
+    except msgspec.MsgspecError:
+        raise _RetryError(f"HTTP {response.status}: the answer is not that of a Tachograph server", None) from None

@@ -1,0 +1,97 @@
+"""The messages between a trainer's machine and a team's server, and the headers of a batch.
+
+A run is sent as the bytes of its journals. `PUT …/runs/{id}` registers it and returns how many bytes of each rank's
+journal the server has. `PUT …/runs/{id}/journal/{rank}?offset=N` appends a batch of whole lines at an offset. `PUT
+…/runs/{id}/beat` reports that the trainer is alive while there is nothing to send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tachograph.journal import Heartbeat, Request
+
+__all__ = [
+    "BEFORE_BYTES",
+    "BatchAnswer",
+    "Beat",
+    "MAX_BATCH_BYTES",
+    "MAX_RANK",
+    "Registered",
+    "Registration",
+    "RUN_ID",
+    "SendLimits",
+    "hash_bytes",
+]
+
+RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:~[1-9][0-9]{0,3})?"
+"""The id of a run; `~2` and so on distinguish copies whose bytes differ from the first one."""
+MAX_RANK = 99_999
+MAX_BATCH_BYTES = 16 << 20
+"""The most plain bytes in a request. A batch is smaller, unless one line is that long."""
+BEFORE_BYTES = 4096
+"""So many bytes before the offset are compared by their hash, so that different journals are never joined."""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """Announces a run."""
+
+    run_name: Annotated[str, Meta(min_length=1, max_length=1_000)]
+    schema: int = 1
+    project: Annotated[str, Meta(max_length=1_000)] = ""
+    remote_control: bool = False
+    """Whether people may steer the run from the server."""
+    start: dict[str, Any] = {}
+    """Facts of the first `start` record, for messages; the journal has them, too."""
+
+
+class SendLimits(msgspec.Struct, frozen=True):
+    """How the server wants to receive batches."""
+
+    batch_bytes: int = 1 << 20
+    """Send no more plain bytes at once, unless a line is longer."""
+    max_batch_bytes: int = MAX_BATCH_BYTES
+    flush_bytes: int = 64 << 10
+    """Send when so many bytes have gathered …"""
+    flush_interval_s: float = 1.0
+    """… or so much time has passed."""
+    beat_interval_s: float = 5.0
+    bytes_per_s: float | None = None
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """The answer to a registration."""
+
+    run: str
+    """The name of the run on the server."""
+    have: dict[str, int]
+    """The number of bytes that the server has of the journal of each rank."""
+    limits: SendLimits = SendLimits()
+    control_version: str = ""
+    """Requests up to this version of the control file were made before, and are not for this attempt."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """Reports that the trainer is alive, or that its run has ended, and how much is left to send."""
+
+    heartbeat: Heartbeat | None = None
+    lag_bytes: int = 0
+    media_pending: int = 0
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """The answer to a batch or a beat."""
+
+    have: int = 0
+    control: list[Request] = []
+    """Requests of people to the trainer, if there are others than in the version that the client named."""
+    control_version: str = ""
+
+
+def hash_bytes(data: bytes | memoryview) -> str:
+    """Return the SHA-256 of bytes, as the headers of a batch have it."""
+    return hashlib.sha256(data).hexdigest()
