@@ -110,7 +110,7 @@ def init(
     for warning in warnings if records_run else []:
         warn("%s", warning)
     # Only rank 0 exports. Last of the checks, because it takes longest.
-    sinks = start_sinks(chosen.sinks) if records_run else []
+    sinks = _start_exports(chosen) if records_run else []
     try:
         run = start_run(
             name,
@@ -141,15 +141,61 @@ def init(
 
 
 def resolve_destination(settings: Settings) -> Settings:
-    """Return the settings with `mode` resolved to one of the four words.
+    """Return the settings with `mode` resolved to one of the four words, and the server that the run is sent to.
 
     Raises:
-        ConfigError: if the run is to be sent to a server and no server is given.
+        ConfigError: if the run is to be sent to a server and no server is given, or its address is invalid.
     """
     mode = resolve_mode(settings)
-    if mode is Mode.CLOUD and not settings.server:
-        raise ConfigError(_NO_SERVER)
-    return msgspec.structs.replace(settings, mode=mode.value)
+    server = settings.server
+    if mode is Mode.CLOUD or (mode is Mode.OFFLINE and server):
+        from tachograph.collector import parse_server, stored_servers
+
+        if not server:
+            known = stored_servers()
+            if len(known) != 1:
+                raise ConfigError(_NO_SERVER)
+            server = known[0]
+        server = parse_server(server, allow_plain_http=settings.allow_plain_http).url
+    return msgspec.structs.replace(settings, mode=mode.value, server=server)
+
+
+def _start_exports(settings: Settings) -> list[SinkProcess]:
+    """Start the processes of the sinks, and of the sender to the server of the team.
+
+    Raises:
+        ConfigError: if a sink cannot be built, or there is no key for the server.
+    """
+    sender = _start_sender(settings) if resolve_mode(settings) is Mode.CLOUD else None
+    if sender is None:
+        return start_sinks(settings.sinks)
+    try:
+        return [*start_sinks(settings.sinks), sender]  # the sender is not waited for: a run starts without a network
+    except BaseException:
+        sender.cancel()
+        raise
+
+
+def _start_sender(settings: Settings) -> SinkProcess:
+    """Start the process that sends a run to the server.
+
+    Raises:
+        ConfigError: if there is no key for the server.
+    """
+    from tachograph.collector import find_credential, parse_server
+
+    address = parse_server(settings.server, allow_plain_http=settings.allow_plain_http)
+    if find_credential(address) is None:
+        raise ConfigError(
+            f"no access key for {address}: run `tacho login {address}`, or set TACHO_API_KEY; mode 'offline' records "
+            "now and sends later"
+        )
+    options = {
+        "server": address.url,
+        "remote_control": settings.remote_control,
+        "allow_plain_http": settings.allow_plain_http,
+    }
+    return SinkProcess("server", options, factory="tachograph.collector:ServerSink")
 
 
 def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> dict[str, Any]:

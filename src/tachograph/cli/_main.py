@@ -44,6 +44,7 @@ _COMMANDS = {
     "_lm_eval": "lm-eval",
     "_usage": "usage",
     "_ui": "ui",
+    "_serve": "serve",
     "_demo": "demo",
 }
 """The commands of each module, in the order of the reference. A module is imported when one of its commands is used."""

@@ -33,11 +33,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._peer import PEER_UID
 
-__all__ = ["Access", "AccessGate", "check_json", "is_loopback", "set_token_cookie"]
+__all__ = ["OPEN_PATHS", "Access", "AccessGate", "check_json", "is_loopback"]
 
 MAX_BODY_BYTES = 64 << 10
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-_OPEN_PATHS = ("/healthz", "/api/v1/login", "/api/v1/openapi.json")
+OPEN_PATHS = ("/healthz", "/api/v1/login", "/api/v1/openapi.json")
 _PROXY_HEADERS = {"forwarded", "x-real-ip", "via"}
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -127,6 +127,18 @@ class Access:
             message = f"this dashboard belongs to another user of this machine, {_user_name(self.owner_uid)}; {own}"
             raise ApiError(401, "other_user", f"{message}; only its owner can log in here, with {where}")
 
+    def log_in(self, scope: Scope, headers: Headers, token: str, response: Response) -> None:
+        """Exchange the token for a cookie that scripts cannot read and other sites cannot send.
+
+        Raises:
+            ApiError: if the token is wrong.
+        """
+        if not self.matches_token(token):
+            raise ApiError(401, "wrong_token", "wrong token; use the one of the user who started the server")
+        response.set_cookie(
+            self.cookie, self.cookie_value, max_age=30 * 86_400, httponly=True, samesite="strict", path="/"
+        )
+
     def _has_token(self, headers: Headers) -> bool:
         """Return whether a request carries the token in its `Authorization` header, or the cookie."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -188,7 +200,7 @@ class AccessGate:
             _check_origin(headers)
         if scope["method"] == "POST":
             check_json(headers)
-        if scope["path"].startswith("/api/") and scope["path"] not in _OPEN_PATHS:
+        if scope["path"].startswith("/api/") and scope["path"] not in OPEN_PATHS:
             self._access.check_user(scope, headers)
 
 
@@ -207,13 +219,6 @@ def _check_origin(headers: Headers) -> None:
             raise ApiError(403, "wrong_origin", f"rejected: a page from {origin[:100]!r} cannot change anything here")
     elif headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
         raise ApiError(403, "wrong_origin", "rejected: a page from another site cannot change anything here")
-
-
-def set_token_cookie(response: Response, access: Access) -> None:
-    """Set a cookie that stands for the token, that scripts cannot read and other sites cannot send."""
-    response.set_cookie(
-        access.cookie, access.cookie_value, max_age=30 * 86_400, httponly=True, samesite="strict", path="/"
-    )
 
 
 def _parse_host(header: str) -> str | None:

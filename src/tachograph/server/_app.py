@@ -30,16 +30,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tachograph._base.typed import convert, decode_json
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
-from tachograph.server._access import Access, AccessGate, check_json, set_token_cookie
+from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._help import send_help
+from tachograph.server._identity import identity_of
 from tachograph.server._live import watch
 from tachograph.server._models import LoginRequest
 from tachograph.server._openapi import openapi
-from tachograph.server._routes import ROUTES, RequestContext, Route, handle_request
+from tachograph.server._routes import ROUTES, RequestContext, Route, ServerHooks, handle_request
 from tachograph.store import Store
 
-__all__ = ["LogDirs", "create_app"]
+__all__ = ["LogDirs", "create_app", "create_dashboard"]
 
 _MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
@@ -77,17 +78,39 @@ def create_app(
         static: The folder of the built user interface; defaults to the one in the package.
         is_closing: Returns True once the server shuts down; live streams end then.
     """
+    access = access or Access()
+    return AccessGate(create_dashboard(log_dir, access, static=static, is_closing=is_closing), access)
+
+
+def create_dashboard(
+    log_dir: LogDirs,
+    access: Access,
+    *,
+    static: Path | None = None,
+    is_closing: Callable[[], bool] = lambda: False,
+    hooks: ServerHooks | None = None,
+    needs_identity: bool = False,
+) -> ASGIApp:
+    """Return the application behind the access gate; see `create_app`.
+
+    Args:
+        log_dir: See `create_app`.
+        access: See `create_app`; used to log in.
+        static: See `create_app`.
+        is_closing: See `create_app`.
+        hooks: What a team's server adds to actions.
+        needs_identity: Reject requests to the API whose identity the access gate did not find out.
+    """
     log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
     catalog = Catalog(*log_dirs)
     store = Store(*log_dirs, known_overview=catalog.known_overview)
-    access = access or Access()
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
     static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
     routes = [
-        StarletteRoute(path, _api_endpoint(by_method, store, catalog), methods=list(by_method))
+        StarletteRoute(path, _api_endpoint(by_method, store, catalog, hooks or ServerHooks()), methods=list(by_method))
         for path, by_method in by_path.items()
     ]
     routes += [
@@ -106,7 +129,21 @@ def create_app(
         Exception: _handle_unexpected_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=_limit_threads)
-    return AccessGate(_keep_encoded_slashes(app), access)
+    return _keep_encoded_slashes(_require_identity(app) if needs_identity else app)
+
+
+def _require_identity(app: ASGIApp) -> ASGIApp:
+    """Reject requests to the API without an identity: a second barrier, should the access gate miss one."""
+
+    async def with_identity(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        is_private = scope["type"] == "http" and path.startswith("/api/") and path not in OPEN_PATHS
+        if is_private and identity_of(scope) is None:
+            await error_response(ApiError(401, "no_token", "log in first"))(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return with_identity
 
 
 _SLASH = "\0"
@@ -137,7 +174,12 @@ async def _limit_threads(app: Starlette) -> AsyncIterator[None]:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> Endpoint:
+def _api_endpoint(
+    routes: dict[str, Route],
+    store: Store,
+    catalog: Catalog,
+    hooks: ServerHooks,
+) -> Endpoint:
     """Return the endpoint of one path, given its routes by method."""
 
     async def endpoint(request: Request) -> Response:
@@ -149,7 +191,7 @@ def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> E
             data = await request.body()
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
-        context = RequestContext(store, catalog, path, query, body, data)
+        context = RequestContext(store, catalog, path, query, body, data, identity_of(request.scope), hooks)
         return await run_in_threadpool(_respond, request, route, context)
 
     return endpoint
@@ -249,10 +291,8 @@ def _live_endpoint(store: Store, catalog: Catalog, is_closing: Callable[[], bool
 def _login_endpoint(access: Access) -> Endpoint:
     async def login(request: Request) -> Response:
         given = _parse_body(LoginRequest, await request.body())
-        if not access.matches_token(given.token):
-            raise ApiError(401, "wrong_token", "wrong token; use the one of the user who started the server")
         response = Response(status_code=204)
-        set_token_cookie(response, access)
+        access.log_in(request.scope, request.headers, given.token, response)
         return response
 
     return login

@@ -113,8 +113,21 @@ class ServerHealth(msgspec.Struct):
     version: str
 
 
+class Whoami(msgspec.Struct):
+    """Who makes a request. On a private dashboard, the name is empty and everything is allowed."""
+
+    name: str
+    id: str
+    scopes: list[str]
+    project: str | None
+    """The only project that the key gives access to; null for all."""
+    expires: float | None
+    server: str
+    """The version of the server."""
+
+
 class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The token that the server printed at startup."""
+    """The token that the server printed at startup, or an access key of a team's server."""
 
     token: Annotated[str, Meta(max_length=512)]
 

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
+from tachograph.collector import SCOPES, Scope
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
@@ -28,6 +29,7 @@ from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
 from tachograph.server._errors import ApiError
+from tachograph.server._identity import Identity
 from tachograph.server._lineage import LineagePage, build_lineage
 from tachograph.server._models import (
     AlertsPage,
@@ -51,6 +53,7 @@ from tachograph.server._models import (
     SpanQuery,
     SpanView,
     TracesPage,
+    Whoami,
     encode_number,
 )
 from tachograph.server._output import build_output_page, download_output
@@ -87,10 +90,19 @@ from tachograph.server._table_views import build_view, build_views_page, remove_
 from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
-__all__ = ["ROUTES", "RequestContext", "Route", "handle_request"]
+__all__ = ["ROUTES", "RequestContext", "Route", "ServerHooks", "handle_request"]
 
 _MAX_REFRESH_S = 0.25
 """A request reads new records for at most this long before it responds."""
+
+
+class ServerHooks(NamedTuple):
+    """What a team's server adds to the actions of the dashboard."""
+
+    control_problem: Callable[[RunFolder], str | None] = lambda folder: None
+    """Returns why a run accepts no requests, if it does not."""
+    release_copies: Callable[[], None] = lambda: None
+    """Closes the files of runs that are being received, so that ended ones can be moved."""
 
 
 class RequestContext(NamedTuple):
@@ -103,6 +115,14 @@ class RequestContext(NamedTuple):
     body: Any
     data: bytes = b""
     """The body as it was sent, for keys that its model does not have."""
+    identity: Identity | None = None
+    """Who makes the request; None on a private dashboard."""
+    hooks: ServerHooks = ServerHooks()
+
+    def require(self, scope: Scope) -> None:
+        """Raise `ApiError` unless the request may be made; on a private dashboard, every one may."""
+        if self.identity is not None and not self.identity.allows(scope):
+            raise ApiError(403, "not_allowed", f"{self.identity.name!r} lacks the scope `{scope}`")
 
     def run(self, parameter: str = "run") -> StoredRun:
         """Open the run named in the path and refresh it.
@@ -151,10 +171,14 @@ class Route(NamedTuple):
     status: int = 200
     media_types: tuple[str, ...] = ("text/csv", "application/x-ndjson")
     """The media types of a file."""
+    scope: Scope = "read"
+    """What a key must allow on a team's server."""
 
 
 def handle_request(route: Route, context: RequestContext) -> Response | msgspec.Struct:
     """Call a route's handler, and turn Tachograph's own exceptions into API errors."""
+    if route.handler is not _whoami:  # for a key that may only send runs, too
+        context.require(route.scope)
     try:
         result: Response | msgspec.Struct = route.handler(context)
         return result
@@ -193,6 +217,28 @@ def _export_points(context: RequestContext) -> Response:
     columns = [*_COLUMNS[:-1], *([axis] if axis in _COMPUTED_AXES else []), "value"]
     lines = _csv_lines(columns, points) if query.format == "csv" else _json_lines(columns, points)
     return StreamingResponse(lines, 200, headers, media_type)
+
+
+def _request_controls(context: RequestContext) -> RequestIds:
+    run = context.run()
+    problem = context.hooks.control_problem(run.folder)
+    if problem is not None:
+        raise ControlError(problem)
+    return views.request_controls(run, context.body, context.identity.name if context.identity else "dashboard")
+
+
+def _whoami(context: RequestContext) -> Whoami:
+    found = context.identity
+    if found is None:
+        return Whoami("", "", sorted(SCOPES), None, None, __version__)
+    return Whoami(found.name, found.key_id, sorted(found.scopes), found.project, found.expires, __version__)
+
+
+def _act_on_runs(context: RequestContext) -> BulkResult:
+    if context.body.action != "annotate":
+        context.require("admin")
+        context.hooks.release_copies()
+    return act_on_runs(context.catalog, context.body)
 
 
 _COLUMNS = ("name", "attempt", "step", "time", "epoch", "value")
@@ -392,10 +438,11 @@ ROUTES = [
         "POST",
         "/api/v1/runs/{run}/controls",
         "Request new control values, a checkpoint, a trace or a stop.",
-        lambda context: views.request_controls(context.run(), context.body),
+        _request_controls,
         RequestIds,
         body=ControlRequest,
         status=202,
+        scope="control",
     ),
     Route(
         "GET",
@@ -459,14 +506,16 @@ ROUTES = [
         lambda context: annotate_run(context.catalog, context.row(), context.body),
         AnnotationResult,
         body=AnnotationRequest,
+        scope="control",
     ),
     Route(
         "POST",
         "/api/v1/bulk",
         "Annotate several runs, move them to the trash, or restore them.",
-        lambda context: act_on_runs(context.catalog, context.body),
+        _act_on_runs,
         BulkResult,
         body=BulkRequest,
+        scope="control",
     ),
     Route(
         "GET",
@@ -489,6 +538,7 @@ ROUTES = [
         lambda context: store_view(context.catalog, context.path["slug"], context.data),
         ViewDetail,
         body=ViewRequest,
+        scope="control",
     ),
     Route(
         "DELETE",
@@ -496,6 +546,14 @@ ROUTES = [
         "Delete a view and return it.",
         lambda context: remove_view(context.catalog, context.path["slug"]),
         ViewDetail,
+        scope="control",
+    ),
+    Route(
+        "GET",
+        "/api/v1/whoami",
+        "Return who makes the request, and what it may do.",
+        _whoami,
+        Whoami,
     ),
     Route("GET", "/api/v1/trash", "List removed runs.", lambda context: build_trash_page(context.catalog), TrashPage),
 ]

@@ -30,7 +30,7 @@ from tachograph.server._peer import is_peer_known
 from tachograph.server._protocol import LimitedProtocol
 from tachograph.server._token import TOKEN_PATTERN, load_token, token_path
 
-__all__ = ["create_server", "serve"]
+__all__ = ["bind_address", "create_server", "serve"]
 
 _SEND_BUFFER_BYTES = 256 << 10
 
@@ -68,7 +68,7 @@ def serve(
     if token is not None and not TOKEN_PATTERN.fullmatch(token):
         raise ServeError("invalid token: use 1 to 256 printable ASCII characters without spaces")
     # Bound before uvicorn starts: the cookie name and the printed URL need the port, which may be chosen by the system.
-    listener = _bind(host, port)
+    listener = bind_address(host, port)
     port = listener.getsockname()[1]
     access = _choose_access(token, (*allow_hosts, host), port, is_local=is_loopback(host))
     server = create_server(log_dir, access)
@@ -126,7 +126,12 @@ def _is_cancellation(error: BaseException | None) -> bool:
     return isinstance(error, asyncio.CancelledError) or (bool(inner) and all(map(_is_cancellation, inner)))
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind_address(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Raises:
+        ServeError: if the address cannot be bound; the message names the remedy.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

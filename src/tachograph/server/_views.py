@@ -427,7 +427,7 @@ def _build_answer(record: dict[str, Any]) -> ControlAnswer:
     )
 
 
-def request_controls(run: StoredRun, request: ControlRequest) -> RequestIds:
+def request_controls(run: StoredRun, request: ControlRequest, source: str) -> RequestIds:
     """Write a control request for the training process to read."""
     with run.lock:
-        return RequestIds(request_control(run.digest, request.values, source="dashboard"))
+        return RequestIds(request_control(run.digest, request.values, source=source))

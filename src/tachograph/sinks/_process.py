@@ -47,6 +47,8 @@ class Build(msgspec.Struct, frozen=True):
 
     name: str
     options: dict[str, Any]
+    factory: str = ""
+    """The class, as `module:name`, if it is not a registered sink."""
 
 
 class Attach(msgspec.Struct, frozen=True):
@@ -82,12 +84,15 @@ class Reply(msgspec.Struct, omit_defaults=True):
 class SinkProcess:
     """A follower of the journal that runs a sink in another process."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], *, give_up_s: float = _GIVE_UP_S) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, Any], *, factory: str = "", give_up_s: float = _GIVE_UP_S
+    ) -> None:
         """Start the process; `wait_until_ready` tells whether the sink was built.
 
         Args:
             name: the registered name of the sink.
             options: the arguments of its constructor.
+            factory: the class, as `module:name`, if it is not a registered sink.
             give_up_s: how long the process may continue after the end of the run.
 
         Raises:
@@ -109,7 +114,7 @@ class SinkProcess:
         self._thread = threading.Thread(target=self._read_replies, name=f"tachograph-{name}", daemon=True)
         self._thread.start()
         try:
-            self._process.send(Build(name, dict(options)))
+            self._process.send(Build(name, dict(options), factory))
         except Exception as error:
             self._process.close_requests()
             raise ConfigError(
@@ -177,8 +182,7 @@ class SinkProcess:
             with contextlib.suppress(Exception):  # a fault of one reply must not stop the thread
                 self._handle(decode_json(line, Reply))
         if not self._ready.is_set():
-            self._error = f"sink {self.name!r}: its process ended while it was starting"
-            self._ready.set()
+            self._fail_to_build(f"sink {self.name!r}: its process ended while it was starting")
         elif not self._is_closing:
             with contextlib.suppress(Exception):
                 reason = "the process of the sink ended unexpectedly; a resumed run exports the rest"
@@ -190,13 +194,18 @@ class SinkProcess:
             self.name = reply.ready
             self._ready.set()
         elif reply.error is not None:
-            self._error = reply.error
-            self._ready.set()
+            self._fail_to_build(reply.error)
         elif reply.failure is not None:
             self._report(*reply.failure)
         elif reply.done is not None:
             self._is_complete = reply.done
             self._done.set()
+
+    def _fail_to_build(self, reason: str) -> None:
+        self._error = reason
+        self._ready.set()
+        with contextlib.suppress(Exception):  # of a run that did not wait for it
+            self._report("sink_failed", self.name, reason)
 
 
 def start_sinks(chosen: Mapping[str, Mapping[str, Any]]) -> list[SinkProcess]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import queue
 import signal
@@ -20,7 +21,7 @@ from tachograph.journal import RunFolder
 from tachograph.sinks._config import build_sinks
 from tachograph.sinks._driver import SinkDriver, lock_export
 from tachograph.sinks._process import Attach, Build, Close, Move, Reply
-from tachograph.sinks._sink import Sink
+from tachograph.sinks._sink import FollowingSink, Sink, SinkFollower
 
 __all__ = ["main"]
 
@@ -71,12 +72,15 @@ class _SinkHost:
             self._start_closing()
             return
         folder = RunFolder(attach.folder)
-        driver: SinkDriver | None = None
+        driver: SinkFollower | None = None
         is_last = False
         while not is_last or driver is None:
             # The process of an earlier attempt may still export to the same place.
             if driver is None and lock_export(folder, sink.name) is not None:
-                driver = SinkDriver(folder, sink, self._report)
+                if isinstance(sink, FollowingSink):
+                    driver = sink.follow(folder, self._report)
+                else:
+                    driver = SinkDriver(folder, sink, self._report)
                 driver.start()
             request = self._next_request(_POLL_S if driver is not None else _LOCK_POLL_S)
             if isinstance(request, Move):
@@ -91,13 +95,18 @@ class _SinkHost:
         driver.close(0)
         self._send(Reply(done=driver.close(self._give_up_s)))
 
-    def _build(self) -> Sink | None:
+    def _build(self) -> Sink | FollowingSink | None:
         request = self._received.get()
+        sink: Sink | FollowingSink
         try:
             if isinstance(request, Exception):
                 reason = f"{type(request).__name__}: {request}"
                 raise ConfigError(f"an option of a sink cannot be read in its process; use plain values ({reason})")
-            (sink,) = build_sinks({request.name: request.options} if isinstance(request, Build) else {})
+            if isinstance(request, Build) and request.factory:
+                module, _, name = request.factory.partition(":")
+                sink = getattr(importlib.import_module(module), name)(**request.options)
+            else:
+                (sink,) = build_sinks({request.name: request.options} if isinstance(request, Build) else {})
         except (ConfigError, ValueError) as error:
             self._send(Reply(error=str(error)))
             return None

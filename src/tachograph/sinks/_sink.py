@@ -8,7 +8,15 @@ from typing import Any, Protocol, runtime_checkable
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS
 
-__all__ = ["BackgroundSink", "RejectingSink", "ReplayingSink", "Sink", "scalar_metrics"]
+__all__ = [
+    "BackgroundSink",
+    "FollowingSink",
+    "RejectingSink",
+    "ReplayingSink",
+    "Sink",
+    "SinkFollower",
+    "scalar_metrics",
+]
 
 
 @runtime_checkable
@@ -102,6 +110,38 @@ class RejectingSink(Sink, Protocol):
 
     on_rejected: Callable[[int, str, str], None]
     """Set by the driver. Call it with the number of refused items, the word for them, and the reason."""
+
+
+class SinkFollower(Protocol):
+    """Follows a run and exports it."""
+
+    def start(self) -> None:
+        """Start to follow the run."""
+        ...
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another folder, to which the journal was moved."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Export the rest; wait for it until the timeout. Return whether everything was exported."""
+        ...
+
+
+@runtime_checkable
+class FollowingSink(Protocol):
+    """A sink that reads the files of a run itself, so that it needs no `SinkDriver`."""
+
+    name: str
+
+    def follow(self, folder: RunFolder, report: Callable[[str, str, str], None]) -> SinkFollower:
+        """Return what follows a run.
+
+        Args:
+            folder: the run.
+            report: called for each failure with its kind, the sink's name and the reason.
+        """
+        ...
 
 
 def scalar_metrics(record: dict[str, Any]) -> dict[str, float]:

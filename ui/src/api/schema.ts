@@ -1032,6 +1032,18 @@ export interface ViewRequest {
   x: string;
 }
 
+/** Who makes a request. On a private dashboard, the name is empty and everything is allowed. */
+export interface Whoami {
+  name: string;
+  id: string;
+  scopes: string[];
+  /** The only project that the key gives access to; null for all. */
+  project: string | null;
+  expires: number | null;
+  /** The version of the server. */
+  server: string;
+}
+
 /** The removed runs, latest first. */
 export interface TrashPage {
   runs: TrashedRun[];
@@ -1060,7 +1072,7 @@ export interface ErrorDetail {
   message: string;
 }
 
-/** The token that the server printed at startup. */
+/** The token that the server printed at startup, or an access key of a team's server. */
 export interface LoginRequest {
   token: string;
 }
@@ -1336,6 +1348,13 @@ export interface Routes {
     query: {};
     body: null;
     response: ViewDetail;
+  };
+  /** Return who makes the request, and what it may do. */
+  "GET /api/v1/whoami": {
+    path: {};
+    query: {};
+    body: null;
+    response: Whoami;
   };
   /** List removed runs. */
   "GET /api/v1/trash": {

@@ -1,0 +1,35 @@
+"""The person or machine behind a request to a team's server: what it may do, and in which project."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.types import Scope as RequestScope
+
+from tachograph.collector import Scope
+
+__all__ = ["IDENTITY", "Identity", "identity_of"]
+
+IDENTITY = "tachograph.identity"
+"""The key in the state of a request."""
+
+
+class Identity(NamedTuple):
+    """An access key, or a user whom a proxy has authenticated."""
+
+    name: str
+    scopes: frozenset[Scope]
+    project: str | None = None
+    """The only project that it gives access to; None for all."""
+    key_id: str = ""
+    expires: float | None = None
+
+    def allows(self, scope: Scope) -> bool:
+        """Return whether the scope is among the granted ones; `admin` includes all."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+def identity_of(scope: RequestScope) -> Identity | None:
+    """Return the identity behind a request; None on a private dashboard, which has one user."""
+    found = scope.get("state", {}).get(IDENTITY)
+    return found if isinstance(found, Identity) else None

@@ -1,0 +1,257 @@
+"""Receives runs: the routes below `/api/v1/ingest/`, as an ASGI application of its own.
+
+They are apart from the API of the dashboard, because they have other rules. Only a key in the header `Authorization` is
+accepted, never a cookie, so a page in a browser cannot send anything. A body may be large, and is checked in this
+order: the key, the length, the size after inflating (which is announced in a header and enforced while inflating, so
+that a small body cannot become a large one), and the hash of the plain bytes. Only then are they appended.
+
+Work on files is done in a few threads of its own, so that requests of the dashboard do not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tachograph._base.typed import decode_json
+from tachograph.collector import (
+    MAX_BATCH_BYTES,
+    AccessKey,
+    BatchAnswer,
+    Beat,
+    CopyBusyError,
+    CopyError,
+    CopyGoneError,
+    DivergedError,
+    InvalidBatchError,
+    NotYourRunError,
+    OutOfOrderError,
+    Registered,
+    Registration,
+    RunCopies,
+    RunCopy,
+    SendLimits,
+    StorageFullError,
+    UnknownRunError,
+    check_rank,
+    hash_bytes,
+)
+from tachograph.journal import ControlFileError, read_requests
+from tachograph.server._errors import ApiError, error_response
+from tachograph.server._server_metrics import ServerMetrics
+from tachograph.server._team_access import TeamAccess
+
+__all__ = ["INGEST_PREFIX", "IngestApp"]
+
+INGEST_PREFIX = "/api/v1/ingest/"
+_MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
+_MAX_JSON_BYTES = 256 << 10
+_NUM_THREADS = 4
+_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat))?")
+_STATUS: dict[type[CopyError], tuple[int, str]] = {
+    InvalidBatchError: (400, "invalid_batch"),
+    NotYourRunError: (403, "not_your_run"),
+    UnknownRunError: (404, "no_such_run"),
+    OutOfOrderError: (409, "out_of_order"),
+    CopyGoneError: (410, "deleted"),
+    DivergedError: (412, "diverged"),
+    CopyBusyError: (503, "busy"),
+    StorageFullError: (507, "disk_full"),
+}
+
+
+class IngestApp:
+    """Receives runs from trainers, and returns requests of people to them."""
+
+    def __init__(
+        self, copies: RunCopies, access: TeamAccess, metrics: ServerMetrics, *, limits: SendLimits | None = None
+    ) -> None:
+        self._copies = copies
+        self._access = access
+        self._metrics = metrics
+        self._limits = limits or SendLimits()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tachograph-ingest")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            response = await self._respond(scope, Headers(scope=scope), receive)
+        except ApiError as error:
+            response = error_response(error)
+        except CopyError as error:
+            response = _copy_error_response(error)
+        except OSError as error:
+            # The reason may name files of the server, which are none of the client's business.
+            self._metrics.add_fault("cannot write a copy", error)
+            response = error_response(
+                ApiError(503, "storage", "the server cannot store runs now", {"Retry-After": "5"})
+            )
+        self._metrics.count("ingest_requests", status=response.status_code)
+        response.headers["Cache-Control"] = "no-store"
+        await response(scope, receive, send)
+
+    def close(self) -> None:
+        """Wait for the work on files that has begun."""
+        self._threads.shutdown(wait=True)
+
+    async def _respond(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
+        key = self._access.authenticate_key(scope, headers, "write")
+        found = _RUN.fullmatch(scope["path"])
+        if found is None:
+            raise ApiError(404, "not_found", "there is no such route for sending runs")
+        if scope["method"] != "PUT":
+            raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "PUT"})
+        run_id, part, rank = found.groups()
+        if part is None:
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
+        if part == "beat":
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._beat, run_id, _parse(body, Beat), key, headers)
+        offset = _parse_offset(scope)
+        self._access.check_rate(key)
+        body = await _read_body(receive, headers, _MAX_BODY_BYTES)
+        return await self._in_thread(self._append, run_id, check_rank(rank), offset, body, key, headers)
+
+    async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
+        found: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await found
+
+    def _register(self, run_id: str, registration: Registration, key: AccessKey) -> Response:
+        copy = self._copies.register(run_id, registration, key.name, key.project)
+        self._metrics.count("registrations")
+        version, _ = _control_of(copy, "")
+        limits = self._limits
+        if key.max_bytes_per_s is not None:
+            limits = msgspec.structs.replace(limits, bytes_per_s=float(key.max_bytes_per_s))
+        name = copy.folder.path.relative_to(self._copies.root).as_posix()
+        return _json(Registered(name, copy.have(), limits, version))
+
+    def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
+        copy = self._copies.open(run_id, key.name)
+        data = _plain_bytes(body, headers)
+        have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
+        self._access.note_bytes(key, len(data))
+        self._metrics.count("ingest_bytes", len(data))
+        self._metrics.count("ingest_body_bytes", len(body))
+        return self._answer(copy, have, headers)
+
+    def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
+        copy = self._copies.open(run_id, key.name)
+        copy.store_beat(beat, _skew_s(headers))
+        self._copies.close_idle()
+        return self._answer(copy, 0, headers)
+
+    def _answer(self, copy: RunCopy, have: int, headers: Headers) -> Response:
+        if not copy.entry.remote_control:
+            return _json(BatchAnswer(have))
+        known = headers.get("tacho-control", "")
+        version, requests = _control_of(copy, known)
+        return _json(BatchAnswer(have, requests, version))
+
+
+def _control_of(copy: RunCopy, known: str) -> tuple[str, list[Any]]:
+    """Return the version of the control file, and its requests if the version is another than the known one."""
+    try:
+        found = os.lstat(copy.folder.control)
+        version = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+        if version == known:
+            return version, []
+        return version, read_requests(copy.folder)
+    except (OSError, ControlFileError):
+        return "none", []
+
+
+def _plain_bytes(body: bytes, headers: Headers) -> bytes:
+    """Inflate a body and check it against its headers."""
+    size = headers.get("tacho-bytes", "")
+    if not size.isdecimal() or not 0 < int(size[:12]) <= MAX_BATCH_BYTES:
+        raise ApiError(413, "too_large", f"Tacho-Bytes must be between 1 and {MAX_BATCH_BYTES}")
+    num_bytes = int(size)
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding == "gzip":
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            data = inflater.decompress(body, num_bytes + 1)
+        except zlib.error:
+            raise ApiError(400, "invalid_batch", "the body is not valid gzip") from None
+        if not inflater.eof or inflater.unused_data:
+            raise ApiError(400, "invalid_batch", "the body is longer or shorter than Tacho-Bytes")
+    elif encoding == "identity":
+        data = body
+    else:
+        raise ApiError(415, "unknown_encoding", "use Content-Encoding: gzip, or none")
+    if len(data) != num_bytes:
+        raise ApiError(400, "invalid_batch", "the body is longer or shorter than Tacho-Bytes")
+    if hash_bytes(data) != headers.get("tacho-sha256", ""):
+        raise ApiError(400, "invalid_batch", "the body does not match Tacho-Sha256: it was changed on its way")
+    return data
+
+
+def _skew_s(headers: Headers) -> float | None:
+    """Return by how much the clock of the client is ahead."""
+    try:
+        ahead_s = float(headers.get("tacho-now", "")) - time.time()
+    except ValueError:
+        return None
+    return ahead_s if math.isfinite(ahead_s) else None
+
+
+async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:12]) > max_bytes:
+        raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "cut_off", "the client closed the connection")
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _parse_offset(scope: Scope) -> int:
+    items = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=10)
+    if len(items) != 1 or items[0][0] != "offset" or not re.fullmatch(r"[0-9]{1,15}", items[0][1]):
+        raise ApiError(400, "bad_query", "expected one parameter, the offset: ?offset=0")
+    return int(items[0][1])
+
+
+def _parse(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return decode_json(body, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_body", str(error)[:300]) from None
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), 200, media_type="application/json")
+
+
+def _copy_error_response(error: CopyError) -> Response:
+    status, code = _STATUS[type(error)]
+    headers = {"Retry-After": "2"} if status == 503 else {"Retry-After": "60"} if status == 507 else {}
+    response = error_response(ApiError(status, code, str(error), headers))
+    if isinstance(error, OutOfOrderError):
+        body = {"have": error.have, "error": {"code": code, "message": str(error)}}
+        response = Response(msgspec.json.encode(body), status, media_type="application/json")
+    return response
