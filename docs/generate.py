@@ -18,6 +18,7 @@ import rich_click as click
 
 from tachograph.catalog import ACTIONS, AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
+from tachograph.collector import SCOPES
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
 from tachograph.records._secret_formats import FORMATS
@@ -181,6 +182,12 @@ def masking_page(page: str) -> str:
     return _replace_tables(page, {"formats": ["| secret | looks like |", "|---|---|", *rows]})
 
 
+def keys_page(page: str) -> str:
+    """Return the page on access keys with the current scopes."""
+    rows = [f"| `{scope}` | {meaning} |" for scope, meaning in SCOPES.items()]
+    return _replace_tables(page, {"scopes": ["| scope | a key with it may |", "|---|---|", *rows]})
+
+
 def train_page(page: str) -> str:
     """Return the page on training with the current keys."""
     keys = []
@@ -249,11 +256,12 @@ def pages() -> dict[Path, str]:
     journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
     usage = DOCS / "usage.md"
     diagnosis = DOCS / "diagnosis.md"
-    masking, train = DOCS / "masking.md", DOCS / "train.md"
+    keys, masking, train = DOCS / "keys.md", DOCS / "masking.md", DOCS / "train.md"
     runs = DOCS / "runs.md"
     return {
         **{DOCS / "rules" / f"{name}.md": rule_page(rule) for name, rule in RULES.items()},
         diagnosis: diagnosis_page(diagnosis.read_text(encoding="utf-8")),
+        keys: keys_page(keys.read_text(encoding="utf-8")),
         masking: masking_page(masking.read_text(encoding="utf-8")),
         train: train_page(train.read_text(encoding="utf-8")),
         DOCS / "settings.md": settings_page(),

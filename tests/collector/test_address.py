@@ -94,7 +94,7 @@ def test_invalid_address_is_refused_with_a_reason(text, reason):
     ],
 )
 def test_plain_http_is_only_for_this_machine(text):
-    with pytest.raises(ConfigError, match=r"not encrypted.*https://.*TACHO_ALLOW_PLAIN_HTTP=1"):
+    with pytest.raises(ConfigError, match=r"not encrypted.*https://.*TACHO_ALLOW_PLAIN_HTTP=1 accepts it"):
         parse_server(text)
     assert parse_server(text, allow_plain_http=True).scheme == "http"
     assert not parse_server(text, allow_plain_http=True).is_loopback

@@ -181,3 +181,20 @@ def test_processes_that_log_in_at_once_lose_no_key(script):
     for writer in writers:
         writer.ok()
     assert len(stored_servers()) == 40
+
+
+def test_key_of_the_environment_is_in_no_file_of_a_run(script, logs):
+    """With everything that is recorded of a program: arguments, config, texts, errors, code and environment."""
+    code = """
+        import os, sys, tachograph
+        token = os.environ["TACHO_API_KEY"]
+        run = tachograph.init("x", log_dir=sys.argv[1], code=True, console=False, config={**os.environ, "note": token})
+        run.log(loss=1.0, text=f"sent with {token}")
+        run.event("sent", header=f"Authorization: Bearer {token}", key=token)
+        raise RuntimeError(f"401 for {token}")
+    """
+    program = script(code, logs, TOKEN, f"--key={TOKEN}", env={"TACHO_API_KEY": TOKEN})
+    assert program.wait()[0] == 1
+    files = [path for path in logs.rglob("*") if path.is_file()]
+    assert any(b"[masked]" in path.read_bytes() for path in files)
+    assert [path.name for path in files if b"Canary" in path.read_bytes()] == []

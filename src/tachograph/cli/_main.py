@@ -40,6 +40,8 @@ _COMMANDS = {
     "_du": "du",
     "_prune": "prune",
     "_notify": "notify",
+    "_login": "login logout whoami",
+    "_keys": "keys",
     "_plugins": "plugins",
     "_lm_eval": "lm-eval",
     "_usage": "usage",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ __all__ = [
     "json_option",
     "log_dir_option",
     "log_dirs_option",
+    "parse_duration",
     "resolve_run",
     "run_argument",
 ]
@@ -27,6 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 _LOG_DIRS = "tachograph.log_dirs"
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def log_dir_option(command: Command) -> Command:
@@ -131,3 +134,15 @@ def complete_run(context: click.Context, parameter: click.Parameter, incomplete:
     names = (name for log_dir in given_log_dirs(context) for name, _, _ in find_run_folders(log_dir))
     found = [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given]
     return found or [CompletionItem(incomplete, type="file")]
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Return the seconds of a duration such as 30d.
+
+    Raises:
+        click.UsageError: if it is not one; the message names the option.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text, re.ASCII)
+    if parts is None:
+        raise click.UsageError(f"{option} {text[:100]!r}: expected a number with s, m, h, d or w, such as 30d")
+    return float(parts[1]) * _UNITS_S[parts[2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
-from tachograph.cli._options import complete_run, given_log_dirs, json_option, log_dir_option
+from tachograph.cli._options import complete_run, given_log_dirs, json_option, log_dir_option, parse_duration
 from tachograph.cli._select import for_each_run, select_runs, where_option
 from tachograph.settings import resolve_settings
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["empty_old_trash", "rm", "trash"]
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_DAY_S = 86_400.0
 
 
 def _complete_trashed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -62,7 +61,7 @@ def empty_old_trash(log_dir: str) -> int:
     days = resolve_settings({}).trash_keep_days
     if not days:
         return 0
-    deleted = empty_trash(log_dir, older_than_s=days * _UNITS_S["d"])
+    deleted = empty_trash(log_dir, older_than_s=days * _DAY_S)
     if deleted:
         num_days = plural(days, "day")
         click.echo(
@@ -120,10 +119,8 @@ def empty(log_dir: str, older_than: str, yes: bool) -> None:
     """Delete the runs in the trash for good."""
     from tachograph.catalog import empty_trash, list_trash
 
-    age = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", older_than)
-    if age is None:
-        raise click.UsageError(f"--older-than {older_than!r}: expected a number with s, m, h, d or w, such as 30d")
+    older_than_s = parse_duration("--older-than", older_than)
     if not yes and (runs := list_trash(log_dir)):
         click.confirm(f"Delete up to {plural(len(runs), 'run')} for good?", abort=True)
-    deleted = empty_trash(log_dir, older_than_s=float(age[1]) * _UNITS_S[age[2]])
+    deleted = empty_trash(log_dir, older_than_s=older_than_s)
     click.echo(f"deleted {plural(len(deleted), 'run')}")

@@ -90,7 +90,7 @@ def parse_server(text: str, *, allow_plain_http: bool = False) -> ServerAddress:
         raise _invalid(
             text,
             "is not encrypted, so anyone on the way could read keys and runs: use https://. In a network that you "
-            "trust, allow_plain_http=True (TACHO_ALLOW_PLAIN_HTTP=1) accepts it",
+            "trust, allow_plain_http=True or TACHO_ALLOW_PLAIN_HTTP=1 accepts it",
         )
     return address
 

@@ -51,7 +51,7 @@ SCOPES: dict[Scope, str] = {
     "write": "send runs",
     "read": "see runs",
     "control": "control runs that allow it",
-    "admin": "everything, also delete runs",
+    "admin": "do everything, also delete runs",
 }
 """What each scope allows."""
 TOKEN_FORMAT = re.compile(r"tk_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)

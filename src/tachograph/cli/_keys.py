@@ -1,0 +1,171 @@
+"""`tacho keys`: the access keys of a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import add_row, ago, format_time, json_text, new_table, plural, safe, size
+from tachograph.cli._options import json_option, parse_duration
+from tachograph.collector import SCOPES, AccessKey, KeyRing, keys_path
+
+__all__ = ["keys"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _data_option(command: Command) -> Command:
+    return click.option(
+        "--data",
+        required=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Data folder of the server.",
+    )(command)
+
+
+@click.group()
+def keys() -> None:
+    """Create, list, rotate and revoke the access keys of a server.
+
+    Run these commands as the user that runs the server. It notices changes within a second.
+    """
+
+
+@keys.command()
+@click.option("--name", required=True, help="Who or what uses the key, such as ci or anna@laptop.")
+@click.option(
+    "--scope",
+    "scopes",
+    required=True,
+    multiple=True,
+    metavar="SCOPE[,SCOPE]...",
+    help=f"What the key allows: {', '.join(f'{scope} ({meaning})' for scope, meaning in SCOPES.items())}.",
+)
+@click.option("--project", help="Only runs of this project. Default: all.")
+@click.option("--expires", metavar="AGE", help="When the key expires, such as 90d. Default: never.")
+@click.option("--max-bytes-per-s", type=click.IntRange(1), metavar="N", help="How fast the key may send.")
+@click.option("--max-bytes", type=click.IntRange(1), metavar="N", help="How much of what the key sends is kept.")
+@click.option("--max-open-runs", type=click.IntRange(1), metavar="N", help="How many runs the key may send at once.")
+@_data_option
+def create(
+    name: str,
+    scopes: tuple[str, ...],
+    project: str | None,
+    expires: str | None,
+    max_bytes_per_s: int | None,
+    max_bytes: int | None,
+    max_open_runs: int | None,
+    data: Path,
+) -> None:
+    """Create a key and print it.
+
+    The key is printed once, alone on the standard output, and cannot be shown again: only its hash is stored.
+    """
+    words = [word.strip() for scope in scopes for word in scope.split(",")]
+    key, token = KeyRing(keys_path(data)).create(
+        name,
+        [word for word in words if word],
+        project=project,
+        lifetime_s=None if expires is None else parse_duration("--expires", expires),
+        max_bytes_per_s=max_bytes_per_s,
+        max_bytes=max_bytes,
+        max_open_runs=max_open_runs,
+    )
+    click.echo(f"created the key {_describe(key)}", err=True)
+    _print_token(token)
+
+
+@keys.command("list")
+@_data_option
+@json_option
+def list_(data: Path, as_json: bool) -> None:
+    """List the keys, also those that ended within the last 90 days. Secrets are not stored, so none is shown."""
+    found, now_s = KeyRing(keys_path(data)).list(), time.time()
+    if as_json:
+        click.echo(json_text([_values(key, now_s) for key in found]))
+        return
+    if not found:
+        click.echo("No access keys. Create one with: tacho keys create")
+        return
+    table = new_table("name", "id", "scopes", "project", "state", "last used", "created", "limits", wraps=("limits",))
+    for key in found:
+        state = Text(_state(key, now_s), style="dim" if key.ended(now_s) is not None else "")
+        used = ago(key.last_used) if key.last_used is not None else "never"
+        project = safe(key.project, 40) if key.project is not None else "all"
+        limits = ", ".join(_limits(key)) or "–"
+        add_row(table, safe(key.name), key.id, _scopes(key), project, state, used, _day(key.created), limits)
+    Console().print(table)
+
+
+@keys.command()
+@click.argument("key")
+@_data_option
+def revoke(key: str, data: Path) -> None:
+    """Revoke a key by its id, or all keys of a name. Servers refuse it within a second."""
+    for revoked in KeyRing(keys_path(data)).revoke(key):
+        click.echo(f"revoked the key {safe(revoked.name)} (id {revoked.id})")
+
+
+@keys.command()
+@click.argument("key")
+@click.option("--overlap", default="1d", show_default=True, metavar="AGE", help="How long the old key stays valid.")
+@_data_option
+def rotate(key: str, overlap: str, data: Path) -> None:
+    """Replace a key, by its id or name, with a new one with the same rights, and print the new one."""
+    new, token = KeyRing(keys_path(data)).rotate(key, overlap_s=parse_duration("--overlap", overlap))
+    click.echo(f"created the key {_describe(new)}", err=True)
+    click.echo(f"the old key (id {new.rotated_from}) is valid for another {overlap} at most", err=True)
+    _print_token(token)
+
+
+def _print_token(token: str) -> None:
+    click.echo(
+        "it is not shown again: store it now, with tacho login URL on the machine that uses it, or as TACHO_API_KEY",
+        err=True,
+    )
+    click.echo(token)
+
+
+def _describe(key: AccessKey) -> str:
+    project = "all projects" if key.project is None else f"project {safe(key.project)}"
+    expiry = "does not expire" if key.expires is None else f"expires {_day(key.expires)}"
+    parts = [f"id {key.id}", _scopes(key), project, expiry, *_limits(key)]
+    return f"{safe(key.name)} ({'; '.join(parts)})"
+
+
+def _scopes(key: AccessKey) -> str:
+    return ", ".join(scope for scope in SCOPES if scope in key.scopes)
+
+
+def _state(key: AccessKey, now_s: float) -> str:
+    if key.ended(now_s) is None:
+        return "valid" if key.expires is None else f"until {_day(key.expires)}"
+    return f"revoked {_day(key.revoked)}" if key.revoked is not None else f"expired {_day(key.expires)}"
+
+
+def _limits(key: AccessKey) -> list[str]:
+    limits = []
+    if key.max_bytes_per_s is not None:
+        limits.append(f"{size(key.max_bytes_per_s)}/s")
+    if key.max_bytes is not None:
+        limits.append(size(key.max_bytes))
+    if key.max_open_runs is not None:
+        limits.append(plural(key.max_open_runs, "open run"))
+    return limits
+
+
+def _day(time_s: float | None) -> str:
+    return format_time(time_s, "%Y-%m-%d %H:%M")
+
+
+def _values(key: AccessKey, now_s: float) -> dict[str, Any]:
+    """Return all fields of a key, also those without a value."""
+    values = {name: getattr(key, name) for name in key.__struct_fields__}
+    return {**values, "scopes": _scopes(key).split(", "), "is_valid": key.ended(now_s) is None}
