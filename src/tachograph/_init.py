@@ -128,8 +128,7 @@ def init(
             sink.cancel()
         raise
     if run.folder is not None:
-        if is_online:
-            run.print_line(f"mode {ONLINE!r} is another name of {Mode.CLOUD.value!r}")
+        _print_destination(run, chosen, is_online=is_online)
         if channels is not None:
             for notifier in _notify_sink(run, *channels, start_s):
                 run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
@@ -158,6 +157,13 @@ def resolve_destination(settings: Settings) -> Settings:
             server = known[0]
         server = parse_server(server, allow_plain_http=settings.allow_plain_http).url
     return msgspec.structs.replace(settings, mode=mode.value, server=server)
+
+
+def _print_destination(run: Run, settings: Settings, *, is_online: bool) -> None:
+    if is_online:
+        run.print_line(f"mode {ONLINE!r} is another name of {Mode.CLOUD.value!r}")
+    if resolve_mode(settings) is Mode.CLOUD:
+        run.print_line(f"Sending it to {settings.server}")
 
 
 def _start_exports(settings: Settings) -> list[SinkProcess]:

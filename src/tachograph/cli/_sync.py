@@ -1,16 +1,17 @@
-"""`tacho sync`: deliver to sinks what they have not received."""
+"""`tacho sync`: deliver to sinks and to a team's server what they have not received."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import rich_click as click
 
-from tachograph.cli._format import json_text, plural, safe
+from tachograph.cli._format import json_text, plural, safe, size
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
-from tachograph.journal import RunFolder, RunState, current_state, find_run, list_runs
+from tachograph.cli._send import Sending, find_destined, send_runs, sending_status, watch_runs
+from tachograph.journal import RunFolder, RunState, current_state, find_run, find_run_folders, list_runs
 from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
 
@@ -28,7 +29,7 @@ class _Delivery(NamedTuple):
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run, callback=resolve_run)
+@click.argument("runs", nargs=-1, metavar="[RUN|DIR]...", shell_complete=complete_run, callback=resolve_run)
 @log_dir_option
 @click.option(
     "--sink",
@@ -37,6 +38,13 @@ class _Delivery(NamedTuple):
     metavar="NAME",
     help='A sink: a name, or \'{"wandb": {"project": "x"}}\'; repeatable. Default: every sink that lacks records.',
 )
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Send the runs to this server, also those that are not marked for one. Default: where each is marked for.",
+)
+@click.option("--watch", is_flag=True, help="Keep sending runs to the server as they grow, until interrupted.")
+@click.option("--status", is_flag=True, help="Only print how far the runs were sent to the server.")
 @click.option("--dry-run", is_flag=True, help="Only print what is missing.")
 @click.option(
     "--timeout",
@@ -44,21 +52,71 @@ class _Delivery(NamedTuple):
     default=600.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds to wait for each sink of a run.",
+    help="Seconds to wait for each sink of a run, and for the server.",
 )
 @json_option
 def sync(
-    runs: tuple[str, ...], log_dir: str, sinks: tuple[str, ...], dry_run: bool, timeout_s: float, as_json: bool
+    runs: tuple[str, ...],
+    log_dir: str,
+    sinks: tuple[str, ...],
+    server: str | None,
+    watch: bool,
+    status: bool,
+    dry_run: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
-    """Deliver to sinks what they have not received, because they were down or the run ended before they were done.
+    """Deliver to sinks and to the server of the team what they have not received.
 
-    Without RUN, all runs that have ended. With `--sink`, also runs that never had this sink: they are exported from
-    their beginning. Options come from `--sink` or TACHO_SINKS.
+    They may have been down, the run may have ended before they were done, or it was recorded with `mode="offline"`.
+    Without RUN, all runs in the log folder; DIR is a folder with runs. With `--sink`, also runs that never had this
+    sink: they are exported from their beginning. Options come from `--sink` or TACHO_SINKS.
+
+    Exits with 0 only if everything was received.
     """
+    if sinks and (server or watch or status):
+        raise click.UsageError("--sink is about sinks, and --server, --watch and --status are about the server")
+    if watch:
+        watch_runs(lambda: find_destined(_find_folders(runs, log_dir), server), _print_sending)
+    folders = _find_folders(runs, log_dir)
+    destined = find_destined(folders, server) if not sinks else []
+    if status or (dry_run and server):
+        sendings = sending_status(destined)
+        _print_status(sendings, as_json=as_json)
+        return
+    sendings = sending_status(destined) if dry_run else send_runs(destined, timeout_s, _printer(as_json))
+    deliveries = [] if server else _deliver_to_sinks(folders, sinks, timeout_s, dry_run=dry_run, as_json=as_json)
+    if as_json:
+        found = [*(item._asdict() for item in deliveries), *(item._asdict() for item in sendings)]
+        click.echo(json_text(found))
+    elif dry_run:
+        _print_status([item for item in sendings if not item.is_complete], as_json=False)
+    if not as_json and not deliveries and not sendings:
+        click.echo("nothing to deliver")
+    has_failed = any(delivery.reason for delivery in deliveries) or not all(item.is_complete for item in sendings)
+    if not dry_run and has_failed:
+        raise SystemExit(1)
+
+
+def _find_folders(runs: tuple[str, ...], log_dir: str) -> list[tuple[str, RunFolder]]:
+    """Return the runs with their names: those given, those in folders given, or all in the log folder."""
+    if not runs:
+        return [(folder.name, folder) for folder in list_runs(log_dir)]
+    found: dict[str, tuple[str, RunFolder]] = {}
+    for text in runs:
+        is_folder = os.path.isdir(text) and not RunFolder(text).exists()
+        below = [(name, RunFolder(path)) for name, path, _ in find_run_folders(text)] if is_folder else []
+        for name, folder in below or [((given := find_run(text, log_dir)).name, given)]:
+            found.setdefault(os.path.realpath(folder.path), (name, folder))
+    return list(found.values())
+
+
+def _deliver_to_sinks(
+    folders: list[tuple[str, RunFolder]], sinks: tuple[str, ...], timeout_s: float, *, dry_run: bool, as_json: bool
+) -> list[_Delivery]:
     options = _options(sinks)
-    folders = [find_run(run, log_dir) for run in runs] or list(list_runs(log_dir))
     deliveries: list[_Delivery] = []
-    for folder in folders:
+    for _, folder in folders:
         lags = {lag.sink: lag for lag in read_lags(folder)}
         chosen = options if sinks else {name: options.get(name, {}) for name in lags}
         for name, values in chosen.items():
@@ -67,12 +125,7 @@ def sync(
             deliveries.append(delivery)
             if not as_json:
                 _print(delivery, dry_run=dry_run)
-    if as_json:
-        click.echo(json_text([delivery._asdict() for delivery in deliveries]))
-    elif not deliveries:
-        click.echo("nothing to deliver")
-    if not dry_run and any(delivery.reason for delivery in deliveries):
-        raise SystemExit(1)
+    return deliveries
 
 
 def _options(sinks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -133,3 +186,30 @@ def _print(delivery: _Delivery, *, dry_run: bool) -> None:
         click.echo(f"{run}: {sink} failed{left}: {safe(delivery.reason, 300)}", err=True)
     else:
         click.echo(f"{run}: {sink} received {plural(delivery.num_delivered, 'record')}")
+
+
+def _printer(as_json: bool) -> Callable[[Sending], None]:
+    return (lambda sending: None) if as_json else _print_sending
+
+
+def _print_sending(sending: Sending) -> None:
+    run, server = safe(sending.run), safe(sending.server or "a server")
+    if not sending.is_complete:
+        left = f", {size(sending.num_left_bytes)} left" if sending.num_left_bytes else ""
+        click.echo(f"{run}: sending to {server} failed{left}: {safe(sending.error, 300)}", err=True)
+    elif sending.num_sent_bytes:
+        click.echo(f"{run}: sent {size(sending.num_sent_bytes)} to {server} as {safe(sending.copy)}")
+    else:
+        click.echo(f"{run}: {server} has everything, as {safe(sending.copy)}")
+
+
+def _print_status(sendings: list[Sending], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text([item._asdict() for item in sendings]))
+        return
+    if not sendings:
+        click.echo("no run is marked to be sent to a server")
+    for item in sendings:
+        what = "complete" if item.is_complete else f"{size(item.num_left_bytes)} left"
+        error = f" ({safe(item.error, 300)})" if item.error else ""
+        click.echo(f"{safe(item.run)}: {what} at {safe(item.server or 'an unknown server')}{error}")

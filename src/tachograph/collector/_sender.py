@@ -119,6 +119,8 @@ class RunSender:
         self.folder = folder
         self.is_complete = False
         """Whether the server had every complete line at the last `poll`."""
+        self.num_sent_bytes = 0
+        """Bytes that this sender sent, and that the server accepted."""
         self._connection = connection
         self._report = report
         self._remote_control = remote_control
@@ -177,7 +179,10 @@ class RunSender:
         return 0.0 if due else min(_POLL_S, self._limits.flush_interval_s)
 
     def close(self) -> None:
-        """Close the connection and store how far the run was sent."""
+        """Tell the server that nothing is left, close the connection and store how far the run was sent."""
+        if self.is_complete:
+            with contextlib.suppress(_RetryError, ConnectionFailedError):
+                self._send_beat()
         self._connection.close()
         self._store()
 
@@ -221,7 +226,8 @@ class RunSender:
             return False
         now_s = self._clock()
         waited_s = now_s - self._since_s.setdefault(rank, now_s)
-        if not flush and size - have < self._limits.flush_bytes and waited_s < self._limits.flush_interval_s:
+        is_small = size - have < self._limits.flush_bytes and waited_s < self._limits.flush_interval_s
+        if is_small and have and not flush:  # a new run is sent at once, so that it appears on the server
             return False
         before, data = self._read_batch(path, have)
         if not data:  # the last line is not complete
@@ -252,6 +258,7 @@ class RunSender:
             return True
         answer = _decode(self._check(response), BatchAnswer)
         self.state.have[str(rank)] = answer.have
+        self.num_sent_bytes += len(data)
         self._since_s.pop(rank, None)
         self._hand_over(answer)
         self._left[rank] = max(0, size - answer.have)
