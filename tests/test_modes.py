@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
+from tachograph import spans
 from tachograph._init import check_config
 from tachograph.cli._main import main
-from tachograph.exceptions import ConfigError
+from tachograph.exceptions import ConfigError, ControlError
 from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
@@ -244,3 +245,171 @@ def test_other_ranks_do_not_mark_the_run(logs, monkeypatch, capsys):
     with tachograph.init("x", mode="offline", log_dir=str(logs), git=False):
         assert destination_of(logs) is None
     assert "tacho sync" not in capsys.readouterr().out
+
+
+# Disabled ------------------------------------------------------------------------------------------------------------
+
+LEAVES_NOTHING = """
+    import os, signal, sys, threading
+    import tachograph as tacho
+    import tachograph.spans, tachograph.recorder
+    tacho.init, tacho.application  # import what every run needs
+
+    def state():
+        handlers = [signal.getsignal(getattr(signal, name)) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT")]
+        hooks = [sys.excepthook, threading.excepthook, sys.exit]
+        return handlers, hooks, threading.enumerate(), sorted(os.listdir()), len(os.listdir("/proc/self/fd"))
+
+    modules, before = set(sys.modules), state()
+    run = tacho.init("x", {setting}, config={"lr": 1e-3, "telemetry": {"sinks": ["tensorboard"]}}, parent="none")
+    assert run.folder is None and run.path is None and not run.enabled
+    scale = run.control("lr_scale", 0.5, min=0.1, max=2.0)
+    tacho.set_training_config(global_batch_size=8)
+    completions = tacho.Completions(run)
+    assert tacho.current_run() is run
+
+    @tacho.profile_function
+    def profiled():
+        return 5
+
+    @tacho.timed_span("decorated")
+    def decorated():
+        return 6
+
+    with tacho.application() as app, tacho.training_loop(0) as loop:
+        assert (profiled(), decorated()) == (5, 6)
+        for step in range(3):
+            with tacho.training_iteration(num_samples=4), tacho.data_loading(), tacho.forward(), tacho.backward():
+                with tacho.optimizer_update(), tacho.zero_grad(), tacho.timed_span("x", {"a": 1}) as span:
+                    pass
+            with tacho.profile_block("x"), tacho.validation_loop(), tacho.validation_iteration():
+                pass
+            with tacho.testing_loop(), tacho.testing_iteration(), tacho.checkpoint_save(step, path="model.pt"):
+                pass
+            run.log({"train_loss": object()}, step=step, lr=1.0)
+            tacho.log(train_loss=1.0)
+            run.log_epoch(1, {"a": 1})
+            run.log_validation({"loss": 1})
+            run.log_test({"loss": 1})
+            run.log_checkpoint("model.pt", step=step, ema=True)
+            run.log_parent("elsewhere")
+            run.event("e", step=1, a=1)
+            run.update_config({"a": 1})
+            run.log_summary({"best": 1})
+            run.log_completions([{"completion": "x"}], step=step)
+            run.log_error(ValueError("x"))
+            completions.add(step, completion="x", reward=1.0)
+            assert not completions.maybe_flush(1000) and not len(completions)
+            assert not run.should_stop and not run.should_checkpoint
+            assert (scale.value, run.log_every, run.flush()) == (0.5, 1, True)
+            assert tacho.ab("a", "b") == "a"
+    for item in (app, loop, span):
+        item.add_attribute("a", 1)
+        item.add_attributes({"b": 2})
+        assert item.duration_msec() >= 0
+        assert item.to_json()["name"]
+    assert span.active and span.parent_span is not None and span.parent_span.parent_span is None
+    event = tachograph.spans.Event.create("e")
+    assert span.add_event(event) is event
+    assert span.attributes == {} and len(span.events) == 1
+    span.stop()
+    span.name = "another"
+    assert span.name_str == "disabled"
+    after = state()
+    assert after == before, (before, after)
+    assert run.finish() and run.finish() and run.status == "finished"
+    new = set(sys.modules) - modules
+    assert not new, sorted(new)
+    assert state() == before
+    with tacho.training_iteration(), tacho.timed_span("after the end"):
+        tacho.log(train_loss=1.0)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("setting", ["mode='disabled'", "enabled=False", "mode='disabled', server='https://x.org'"])
+def test_disabled_run_leaves_nothing(tmp_path, script, setting):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    code, out, err = script(LEAVES_NOTHING.replace("{setting}", setting), cwd=folder).wait()
+    assert (code, out, err) == (0, "", "")
+    assert not list(folder.iterdir())
+
+
+def test_callbacks_of_a_disabled_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TACHO_MODE", "disabled")
+    names = [name for name in spans.__all__ if name.startswith("on_")]
+    assert len(names) == 25
+    spans.on_app_start()
+    run = tachograph.current_run()
+    for name in sorted(names, key=lambda name: (name.endswith("_end"), name)):  # all starts first
+        if not name.startswith("on_app"):
+            span = getattr(spans, name)()
+            assert span is None or (span.active and span.add_attribute("a", 1))
+    spans.on_app_end()
+    assert run.status == "finished"
+    assert not caplog.records
+    assert not list(tmp_path.iterdir())
+
+
+def test_spans_are_recorded_after_a_disabled_run(logs):
+    with tachograph.init("off", mode="disabled", log_dir=str(logs)):
+        kept = tachograph.forward()
+        iteration = tachograph.training_iteration()
+
+        @tachograph.training_iteration()
+        def step() -> None:
+            with kept:
+                pass
+
+        with iteration, iteration:
+            step()
+    with tachograph.init("on", log_dir=str(logs), git=False), tachograph.training_loop(0):
+        for _ in range(3):
+            step()
+        with iteration, tachograph.timed_span("x"):
+            pass
+    history = read(logs / "on")
+    assert {span.name for span in history.spans()} == {"training_loop", "x"}
+    update = next(record for record in history.latest("event") if record["name"] == "training_metrics_update")
+    assert update["current_iteration"] == 3
+    assert not (logs / "off").exists()
+
+
+def test_disabled_run_inside_a_recorded_one(logs):
+    """The recorded run keeps its open spans, and receives everything again after the disabled one has ended."""
+    with tachograph.init("on", log_dir=str(logs), git=False), tachograph.timed_span("outer"):
+        with tachograph.init("off", mode="disabled"):
+            tachograph.log(a=1.0)
+            with tachograph.timed_span("inner"):
+                pass
+        tachograph.log(a=2.0)
+        with tachograph.timed_span("later"):
+            pass
+    history = read(logs / "on")
+    assert {span.name for span in history.spans()} == {"outer", "inner", "later"}
+    assert history.series("a").values == [2.0]
+
+
+def test_recorded_run_inside_a_disabled_one(logs):
+    with tachograph.init("off", mode="disabled"):
+        with tachograph.init("on", log_dir=str(logs), git=False), tachograph.timed_span("x"):
+            tachograph.log(a=1.0)
+        with tachograph.timed_span("y"), tachograph.profile_block("z"):
+            tachograph.log(a=2.0)
+    history = read(logs / "on")
+    assert {span.name for span in history.spans()} == {"x"}
+    assert history.series("a").values == [1.0]
+
+
+def test_setup_errors_are_raised_although_disabled():
+    with tachograph.init("off", mode="disabled") as run:
+        with pytest.raises(ControlError):
+            run.control("lr scale", 1.0)
+        with pytest.raises(ConfigError, match="global_batch_sise"):
+            tachograph.set_training_config(global_batch_sise=8)
+        with pytest.raises(ConfigError, match="expected a name"):
+            tachograph.timed_span("")
+    with pytest.raises(ConfigError, match="log_evry"):
+        tachograph.init("off", mode="disabled", log_evry=5)

@@ -103,7 +103,8 @@ def init(
     parents = _find_parents(parent, chosen) if any_rank or ranks.rank() == 0 else {}
     rules = _select(rules, "TACHO_RULES", rules_section, """{"plateau": false}""")
     signals = _select(signals, "TACHO_SIGNALS", signals_section, """{"loss": "my/objective"}""")
-    thresholds, signal_names = resolve_rules(rules) if chosen.diagnose else None, resolve_signals(signals)
+    is_diagnosed = chosen.diagnose and (chosen.enabled or rules is not None)  # the rules are many modules
+    thresholds, signal_names = resolve_rules(rules) if is_diagnosed else None, resolve_signals(signals)
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
     records_run = chosen.enabled and (any_rank or ranks.rank() == 0)

@@ -8,7 +8,7 @@ from tachograph.recorder._completions import Completions
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
 from tachograph.recorder._loggers import LoggerCosts, logger_name, loggers_in, watch_loggers
-from tachograph.recorder._process import latest_run
+from tachograph.recorder._process import latest_run, process_state
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._start import current_run, log, start_run, worker_run
 
@@ -35,6 +35,7 @@ __all__ = [
     "log",
     "logger_name",
     "loggers_in",
+    "process_state",
     "text_of",
     "traceback_of",
     "watch_loggers",

@@ -65,6 +65,7 @@ class Completions:
         self._num_dropped = 0
         self._last_step: int | None = None
         self._flushed_step: int | None = None
+        self._is_recording = self.run.enabled and self.run.settings.completions and not isinstance(self.run, RankRun)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -75,7 +76,7 @@ class Completions:
     @property
     def is_recording(self) -> bool:
         """Whether samples are kept: not if the run or its setting `completions` is off, nor on ranks other than 0."""
-        return self.run.enabled and self.run.settings.completions and not isinstance(self.run, RankRun)
+        return self._is_recording
 
     def add(
         self,
@@ -97,7 +98,7 @@ class Completions:
             rejected: the other one.
             fields: other values of the sample, such as rewards, advantages and labels: numbers, strings or 0-d tensors.
         """
-        if not self.is_recording:
+        if not self._is_recording:
             return
         with guard("buffering a completion"):
             number = _to_int(step)
@@ -110,7 +111,7 @@ class Completions:
 
     def maybe_flush(self, step: int) -> bool:
         """Record the buffer if at least `every` steps have passed since the last record; return whether it did."""
-        if not self._rows or not self.is_recording:
+        if not self._rows or not self._is_recording:
             return False
         with guard("recording completions"):
             number = _to_int(step)
@@ -120,7 +121,7 @@ class Completions:
 
     def flush(self, step: int | None = None) -> bool:
         """Record the buffer now; return False if it was empty."""
-        if not self._rows or not self.is_recording:
+        if not self._rows or not self._is_recording:
             return False
         with guard("recording completions"):
             number = self._last_step if step is None else _to_int(step)

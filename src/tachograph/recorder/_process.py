@@ -26,12 +26,30 @@ from tachograph._base.guard import guard
 from tachograph.journal import reset_claims_after_fork
 from tachograph.recorder._run import Run
 
-__all__ = ["latest_run", "live_runs", "watch", "on_run_start"]
+__all__ = ["ProcessState", "latest_run", "live_runs", "on_run_start", "process_state", "watch"]
 
 _SIGNAL_TIMEOUT_S = 2.0
 
 on_run_start: list[Callable[[Run], None]] = []
 """Called with each run that starts in this process."""
+
+
+class ProcessState:
+    """What calls that must be cheap read about the runs of this process. An attribute is the fastest place for it."""
+
+    __slots__ = ("is_disabled",)
+
+    def __init__(self) -> None:
+        self.is_disabled = False
+        """Whether the current run records nothing and no other run is open, so that spans need not look for one."""
+
+    def update(self) -> None:
+        """Derive the state from the runs."""
+        runs = _runs or _current
+        self.is_disabled = bool(runs) and not any(run.enabled for run in runs)
+
+
+process_state = ProcessState()
 
 _runs: list[Run] = []
 _current: list[Run] = []
@@ -56,6 +74,7 @@ def watch(run: Run, *, hooks: bool) -> None:
         _old_error[0] = _last_error()  # such as that of an earlier notebook cell
     _runs.append(run)
     _current[:] = [run]
+    process_state.update()
     run._on_finish = _unwatch
     for callback in on_run_start:
         with guard("calling a run-start callback"):
@@ -77,6 +96,7 @@ def _unwatch(ended: Run) -> None:
         _current[:] = [_runs[-1]]
     else:
         _remove_hooks()
+    process_state.update()
 
 
 def _remove_hooks() -> None:

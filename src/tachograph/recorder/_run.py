@@ -669,12 +669,83 @@ class Run:
 
 
 class DisabledRun(Run):
-    """A run that accepts everything and records nothing, at almost no cost."""
+    """A run that accepts everything and records nothing, at the cost of an empty call.
+
+    Every method that a loop calls is overridden. Those for the setup and the end of a run are not: they still check
+    their arguments, and a run that has finished is no longer the current one.
+    """
 
     __slots__ = ()
 
+    enabled = False
+    should_stop = False
+    should_checkpoint = False
+
+    @property
+    def log_every(self) -> int:
+        """The setting: nothing can change it."""
+        return self._settings.log_every
+
     def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
         """Do nothing."""
+
+    def log_epoch(self, epoch: Any, metrics: Any = None, *, step: Any = None) -> None:
+        """Do nothing."""
+
+    def log_validation(self, metrics: Any, *, step: Any = None, epoch: Any = None, prefix: str = "val_") -> None:
+        """Do nothing."""
+
+    def log_test(self, metrics: Any, *, step: Any = None, epoch: Any = None, prefix: str = "test_") -> None:
+        """Do nothing."""
+
+    def log_checkpoint(self, path: Any, **fields: Any) -> None:
+        """Do nothing."""
+
+    def stamp_checkpoint(self, path: str, step: Any) -> None:
+        """Do nothing."""
+
+    def log_parent(self, parent: Any, *, how: str = "init") -> None:
+        """Do nothing."""
+
+    def add_parent(self, parent: Any) -> None:
+        """Do nothing."""
+
+    def event(self, name: str, /, *, step: Any = None, **attributes: Any) -> None:
+        """Do nothing."""
+
+    def update_config(self, values: Any) -> None:
+        """Do nothing."""
+
+    def log_summary(self, values: Any) -> None:
+        """Do nothing."""
+
+    def log_completions(self, rows: Any, *, step: Any = None, table: str = "completions", num_dropped: int = 0) -> None:
+        """Do nothing."""
+
+    def log_error(self, error: Any, *, fatal: bool = False, where: str | None = None) -> None:
+        """Do nothing."""
+
+    def report_error(self, kind: str, field: str, reason: str) -> None:
+        """Do nothing."""
+
+    def report_follower_error(self, kind: str, field: str, reason: str) -> None:
+        """Do nothing."""
+
+    def add_record(self, event: str, fields: Any) -> None:
+        """Do nothing."""
+
+    def reject_requests(self, reason: str) -> None:
+        """Do nothing: there are no requests."""
+
+    def collect(self) -> None:
+        """Do nothing."""
+
+    def add_follower(self, follower: Follower) -> None:
+        """Do nothing: there is no journal to follow."""
+
+    def flush(self, timeout_s: Any = None) -> bool:
+        """Return True: nothing waits to be written."""
+        return True
 
 
 class RankRun(Run):

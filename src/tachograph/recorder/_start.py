@@ -21,7 +21,7 @@ from tachograph.recorder._code import CodeCollector
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
-from tachograph.recorder._process import latest_run, live_runs, watch
+from tachograph.recorder._process import _runs, latest_run, process_state, watch
 from tachograph.recorder._rank_files import RankFiles
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
@@ -207,10 +207,9 @@ def current_run() -> Run:
     Raises:
         NoRunError: if there is none.
     """
-    runs = live_runs()
-    if not runs:
+    if not _runs:
         raise NoRunError("no active run: call tachograph.init(...) first, or log to the Run that it returns")
-    return runs[-1]
+    return _runs[-1]
 
 
 def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any) -> None:
@@ -219,6 +218,8 @@ def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: An
     Raises:
         NoRunError: if this process has never started a run. After a run has ended, nothing is raised.
     """
+    if process_state.is_disabled:
+        return
     run = latest_run() or worker_run() or current_run()
     run.log(metrics, step, **named)
 

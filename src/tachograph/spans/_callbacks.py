@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tachograph.recorder import process_state
 from tachograph.spans._aggregator import overlap_text
 from tachograph.spans._context_managers import (
     application,
@@ -28,7 +29,7 @@ from tachograph.spans._names import StandardSpanName, text_of
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import ShortSpanScope, SpanScope
-from tachograph.spans._span import Span, SpanName
+from tachograph.spans._span import DISABLED_SPAN, Span, SpanName
 
 __all__ = [
     "on_app_end",
@@ -61,8 +62,11 @@ __all__ = [
 _SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 
 
-def _start(scope: SpanScope, start_time_msec: float | None) -> Span:
+def _start(make_scope: Callable[[], SpanScope], start_time_msec: float | None) -> Span:
     """Start a span. One of the same name that is still open in this thread or task lacks its `_end` callback."""
+    if process_state.is_disabled:
+        return DISABLED_SPAN
+    scope = make_scope()
     recorder = get_recorder()
     if recorder.find_open(scope.name, inside=Names.TRAINING_SINGLE_ITERATION) is not None:
         recorder.report_misuse(f"span {text_of(scope.name)!r} started again before its end callback was called")
@@ -70,6 +74,8 @@ def _start(scope: SpanScope, start_time_msec: float | None) -> Span:
 
 
 def _end(finish_time_msec: float | None, *names: SpanName) -> None:
+    if process_state.is_disabled:
+        return
     recorder = get_recorder()
     span = _find_open(recorder, *names)
     if span is not None:
@@ -126,7 +132,7 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
     """Start the span of the distributed setup."""
-    return _start(distributed_init(), start_time_msec)
+    return _start(distributed_init, start_time_msec)
 
 
 def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
@@ -136,7 +142,7 @@ def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
 
 def on_model_init_start(start_time_msec: float | None = None) -> Span:
     """Start the span of the model construction."""
-    return _start(model_init(), start_time_msec)
+    return _start(model_init, start_time_msec)
 
 
 def on_model_init_end(finish_time_msec: float | None = None) -> None:
@@ -146,7 +152,7 @@ def on_model_init_end(finish_time_msec: float | None = None) -> None:
 
 def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
     """Start the span of the data loader construction."""
-    return _start(dataloader_init(), start_time_msec)
+    return _start(dataloader_init, start_time_msec)
 
 
 def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
@@ -156,7 +162,7 @@ def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
 
 def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
     """Start the span of loading a checkpoint."""
-    return _start(checkpoint_load(), start_time_msec)
+    return _start(checkpoint_load, start_time_msec)
 
 
 def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
@@ -166,7 +172,7 @@ def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
 
 def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
     """Start the span of the optimizer construction."""
-    return _start(optimizer_init(), start_time_msec)
+    return _start(optimizer_init, start_time_msec)
 
 
 def on_optimizer_init_end(finish_time_msec: float | None = None) -> None:
@@ -182,15 +188,17 @@ def on_train_start(
     start_time_msec: float | None = None,
 ) -> Span:
     """Start a training loop; see `training_loop`. Stops a loop that is still open, unless it is inside an iteration."""
+    scope = training_loop(
+        train_iterations_start, train_samples_start, train_iterations_target_or_fn, train_samples_target_or_fn
+    )
+    if process_state.is_disabled:
+        return DISABLED_SPAN
     recorder = get_recorder()
     abandoned = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
     if abandoned is not None:
         recorder.report_misuse("on_train_start was called again before on_train_end; the open loop is stopped")
         recorder.close_span(abandoned, status="left_open")
-    scope = training_loop(
-        train_iterations_start, train_samples_start, train_iterations_target_or_fn, train_samples_target_or_fn
-    )
-    return _start(scope, start_time_msec)
+    return _start(lambda: scope, start_time_msec)
 
 
 def on_train_end(finish_time_msec: float | None = None) -> None:
@@ -200,17 +208,20 @@ def on_train_end(finish_time_msec: float | None = None) -> None:
 
 def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the training loop."""
+    if process_state.is_disabled:
+        return DISABLED_SPAN
     return _start_iteration(Names.TRAINING_SINGLE_ITERATION, Names.TRAINING_LOOP, start_time_msec)
 
 
 def on_training_single_iteration_end(finish_time_msec: float | None = None) -> None:
     """Complete an iteration of the training loop."""
-    _end_iteration(Names.TRAINING_SINGLE_ITERATION, finish_time_msec)
+    if not process_state.is_disabled:
+        _end_iteration(Names.TRAINING_SINGLE_ITERATION, finish_time_msec)
 
 
 def on_validation_start(start_time_msec: float | None = None) -> Span:
     """Start a validation loop."""
-    return _start(validation_loop(), start_time_msec)
+    return _start(validation_loop, start_time_msec)
 
 
 def on_validation_end(finish_time_msec: float | None = None) -> None:
@@ -220,17 +231,20 @@ def on_validation_end(finish_time_msec: float | None = None) -> None:
 
 def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the validation loop."""
+    if process_state.is_disabled:
+        return DISABLED_SPAN
     return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, Names.VALIDATION_LOOP, start_time_msec)
 
 
 def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:
     """Complete an iteration of the validation loop."""
-    _end_iteration(Names.VALIDATION_SINGLE_ITERATION, finish_time_msec)
+    if not process_state.is_disabled:
+        _end_iteration(Names.VALIDATION_SINGLE_ITERATION, finish_time_msec)
 
 
 def on_testing_start(start_time_msec: float | None = None) -> Span:
     """Start a testing loop."""
-    return _start(testing_loop(), start_time_msec)
+    return _start(testing_loop, start_time_msec)
 
 
 def on_testing_end(finish_time_msec: float | None = None) -> None:
@@ -240,7 +254,7 @@ def on_testing_end(finish_time_msec: float | None = None) -> None:
 
 def on_save_checkpoint_start(global_step: int | None = None, start_time_msec: float | None = None) -> Span:
     """Start the span of saving a checkpoint."""
-    return _start(checkpoint_scope(global_step), start_time_msec)
+    return _start(lambda: checkpoint_scope(global_step), start_time_msec)
 
 
 def on_save_checkpoint_success(global_step: int | None = None, time_msec: float | None = None) -> None:
@@ -248,6 +262,8 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
 
     Call it before `on_save_checkpoint_end` with the strategy ``sync``, at any time with ``async``.
     """
+    if process_state.is_disabled:
+        return
     recorder = get_recorder()
     span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
     recorder.saved(step_of(global_step, recorder), span, at_s=recorder.times.of_msec(time_msec, "time_msec"))

@@ -13,7 +13,7 @@ from typing import Any
 from tachograph._base import ranks
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError
-from tachograph.recorder import Run
+from tachograph.recorder import Run, latest_run, process_state
 from tachograph.spans._attribute_sets import OneLoggerInitializationAttributes
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._current import active_recorder, get_recorder, recorder_of
@@ -23,7 +23,7 @@ from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import ParameterSource
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import ShortSpanScope, SpanOptions, SpanScope
-from tachograph.spans._span import Span, SpanName
+from tachograph.spans._span import DISABLED_SPAN, Span, SpanName
 
 __all__ = [
     "ApplicationScope",
@@ -54,9 +54,17 @@ __all__ = [
 ]
 
 _SHORT_NAMES = frozenset(map(text_of, DEFAULT_SPANS_EXPORT_BLACKLIST))
-_ITERATION = Names.TRAINING_SINGLE_ITERATION
-_FORWARD = Names.MODEL_FORWARD
-_BACKWARD = Names.MODEL_BACKWARD
+
+# While the run is disabled, the functions of iterations and phases return one of these, which saves creating a scope. A
+# scope that was kept until a run is recorded works like any other.
+_ITERATION = ShortSpanScope(Names.TRAINING_SINGLE_ITERATION)
+_VALIDATION_ITERATION = ShortSpanScope(Names.VALIDATION_SINGLE_ITERATION)
+_TESTING_ITERATION = ShortSpanScope(Names.TESTING_SINGLE_ITERATION)
+_DATA_LOADING = ShortSpanScope(Names.DATA_LOADING)
+_FORWARD = ShortSpanScope(Names.MODEL_FORWARD)
+_ZERO_GRAD = ShortSpanScope(Names.ZERO_GRAD)
+_BACKWARD = ShortSpanScope(Names.MODEL_BACKWARD)
+_OPTIMIZER_UPDATE = ShortSpanScope(Names.OPTIMIZER_UPDATE)
 
 
 # The application -----------------------------------------------------------------------------------------------------
@@ -100,6 +108,12 @@ class ApplicationScope(SpanScope, eq=False):
             recorder.add_span_record(span, "event", fields, span.start_s)
             recorder.use(recorder.parameters, record=True)
         return span
+
+    def __enter__(self) -> Span:
+        run = latest_run()
+        if process_state.is_disabled and run is not None and run.status == "running":
+            return DISABLED_SPAN
+        return self._enter()  # if that run has ended, another one is started
 
     def start_at(self, start_time_msec: float | None) -> Span:
         """Start the span at a time in milliseconds since the epoch, or now."""
@@ -241,7 +255,7 @@ def training_iteration(*, num_samples: int | None = None, num_tokens: int | None
         num_tokens: tokens in the iteration, if that differs from samples times sequence length.
     """
     if num_samples is None and num_tokens is None:
-        return ShortSpanScope(_ITERATION)
+        return _ITERATION if process_state.is_disabled else ShortSpanScope(_ITERATION.name)
     given: dict[str, int] = {}
     for name, value in (("num_samples", num_samples), ("num_tokens", num_tokens)):
         try:
@@ -251,7 +265,7 @@ def training_iteration(*, num_samples: int | None = None, num_tokens: int | None
             continue
         if number is not None:
             given[name] = number
-    return ShortSpanScope(_ITERATION, SpanOptions(attributes=given))
+    return ShortSpanScope(_ITERATION.name, SpanOptions(attributes=given))
 
 
 def validation_loop() -> SpanScope:
@@ -261,7 +275,7 @@ def validation_loop() -> SpanScope:
 
 def validation_iteration() -> SpanScope:
     """Mark one iteration of a validation loop."""
-    return ShortSpanScope(Names.VALIDATION_SINGLE_ITERATION)
+    return _VALIDATION_ITERATION if process_state.is_disabled else ShortSpanScope(_VALIDATION_ITERATION.name)
 
 
 def testing_loop() -> SpanScope:
@@ -271,7 +285,7 @@ def testing_loop() -> SpanScope:
 
 def testing_iteration() -> SpanScope:
     """Mark one iteration of a testing loop."""
-    return ShortSpanScope(Names.TESTING_SINGLE_ITERATION)
+    return _TESTING_ITERATION if process_state.is_disabled else ShortSpanScope(_TESTING_ITERATION.name)
 
 
 for _function in (testing_loop, testing_iteration):
@@ -280,27 +294,27 @@ for _function in (testing_loop, testing_iteration):
 
 def data_loading() -> SpanScope:
     """Mark the wait for a batch."""
-    return ShortSpanScope(Names.DATA_LOADING)
+    return _DATA_LOADING if process_state.is_disabled else ShortSpanScope(_DATA_LOADING.name)
 
 
 def forward() -> SpanScope:
     """Mark the forward pass."""
-    return ShortSpanScope(_FORWARD)
+    return _FORWARD if process_state.is_disabled else ShortSpanScope(_FORWARD.name)
 
 
 def zero_grad() -> SpanScope:
     """Mark the clearing of gradients."""
-    return ShortSpanScope(Names.ZERO_GRAD)
+    return _ZERO_GRAD if process_state.is_disabled else ShortSpanScope(_ZERO_GRAD.name)
 
 
 def backward() -> SpanScope:
     """Mark the backward pass."""
-    return ShortSpanScope(_BACKWARD)
+    return _BACKWARD if process_state.is_disabled else ShortSpanScope(_BACKWARD.name)
 
 
 def optimizer_update() -> SpanScope:
     """Mark the step of the optimizer."""
-    return ShortSpanScope(Names.OPTIMIZER_UPDATE)
+    return _OPTIMIZER_UPDATE if process_state.is_disabled else ShortSpanScope(_OPTIMIZER_UPDATE.name)
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
@@ -379,6 +393,8 @@ def timed_span(
         >>> with timed_span("augment", {"num_crops": 4}) as span:
         ...     span.add_attribute("num_kept", 3)
     """
+    if type(name) is str and name and span_attributes is None and start_event_attributes is None and run is None:
+        return ShortSpanScope(name) if name in _SHORT_NAMES else SpanScope(name)
     if not isinstance(name, (str, Enum)) or not text_of(name):
         raise ConfigError(f"timed_span: expected a name, a string or a member of an enum, got {name!r}")
     kind = ShortSpanScope if text_of(name) in _SHORT_NAMES else SpanScope

@@ -13,6 +13,7 @@ import msgspec
 
 from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import ConfigError
+from tachograph.recorder import process_state
 from tachograph.spans._profile_stats import record
 from tachograph.spans._profiling_config import ProfilingConfig, active, check_config
 
@@ -42,11 +43,14 @@ class profile_block(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used li
     def __enter__(self) -> None:
         if self.config is not None:
             check_config(self.config)
-        self._starts = (perf_counter(), self._starts)
+        if not process_state.is_disabled:
+            self._starts = (perf_counter(), self._starts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._starts is None:  # the run was disabled when the block was entered
+            return
         stop_s = perf_counter()
         start_s, self._starts = self._starts
         standard = active.config
@@ -118,7 +122,7 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
     def call(*args: Any, **kwargs: Any) -> Any:
         standard = active.config
         chosen = config or standard
-        if not (chosen.enabled and standard.enabled):
+        if process_state.is_disabled or not (chosen.enabled and standard.enabled):
             return function(*args, **kwargs)
         start_s = perf_counter()
         try:

@@ -3,7 +3,8 @@
 The functions of `_context_managers` return scopes. A scope is not a span: it holds a name and the options for the spans
 that it will start, and each entry starts a span of its own. So a scope may be kept and entered again, inside itself, or
 by several threads. (If two threads enter the same scope for the first time at the same instant, one of their short
-spans may be lost; use a scope per thread where every iteration must count.)
+spans may be lost; use a scope per thread where every iteration must count.) While the run is disabled, an entry starts
+nothing and returns `DISABLED_SPAN`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tachograph._base.decorator import wrap_calls
-from tachograph.recorder import Run
+from tachograph.recorder import Run, process_state
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._current import find_parent, get_recorder, recorder_of
 from tachograph.spans._recorder import TrainingRecorder
-from tachograph.spans._span import ShortSpan, Span, ancestors, current_span, skip_stopped
+from tachograph.spans._span import DISABLED_SPAN, ShortSpan, Span, ancestors, current_span, skip_stopped
 
 __all__ = ["ShortSpanScope", "SpanOptions", "SpanScope"]
 
@@ -89,6 +90,11 @@ class SpanScope(msgspec.Struct, eq=False):
         return Span(self.name)
 
     def __enter__(self) -> Span:
+        if process_state.is_disabled:
+            return DISABLED_SPAN
+        return self._enter()
+
+    def _enter(self) -> Span:
         span = self.start()
         if self._spans is None:
             self._spans = []
@@ -98,9 +104,10 @@ class SpanScope(msgspec.Struct, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        span = self._exit_span()
-        if span is not None:
-            span.recorder.close_span(span, error=error)
+        if self._spans:
+            span = self._exit_span()
+            if span is not None:
+                span.recorder.close_span(span, error=error)
 
     def _exit_span(self) -> Span | None:
         """Return the span to stop, which is the innermost one that this scope started in the current context."""
@@ -137,6 +144,9 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
 
     # Creating the scope, `__enter__` and `__exit__` are the hot path, which is why these are structs.
     def __enter__(self) -> Span:
+        if process_state.is_disabled:
+            self._span = None
+            return DISABLED_SPAN
         if self._span is not None or self.options is not None:
             return self._enter_slow()
         parent = _get_current()
@@ -172,7 +182,8 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
     ) -> None:
         span = self._span
         if span is None:
-            SpanScope.__exit__(self, kind, error, trace)
+            if self._spans:
+                SpanScope.__exit__(self, kind, error, trace)
             return
         recorder = span.recorder
         stop_s = recorder.now()

@@ -28,6 +28,8 @@ from tachograph.spans._names import StandardEventName, StandardSpanAttributeName
 from tachograph.spans._timestamp import TracingTimestamp
 
 __all__ = [
+    "DISABLED_SPAN",
+    "DisabledSpan",
     "ObservedIteration",
     "PhaseSample",
     "ShortSpan",
@@ -336,6 +338,50 @@ class ShortSpan(Span, eq=False, gc=False):
     def queued_s(self) -> float | None:
         """When the span was queued, which is when it stopped."""
         return self.stop_s
+
+
+class DisabledSpan(Span, eq=False):
+    """The span that every block has while the run is disabled. It can be used like any other and keeps nothing."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep nothing."""
+
+    @property
+    def extras(self) -> SpanExtras:
+        """Properties that are kept nowhere."""
+        return SpanExtras()
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The nil id."""
+        return _NIL
+
+    def duration_msec(self) -> int:
+        """Return 0: it has no times."""
+        return 0
+
+    def add_attribute(self, name: str | Enum, value: AttributeValue) -> Attribute:
+        """Do nothing."""
+        return _NO_ATTRIBUTE
+
+    def add_attributes(self, attributes: Attributes | Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def add_event(self, event: Event) -> Event:
+        """Do nothing."""
+        return event
+
+    def keep_event(self, event: Event) -> None:
+        """Do nothing."""
+
+    def stop(self, stop_event_attributes: Attributes | None = None, stop_time: TracingTimestamp | None = None) -> None:
+        """Do nothing."""
+
+
+_NIL = uuid.UUID(int=0)
+_NO_ATTRIBUTE = Attribute("disabled", True)
+DISABLED_SPAN = DisabledSpan("disabled", None, 0.0, None, DisabledSpan("disabled", None, 0.0))
+"""Shared by all threads. It has a parent, because code may use that of an inner span without a check."""
 
 
 class PhaseSample(Protocol):
