@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from benchmarks.dashboard.section import measure_dashboard
+from benchmarks.recording.disabled import measure_disabled
 from benchmarks.recording.section import (
     measure_calls,
     measure_cpu,
@@ -28,6 +29,7 @@ def _main() -> None:
     report = Report()
     sections: dict[str, Callable[[Report], None]] = {
         "calls": measure_calls,
+        "disabled runs": measure_disabled,
         "spans": measure_spans,
         "profiling": measure_profiling,
         "CPU": measure_cpu,

@@ -698,7 +698,9 @@ class DisabledRun(Run):
     def log_test(self, metrics: Any, *, step: Any = None, epoch: Any = None, prefix: str = "test_") -> None:
         """Do nothing."""
 
-    def log_checkpoint(self, path: Any, **fields: Any) -> None:
+    def log_checkpoint(
+        self, path: Any, *, step: Any = None, is_best: bool = False, metrics: Any = None, **metadata: Any
+    ) -> None:
         """Do nothing."""
 
     def stamp_checkpoint(self, path: str, step: Any) -> None:

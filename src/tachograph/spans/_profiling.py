@@ -120,9 +120,11 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if process_state.is_disabled:
+            return function(*args, **kwargs)
         standard = active.config
         chosen = config or standard
-        if process_state.is_disabled or not (chosen.enabled and standard.enabled):
+        if not (chosen.enabled and standard.enabled):
             return function(*args, **kwargs)
         start_s = perf_counter()
         try:
