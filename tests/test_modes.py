@@ -21,7 +21,16 @@ from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
 from tests.conftest import wait_for
 
-SERVER = "https://tacho.example.org"
+SERVER = "http://127.0.0.1:9"
+"""Nothing answers there; `tests/collector` has a real server."""
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path, monkeypatch):
+    """A user with a key, for runs in the mode `cloud`."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TACHO_API_KEY", "tk_00000000_" + "x" * 43)
+    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "0.5")
 
 
 @pytest.mark.parametrize(
