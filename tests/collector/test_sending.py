@@ -184,6 +184,51 @@ def test_long_line_is_sent_whole(team: Team, make_run: MakeRun):
     assert team.copy_of(sender).journal.read_bytes() == folder.journal.read_bytes()
 
 
+# Other files ---------------------------------------------------------------------------------------------------------
+
+
+def test_output_code_and_annotations_are_sent(team: Team, make_run: MakeRun):
+    folder = make_run(ends=False)
+    files = {
+        "output/000000000000.log": b"1.000 stdout hello\n" * 100_000,
+        "code/" + "0" * 40 + ".patch": b"diff",
+        "annotations/3f9a1c20.jsonl": b'{"op": "set"}\n',
+        "traces/step-000001-3.json.gz": b"\x1f\x8b",
+    }
+    ignored = {"output/partial.log": b"x", "code/../../x": b"", "annotations/.x.jsonl": b"x", "media/x": b"x"}
+    for path, data in {**files, **ignored}.items():
+        target = folder.path / path
+        target.parent.mkdir(exist_ok=True, parents=True)
+        target.write_bytes(data)
+    (folder.path / "code" / ("1" * 40)).symlink_to("/etc/passwd")
+    sender = team.sender(folder)
+    send_all(sender)
+    copy = team.copy_of(sender)
+    assert {path: (copy.path / path).read_bytes() for path in files} == files
+    assert not [path for path in ignored if (copy.path / path).exists()]
+    assert not (copy.path / "code" / ("1" * 40)).exists()
+    with open(folder.path / "output/000000000000.log", "ab") as file:
+        file.write(b"2.000 stdout more\n")
+    send_all(team.sender(folder))
+    assert (copy.path / "output/000000000000.log").read_bytes().endswith(b"more\n")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("metrics.jsonl", "output/../metrics.jsonl", "output/x.log", "ranks/00001.jsonl", "code/x", ".tacho/lock"),
+        *("output/000000000000.log%00", "annotations/..%2f..%2fx.jsonl", "traces/.x"),
+    ],
+)
+def test_other_files_cannot_be_written(team: Team, registered: str, path: str):
+    body, headers = batch(b"x\n")
+    target = registered.replace("journal/0", f"files/{path}")
+    answer = team.client.put(target, content=body, headers={**headers, **team.headers("write")})
+    assert answer.status_code in {400, 404}
+    (copy,) = team.data_dir.glob("default/*")
+    assert sorted(found.name for found in copy.rglob("*")) == [".tacho", "copy.json", "lock"]
+
+
 # Requests back to the trainer ----------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,16 @@ import msgspec
 
 from tachograph._base.files import make_folder, open_lock, open_to_append, read_small, replace_file, write_all
 from tachograph._base.typed import decode_json
-from tachograph.collector._wire import BEFORE_BYTES, MAX_RANK, RUN_ID, Beat, Registration, hash_bytes
+from tachograph.collector._wire import (
+    BEFORE_BYTES,
+    MAX_RANK,
+    RUN_FILES,
+    RUN_ID,
+    Beat,
+    Registration,
+    hash_bytes,
+    run_files,
+)
 from tachograph.journal import RunFolder, lock_run_folder, restore_journal, uptime_s
 from tachograph.records import suggest_run_name
 
@@ -60,6 +69,7 @@ DEFAULT_PROJECT = "default"
 _PRIVATE = ".collector"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_OPEN_COPIES = 1024
+_MAX_FILES = 4096
 _IDLE_S = 60.0
 """A copy that was not used for so long is closed, so that another process may append to it."""
 _RUN_ID = re.compile(RUN_ID)
@@ -218,8 +228,52 @@ class RunCopy:
             if num_known and not _is_same(journal.fd, offset, memoryview(data)[:num_known]):
                 raise DivergedError("the batch differs from the bytes that the copy has there")
             if num_known < len(data):
-                self._write(journal, memoryview(data)[num_known:])
+                self._append(journal.fd, journal.have, memoryview(data)[num_known:])
+                journal.have = offset + len(data)
             return journal.have
+
+    def files(self) -> dict[str, int]:
+        """Return the number of bytes of each other file of the run."""
+        return run_files(self.folder)
+
+    def append_to_file(self, path: str, offset: int, data: bytes) -> int:
+        """Append to a file that is sent besides the journals; return its size.
+
+        Args:
+            path: its path in the run folder.
+            offset: where the bytes begin in the trainer's file.
+            data: the bytes.
+
+        Raises:
+            CopyError: if the path is not one of such a file, or the bytes cannot be accepted.
+            OSError: if it cannot be written; the file is unchanged.
+        """
+        name, _, file_name = path.partition("/")
+        pattern, max_bytes = RUN_FILES.get(name, ("(?!)", 0))
+        if not re.fullmatch(pattern, file_name, re.ASCII):
+            raise InvalidBatchError("there is no such file in a run")
+        if offset + len(data) > max_bytes:
+            raise InvalidBatchError(f"the file may have at most {max_bytes} bytes")
+        with self._mutex:
+            if not self._is_open:
+                raise CopyBusyError("the copy was closed: try again")
+            target = self.folder.path / name / file_name
+            if offset == 0 and not target.exists() and len(os.listdir(_made(target.parent, self.folder))) >= _MAX_FILES:
+                raise InvalidBatchError(f"a run has at most {_MAX_FILES} files in {name}")
+            fd = open_to_append(target, below=self.folder.path)
+            try:
+                size = os.fstat(fd).st_size
+                if offset > size:
+                    raise OutOfOrderError(size)
+                num_known = min(size - offset, len(data))
+                if num_known and not _is_same(fd, offset, memoryview(data)[:num_known]):
+                    raise DivergedError("the file differs from the one that the copy has")
+                if num_known < len(data):
+                    self._append(fd, size, memoryview(data)[num_known:])
+                    os.utime(target.parent)  # readers look at the time of the folder
+                return max(size, offset + len(data))
+            finally:
+                os.close(fd)
 
     def store_beat(self, beat: Beat, skew_s: float | None = None) -> None:
         """Store the heartbeat of the trainer with the time of the server, by which all readers judge its age.
@@ -265,18 +319,18 @@ class RunCopy:
             self._journals[rank] = _OpenJournal(path, self.folder.path)
         return self._journals[rank]
 
-    def _write(self, journal: _OpenJournal, data: memoryview) -> None:
+    def _append(self, fd: int, size: int, data: memoryview) -> None:
+        """Append to a file of a size, or leave it as it is."""
         try:
-            write_all(journal.fd, data)
+            write_all(fd, data)
             if self._is_durable:
-                os.fdatasync(journal.fd)
+                os.fdatasync(fd)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(journal.fd, journal.have)
+                os.ftruncate(fd, size)
             if error.errno in _FULL:
                 raise StorageFullError(f"the disk of the server is full ({error.strerror})") from error
             raise
-        journal.have += len(data)
 
 
 class RunCopies:
@@ -480,6 +534,11 @@ def _all_folders(root: Path) -> Iterator[Path]:
         yield from (Path(path, name) for name in folders)
         if os.path.exists(os.path.join(path, "metrics.jsonl")):
             folders.clear()
+
+
+def _made(path: Path, folder: RunFolder) -> Path:
+    make_folder(path, below=folder.path)
+    return path
 
 
 def _cut_torn_line(fd: int) -> int:

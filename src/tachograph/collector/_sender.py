@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.files import make_folder, read_small, replace_file
+from tachograph._base.files import make_folder, open_to_read, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
 from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse
@@ -42,6 +42,7 @@ from tachograph.collector._wire import (
     Registration,
     SendLimits,
     hash_bytes,
+    run_files,
 )
 from tachograph.journal import (
     Request,
@@ -64,6 +65,7 @@ _MAX_GENERATION = 1_000
 _POLL_S = 0.5
 _MAX_STATE_BYTES = 1 << 20
 _HEAD_BYTES = 4 << 20
+_NEVER = 1 << 62
 _START_FACTS = ("time", "schema", "world_size", "session_tag")
 
 
@@ -136,6 +138,8 @@ class RunSender:
         self._num_failures = 0
         self._reported = ""
         self._since_s: dict[int, float] = {}
+        self._files: dict[str, int] = {}
+        """The number of bytes that the server has of each other file."""
         self._left: dict[int, int] = {}
         """The bytes that are left to send of each rank's journal; 0 if only a part of a line is left."""
         self._beat_s = -1e9
@@ -163,6 +167,8 @@ class RunSender:
             if not self._is_registered:
                 self._register()
             due = [rank for rank, path in _journals(self.folder).items() if self._send_journal(rank, path, flush)]
+            if not due and (flush or self._clock() - self._beat_s >= self._limits.beat_interval_s):
+                self._send_files()
             self.is_complete = not any(self._left.values())
             if self._clock() - self._beat_s >= self._limits.beat_interval_s:
                 self._send_beat()
@@ -211,6 +217,7 @@ class RunSender:
         self._limits = answer.limits
         self._max_batch_bytes = max(1, min(answer.limits.batch_bytes, answer.limits.max_batch_bytes))
         self.state.run, self.state.have = answer.run, dict(answer.have)
+        self._files = dict(answer.files)
         self._control_version = answer.control_version
         self._is_registered = True
 
@@ -263,6 +270,32 @@ class RunSender:
         self._hand_over(answer)
         self._left[rank] = max(0, size - answer.have)
         return self._left[rank] >= (1 if flush else self._limits.flush_bytes)
+
+    def _send_files(self) -> None:
+        """Send what the server lacks of the other files of the run; one that it does not accept is skipped."""
+        for path, size in run_files(self.folder).items():
+            while self._files.get(path, 0) < size:
+                have = self._files.get(path, 0)
+                with open_to_read(self.folder.path / path, below=self.folder.path) as file:
+                    file.seek(have)
+                    data = file.read(self._max_batch_bytes)
+                if not data:
+                    break
+                headers = {
+                    "Content-Type": "application/octet-stream",
+                    "Content-Encoding": "gzip",
+                    "Tacho-Bytes": str(len(data)),
+                    "Tacho-Sha256": hash_bytes(data),
+                }
+                target = f"{_ROUTE}/{self._run_id}/files/{path}?offset={have}"
+                response = self._connection.request("PUT", target, _compress(data), headers)
+                if response.status in {400, 404, 412}:  # also a server that does not know these files yet
+                    self._files[path] = _NEVER
+                    break
+                if response.status == 409 and (found := _decode(response, BatchAnswer).have) < have:
+                    self._files[path] = found
+                    continue
+                self._files[path] = _decode(self._check(response), BatchAnswer).have
 
     def _send_beat(self) -> None:
         heartbeat = read_heartbeat(self.folder.heartbeat)

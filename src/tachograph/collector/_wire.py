@@ -1,19 +1,26 @@
 """The messages between a trainer's machine and a team's server, and the headers of a batch.
 
-A run is sent as the bytes of its journals. `PUT …/runs/{id}` registers it and returns how many bytes of each rank's
-journal the server has. `PUT …/runs/{id}/journal/{rank}?offset=N` appends a batch of whole lines at an offset. `PUT
-…/runs/{id}/beat` reports that the trainer is alive while there is nothing to send.
+A run is sent as the bytes of its journals:
+
+- `PUT …/runs/{id}` registers it, and returns how many bytes of each rank's journal the server has.
+- `PUT …/runs/{id}/journal/{rank}?offset=N` appends a batch of whole lines at an offset.
+- `PUT …/runs/{id}/files/{path}?offset=N` appends to another file of the run: its console output, captured code,
+  annotations or a trace.
+- `PUT …/runs/{id}/beat` reports that the trainer is alive while there is nothing to send.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from tachograph.journal import Heartbeat, Request
+from tachograph.journal import Heartbeat, Request, RunFolder
 
 __all__ = [
     "BEFORE_BYTES",
@@ -23,11 +30,20 @@ __all__ = [
     "MAX_RANK",
     "Registered",
     "Registration",
+    "RUN_FILES",
     "RUN_ID",
     "SendLimits",
     "hash_bytes",
+    "run_files",
 ]
 
+RUN_FILES = {
+    "output": (r"\d{12}\.log", 4 << 20),
+    "code": (r"[0-9a-f]{40}(?:\.(?:patch|txt|json))?", 16 << 20),
+    "annotations": (r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.jsonl", 16 << 20),
+    "traces": (r"step-[0-9-]{1,40}\.json\.gz", 1 << 30),
+}
+"""The folders of a run that are sent besides its journals: names of their files, and the largest size of one."""
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:~[1-9][0-9]{0,3})?"
 """The id of a run; `~2` and so on distinguish copies whose bytes differ from the first one."""
 MAX_RANK = 99_999
@@ -71,6 +87,8 @@ class Registered(msgspec.Struct, frozen=True):
     have: dict[str, int]
     """The number of bytes that the server has of the journal of each rank."""
     limits: SendLimits = SendLimits()
+    files: dict[str, int] = {}
+    """The number of bytes that the server has of the other files."""
     control_version: str = ""
     """Requests up to this version of the control file were made before, and are not for this attempt."""
 
@@ -95,3 +113,20 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 def hash_bytes(data: bytes | memoryview) -> str:
     """Return the SHA-256 of bytes, as the headers of a batch have it."""
     return hashlib.sha256(data).hexdigest()
+
+
+def run_files(folder: RunFolder) -> dict[str, int]:
+    """Return the size of each file of a run that is sent besides its journals, by its path in the run folder."""
+    found = {}
+    for name, (pattern, max_bytes) in RUN_FILES.items():
+        try:
+            entries = sorted(os.scandir(folder.path / name), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if re.fullmatch(pattern, entry.name, re.ASCII) and entry.is_file(follow_symlinks=False):
+                    size = entry.stat(follow_symlinks=False).st_size
+                    if size <= max_bytes:
+                        found[f"{name}/{entry.name}"] = size
+    return found

@@ -60,7 +60,7 @@ INGEST_PREFIX = "/api/v1/ingest/"
 _MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
 _MAX_JSON_BYTES = 256 << 10
 _NUM_THREADS = 4
-_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat))?")
+_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|files/([^/]+/[^/]+)))?")
 _STATUS: dict[type[CopyError], tuple[int, str]] = {
     InvalidBatchError: (400, "invalid_batch"),
     NotYourRunError: (403, "not_your_run"),
@@ -114,7 +114,7 @@ class IngestApp:
             raise ApiError(404, "not_found", "there is no such route for sending runs")
         if scope["method"] != "PUT":
             raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "PUT"})
-        run_id, part, rank = found.groups()
+        run_id, part, rank, path = found.groups()
         if part is None:
             body = await _read_body(receive, headers, _MAX_JSON_BYTES)
             return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
@@ -124,6 +124,8 @@ class IngestApp:
         offset = _parse_offset(scope)
         self._access.check_rate(key)
         body = await _read_body(receive, headers, _MAX_BODY_BYTES)
+        if path is not None:
+            return await self._in_thread(self._append_to_file, run_id, path, offset, body, key, headers)
         return await self._in_thread(self._append, run_id, check_rank(rank), offset, body, key, headers)
 
     async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
@@ -138,16 +140,28 @@ class IngestApp:
         if key.max_bytes_per_s is not None:
             limits = msgspec.structs.replace(limits, bytes_per_s=float(key.max_bytes_per_s))
         name = copy.folder.path.relative_to(self._copies.root).as_posix()
-        return _json(Registered(name, copy.have(), limits, version))
+        return _json(Registered(name, copy.have(), limits, copy.files(), version))
 
     def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
         copy = self._copies.open(run_id, key.name)
         data = _plain_bytes(body, headers)
         have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
+        self._count(key, data, body)
+        return self._answer(copy, have, headers)
+
+    def _append_to_file(
+        self, run_id: str, path: str, offset: int, body: bytes, key: AccessKey, headers: Headers
+    ) -> Response:
+        copy = self._copies.open(run_id, key.name)
+        data = _plain_bytes(body, headers)
+        have = copy.append_to_file(path, offset, data)
+        self._count(key, data, body)
+        return _json(BatchAnswer(have))
+
+    def _count(self, key: AccessKey, data: bytes, body: bytes) -> None:
         self._access.note_bytes(key, len(data))
         self._metrics.count("ingest_bytes", len(data))
         self._metrics.count("ingest_body_bytes", len(body))
-        return self._answer(copy, have, headers)
 
     def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
         copy = self._copies.open(run_id, key.name)
