@@ -19,6 +19,7 @@ from tachograph.exceptions import ConfigError, ControlError
 from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
+from tests.collector.conftest import Team, team  # noqa: F401 - a fixture
 from tests.conftest import wait_for
 
 SERVER = "http://127.0.0.1:9"
@@ -116,8 +117,15 @@ def test_tacho_run_rejects_mode_before_the_program_starts(tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_alias_online_is_told(tmp_path, capsys):
-    with tachograph.init("x", mode="online", server=SERVER, log_dir=str(tmp_path), git=False) as run:
+@pytest.fixture
+def server(team: Team, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
+    """The address of a server that this user has a key for."""
+    monkeypatch.setenv("TACHO_API_KEY", team.token("write"))
+    return team.url
+
+
+def test_alias_online_is_told(tmp_path, server, capsys):
+    with tachograph.init("x", mode="online", server=server, log_dir=str(tmp_path), git=False) as run:
         assert resolve_mode(run.settings) is Mode.CLOUD
         assert run.settings.mode == "cloud"
     assert "[telemetry] mode 'online' is another name of 'cloud'\n" in capsys.readouterr().out
@@ -132,11 +140,11 @@ def destination_of(logs, name="x"):
 
 
 @pytest.mark.parametrize("mode", ["cloud", "offline"])
-def test_run_is_marked_when_it_starts(logs, mode):
-    with tachograph.init("x", mode=mode, server=SERVER, remote_control=True, log_dir=str(logs), git=False) as run:
-        assert destination_of(logs) == {"server": SERVER, "mode": mode, "remote_control": True}
+def test_run_is_marked_when_it_starts(logs, server, mode):
+    with tachograph.init("x", mode=mode, server=server, remote_control=True, log_dir=str(logs), git=False) as run:
+        assert destination_of(logs) == {"server": server, "mode": mode, "remote_control": True}
         run.log(train_loss=1.0, step=0)
-    assert read_destination(RunFolder(logs / "x")) == Destination(server=SERVER, mode=mode, remote_control=True)
+    assert read_destination(RunFolder(logs / "x")) == Destination(server=server, mode=mode, remote_control=True)
     assert read(logs / "x").series("train_loss").values == [1.0]
 
 
@@ -149,11 +157,11 @@ def test_local_run_is_not_marked(logs, capsys, settings):
     assert "tacho sync" not in capsys.readouterr().out
 
 
-def test_last_attempt_decides_where_the_run_goes(logs, capsys):
+def test_last_attempt_decides_where_the_run_goes(logs, server, capsys):
     for settings, expected in (
         ({"mode": "offline"}, {"server": None, "mode": "offline", "remote_control": False}),
-        ({"server": SERVER}, {"server": SERVER, "mode": "cloud", "remote_control": False}),
-        ({"mode": "local", "server": SERVER}, None),
+        ({"server": server}, {"server": server, "mode": "cloud", "remote_control": False}),
+        ({"mode": "local", "server": server}, None),
         ({}, None),
     ):
         with tachograph.init("x", resume=True, log_dir=str(logs), git=False, **settings):
