@@ -20,6 +20,7 @@ import pytest
 
 import tachograph
 from tachograph import wandb
+from tests.collector.conftest import team  # noqa: F401 - a fixture
 from tests.conftest import HANG_S, lines_of
 
 
@@ -382,7 +383,7 @@ def test_environment_gives_defaults(logs, monkeypatch, tmp_path):
     assert (tmp_path / "out" / "logs" / "from-env").is_dir()
 
 
-@pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true"])
+@pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true", "TACHO_MODE=disabled"])
 def test_disabled_run_records_nothing(logs, monkeypatch, variable):
     monkeypatch.setenv(*variable.split("="))
     with wandb.init(config={"lr": 1}) as run:
@@ -396,6 +397,39 @@ def test_disabled_run_records_nothing(logs, monkeypatch, variable):
         )
         assert isinstance(run, importlib.import_module("tachograph.wandb.sdk.lib").RunDisabled)
     assert (wandb.run, logs.exists()) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        ({}, {"mode": "offline"}, "local"),
+        ({}, {"mode": "online"}, "local"),
+        ({"WANDB_MODE": "online"}, {}, "local"),
+        ({"TACHO_SERVER": "https://tacho.example.org"}, {"mode": "offline"}, "offline"),
+        ({"TACHO_SERVER": "https://tacho.example.org", "WANDB_MODE": "dryrun"}, {}, "offline"),
+        ({}, {"mode": "offline", "config": {"telemetry": {"server": "https://tacho.example.org"}}}, "offline"),
+        ({"TACHO_SERVER": "https://tacho.example.org", "TACHO_MODE": "local"}, {"mode": "offline"}, "local"),
+        ({"TACHO_MODE": "offline"}, {"mode": "online"}, "offline"),
+    ],
+)
+def test_offline_run_is_not_sent(logs, monkeypatch, capsys, environment, arguments, expected):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with wandb.init(name="x", **arguments):
+        wandb.log({"a": 1})
+    assert (logs / "x" / ".tacho" / "destination.json").exists() is (expected == "offline")
+    printed = capsys.readouterr().out
+    assert "[telemetry] wandb calls are recorded here; nothing is sent to W&B\n" in printed
+    assert ("tacho sync" in printed) is (expected == "offline")
+
+
+def test_online_run_is_sent_to_configured_server(logs, monkeypatch, team):  # noqa: F811
+    monkeypatch.setenv("TACHO_SERVER", team.url)
+    monkeypatch.setenv("TACHO_API_KEY", team.token("write"))
+    with wandb.init(name="x", mode="online"):
+        wandb.log({"a": 1})
+    (copy,) = team.data_dir.glob("*/x/metrics.jsonl")
+    assert copy.read_bytes() == (logs / "x" / "metrics.jsonl").read_bytes()
 
 
 def test_resume_finds_runs_by_id(logs, caplog):

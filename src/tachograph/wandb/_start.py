@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tachograph._base import ranks
+from tachograph._base.config import find_section
 from tachograph._base.guard import guard, warn
 from tachograph._drop_in import run_to_join
 from tachograph._init import init as start
@@ -15,7 +16,7 @@ from tachograph.journal import RunFolder, RunState, list_runs, read_records, sta
 from tachograph.reader import overview
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import suggest_run_name
-from tachograph.settings import Settings, parse_switch
+from tachograph.settings import Mode, Settings, parse_switch
 from tachograph.wandb._config import config_defaults, parse_config
 from tachograph.wandb._names import generate_name
 from tachograph.wandb._run import DisabledWandbRun, WandbRun
@@ -26,6 +27,7 @@ from tachograph.wandb.util import generate_id
 __all__ = ["active_run", "active_runs", "init", "setup"]
 
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
+_OFFLINE = ("offline", "dryrun")
 _RESUME = ("allow", "must", "never", "auto")
 
 _lock = threading.RLock()
@@ -76,7 +78,7 @@ def init(
     anonymous: Any = None,
     magic: Any = None,
 ) -> WandbRun:
-    """Start to record a run with the arguments of `wandb.init`. Nothing is sent, and no account is needed.
+    """Start to record a run with the arguments of `wandb.init`. Nothing is sent to W&B, and no account is needed.
 
     Args:
         entity: stored in the run's facts.
@@ -92,7 +94,8 @@ def init(
         allow_val_change: has no effect here; pass it to `config.update`.
         group: stored in the run's facts.
         job_type: stored in the run's facts.
-        mode: `disabled` records nothing; any other mode records on this machine.
+        mode: `disabled` records nothing. `offline` sends nothing to a `server` of yours before `tacho sync`; any other
+            mode leaves it to the setting `mode`.
         force: has no effect.
         reinit: what to do if a run is active: end it (`finish_previous` or true), leave it open and start another
             (`create_new`), or return it (`return_previous`, the default).
@@ -182,6 +185,7 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     log_dir = os.path.join(os.fspath(values["dir"]), "logs") if values.get("dir") else None
     options: dict[str, Any] = {"log_dir": log_dir} if log_dir else {}
     options |= {"console": False} if is_silent else {}
+    options |= {"mode": Mode.OFFLINE.value} if mode in _OFFLINE and _is_sent(config) else {}
     found = _find(
         values.get("resume"), values.get("id"), log_dir or os.environ.get("TACHO_LOG_DIR") or Settings().log_dir
     )
@@ -191,10 +195,21 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     inner = start(
         name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=found is not None, **options
     )
-    inner.print_line("wandb calls are recorded here; nothing is sent")
+    inner.print_line("wandb calls are recorded here; nothing is sent to W&B")
     first_step = 0 if last_step is None else last_step + 1
     shown = str(values["name"]) if values.get("name") else None
-    return WandbRun(inner, id=run_id, name=shown, is_ours=True, first_step=first_step, **own)
+    kind = WandbRun if inner.enabled else DisabledWandbRun
+    return kind(inner, id=run_id, name=shown, is_ours=True, first_step=first_step, **own)
+
+
+def _is_sent(config: Mapping[str, Any]) -> bool:
+    """Return whether the run would be sent to a server because of its address alone, without a mode of ours."""
+    found = None
+    with guard("searching the config for a server"):
+        found = find_section(config).value
+    section = found if isinstance(found, Mapping) else {}
+    has_mode = os.environ.get("TACHO_MODE") or section.get("mode")
+    return not has_mode and bool(os.environ.get("TACHO_SERVER") or section.get("server"))
 
 
 def _new_name() -> str:
