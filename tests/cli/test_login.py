@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
+import select
 import ssl
 import stat
 import subprocess
@@ -164,19 +166,15 @@ def test_terminal_does_not_show_the_key(server, credentials, options):
     )  # fmt: skip
     os.close(child_side)
     shown = b""
-    while b"Access key for" not in shown:  # the echo is off from here on
-        shown += os.read(terminal, 4096)
-    os.write(terminal, f"{TOKEN}\n".encode())
-    while True:
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:  # the other side is closed
-            break
-        if not part:
-            break
-        shown += part
-    assert process.wait(HANG_S) == 0, shown
-    os.close(terminal)
+    with open(terminal, "rb", buffering=0) as screen:
+        while b"Access key for" not in shown:  # the echo is off from here on
+            assert select.select([screen], [], [], HANG_S)[0], f"no prompt: {shown!r}"
+            shown += screen.read(4096)
+        os.write(terminal, f"{TOKEN}\n".encode())
+        with contextlib.suppress(OSError):  # the other side is closed
+            while part := screen.read(4096):
+                shown += part
+        assert process.wait(HANG_S) == 0, shown
     assert b"logged in" in shown
     assert b"Canary" not in shown
     assert TOKEN in credentials.read_text()

@@ -239,6 +239,32 @@ def test_keys_of_another_user_are_refused(open_folder, script):
     assert all("as the user that runs the server" in line for line in out), out
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_first_key_of_another_user_is_reported(open_folder, script):
+    """As with `sudo tacho keys create` next to a server that had no keys."""
+    code = """
+        import os, sys
+        from tachograph.collector import KeyRing, KeyFileError, keys_path
+        os.setuid(65534)
+        ring = KeyRing(keys_path(sys.argv[1]))
+        for token in sys.stdin:
+            try:
+                print(ring.check(token.strip()), flush=True)
+            except KeyFileError as error:
+                print(error, flush=True)
+    """
+    server = script(code, open_folder)
+
+    def ask(token):
+        server.process.stdin.write(f"{token}\n")
+        server.process.stdin.flush()
+        return server.process.stdout.readline()
+
+    assert ask("tk_") == "None\n"
+    _, token = KeyRing(keys_path(open_folder)).create("ci", ["write"])
+    wait_for(lambda: "as the user that runs the server" in ask(token), "the error")
+
+
 # Expiry, revocation, rotation ----------------------------------------------------------------------------------------
 
 
@@ -591,3 +617,11 @@ def test_limiter_remembers_a_bounded_number_of_addresses(clock):
     clock.advance(61)
     limiter.add_failure("10.1.0.0")
     assert len(limiter) == 1
+
+
+def test_limiter_forgets_the_address_that_failed_longest_ago(clock):
+    limiter = FailureLimiter(max_failures=2, max_addresses=2, clock=clock)
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"):
+        limiter.add_failure(address)
+    assert limiter.wait_s("10.0.0.1") > 0
+    assert limiter.add_failure("10.0.0.2") == 0

@@ -87,12 +87,13 @@ def create(
 @json_option
 def list_(data: Path, as_json: bool) -> None:
     """List the keys, also those that ended within the last 90 days. Secrets are not stored, so none is shown."""
-    found, now_s = KeyRing(keys_path(data)).list(), time.time()
+    ring, now_s = KeyRing(keys_path(data)), time.time()
+    found = ring.list()
     if as_json:
         click.echo(json_text([_values(key, now_s) for key in found]))
         return
     if not found:
-        click.echo("No access keys. Create one with: tacho keys create")
+        click.echo(f"There are no access keys in {safe(ring.path)}. Create one with: tacho keys create")
         return
     table = new_table("name", "id", "scopes", "project", "state", "last used", "created", "limits", wraps=("limits",))
     for key in found:

@@ -380,7 +380,7 @@ class KeyRing:
             ids = {each.key.id for each in stored}
             if len(ids) < len(stored) or not all(map(_is_valid, stored)):
                 raise ValueError("contains an invalid or repeated id or hash")
-        except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors and quote no values
+        except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors and quote no hash
             raise KeyFileError(
                 f"{self.path} is damaged, so no access key is accepted: {error}. Restore it from a backup, or move it "
                 "away and create new keys"
