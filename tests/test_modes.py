@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -254,6 +255,13 @@ def test_failed_offline_run_prints_how_to_send_it(script, logs):
     _, out, _ = script(code, logs).wait()
     assert out.count("Send it with: tacho sync") == 1
     assert read(logs / "x").state == "failed"
+
+
+def test_tacho_run_prints_how_to_send_an_offline_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["run", "--set", "mode=offline", "--name", "x", "--", sys.executable, "-c", "1"])
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("[telemetry] Send it with: tacho sync logs/x --server URL\n")
 
 
 def test_other_ranks_do_not_mark_the_run(logs, monkeypatch, capsys):

@@ -11,6 +11,7 @@ import rich_click as click
 
 from tachograph.cli._options import log_dir_option
 from tachograph.exceptions import ProgramNotFoundError
+from tachograph.journal import RunFolder, read_destination
 from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
@@ -103,8 +104,13 @@ def _print_outcome(result: LaunchResult) -> None:
         line = (
             f"no training was detected{reason}; recorded only the output and the end in {os.path.relpath(result.run)}"
         )
+    lines = [line]
+    destination = read_destination(RunFolder(result.run)) if result.run is not None else None
+    if result.run is not None and destination is not None and destination.mode == "offline":
+        lines.append(f"Send it with: {destination.sync_command(os.path.relpath(result.run))}")
     with contextlib.suppress(OSError):
-        click.echo(f"[telemetry] {line}", err=True)
+        for line in lines:
+            click.echo(f"[telemetry] {line}", err=True)
 
 
 def _die_by_signal(number: int) -> None:

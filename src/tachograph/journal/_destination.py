@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import shlex
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,10 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """`cloud`: while the run is recorded; `offline`: when someone asks for it."""
     remote_control: bool = False
     """Whether the server may pass requests on to the run."""
+
+    def sync_command(self, path: str) -> str:
+        """Return the command that sends the run at a path."""
+        return f"tacho sync {shlex.quote(path)}{'' if self.server else ' --server URL'}"
 
 
 def write_destination(folder: RunFolder, destination: Destination) -> None:

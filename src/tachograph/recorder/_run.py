@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shlex
 import sys
 import threading
 import time
@@ -565,19 +564,25 @@ class Run:
             follower.move(folder)
         self.print_line(reason)
 
+    @property
+    def _destination(self) -> Destination | None:
+        """Where the run is to be sent, if anywhere."""
+        mode, server = resolve_mode(self._settings), self._settings.server or None
+        if mode is not Mode.CLOUD and mode is not Mode.OFFLINE:
+            return None
+        return Destination(server=server, mode=mode.value, remote_control=self._settings.remote_control)
+
     def _write_destination(self) -> None:
         """Write into the run's folder whether and where the run is to be sent; the last attempt decides."""
         if self.folder is None:
             return
-        mode = resolve_mode(self._settings)
+        destination = self._destination
         try:
-            if mode is Mode.CLOUD or mode is Mode.OFFLINE:
-                server, is_controlled = self._settings.server or None, self._settings.remote_control
-                known = Destination(server=server, mode=mode.value, remote_control=is_controlled)
-                write_destination(self.folder, known)
+            if destination is not None:
+                write_destination(self.folder, destination)
             elif self.resumed and os.path.lexists(self.folder.destination):
                 remove_destination(self.folder)
-                self.print_line(f"this attempt has the mode {mode.value!r}: the run is no longer marked to be sent")
+                self.print_line("this attempt has the mode 'local': the run is no longer marked to be sent")
         except OSError as error:
             self.report_error("destination_not_written", ".tacho/destination.json", str(error))
 
@@ -629,10 +634,10 @@ class Run:
             if not follower.close(deadline_s - time.monotonic()):
                 self.print_line(f"{follower.name} did not receive all records of {self.name!r}; the journal has them")
         self._accepts_late_errors = False  # the next attempt may write the journal from now on
-        if self.folder is not None and resolve_mode(self._settings) is Mode.OFFLINE:
-            path = shlex.quote(os.path.join(self._settings.log_dir, self.name))  # as the user spelled it
-            server = "" if self._settings.server else " --server URL"
-            self.print_line(f"Send it with: tacho sync {path}{server}")
+        destination = self._destination
+        if self.folder is not None and destination is not None and destination.mode == "offline":
+            path = os.path.join(self._settings.log_dir, self.name)  # as the user spelled it
+            self.print_line(f"Send it with: {destination.sync_command(path)}")
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)
