@@ -248,6 +248,22 @@ def test_offline_run_prints_how_to_send_it(tmp_path, monkeypatch, capsys, server
     assert capsys.readouterr().out == f"[telemetry] Send it with: tacho sync 'my logs/x'{ending}\n"
 
 
+def test_cloud_run_without_network_prints_how_to_send_it(logs, server, team, capsys):  # noqa: F811
+    team.stop()
+    run = tachograph.init("x", server=server, log_dir=str(logs), git=False)
+    try:
+        run.log(train_loss=1.0, step=0)
+        assert run.flush()
+        run.finish(timeout_s=0.5)
+    finally:
+        team.start()  # the fixture stops it
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last == [
+        "[telemetry] server did not receive all records of 'x'; the journal has them",
+        f"[telemetry] Send the rest with: tacho sync {logs / 'x'}",
+    ]
+
+
 def test_failed_offline_run_prints_how_to_send_it(script, logs):
     code = (
         "import sys, tachograph; tachograph.init('x', mode='offline', log_dir=sys.argv[1], git=False); raise ValueError"

@@ -630,14 +630,15 @@ class Run:
                 self.print_line(f"the last records of {self.name!r} could not be written{how}")
         for follower in self._followers:
             follower.close(0)  # stop all of them first, so that one that hangs takes no time from the others
-        for follower in self._followers:
-            if not follower.close(deadline_s - time.monotonic()):
-                self.print_line(f"{follower.name} did not receive all records of {self.name!r}; the journal has them")
+        late = [follower.name for follower in self._followers if not follower.close(deadline_s - time.monotonic())]
+        for name in late:
+            self.print_line(f"{name} did not receive all records of {self.name!r}; the journal has them")
         self._accepts_late_errors = False  # the next attempt may write the journal from now on
         destination = self._destination
-        if self.folder is not None and destination is not None and destination.mode == "offline":
+        if self.folder is not None and destination is not None and (destination.mode == "offline" or "server" in late):
             path = os.path.join(self._settings.log_dir, self.name)  # as the user spelled it
-            self.print_line(f"Send it with: {destination.sync_command(path)}")
+            what = "it" if destination.mode == "offline" else "the rest"
+            self.print_line(f"Send {what} with: {destination.sync_command(path)}")
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)
