@@ -20,6 +20,7 @@ from tachograph.exceptions import ConfigError, ControlError
 from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
+from tachograph.testing import MemoryRun
 from tests.collector.conftest import Team, team  # noqa: F401 - a fixture
 from tests.conftest import wait_for
 
@@ -442,6 +443,20 @@ def test_recorded_run_inside_a_disabled_one(logs):
     history = read(logs / "on")
     assert {span.name for span in history.spans()} == {"x"}
     assert history.series("a").values == [1.0]
+
+
+def test_run_given_to_a_span_wins_over_a_disabled_one():
+    run = MemoryRun()
+    with tachograph.init("off", mode="disabled") as off, tachograph.application(run=run):
+        with (
+            tachograph.timed_span("x", run=run),
+            tachograph.timed_span("y", run=off),
+            tachograph.training_loop(run=run),
+        ):
+            pass
+    run.finish()
+    names = {record["name"] for record in run.records if record["event"] in ("span_start", "span_stop", "span")}
+    assert names == {"application", "x", "training_loop"}
 
 
 def test_setup_errors_are_raised_although_disabled():

@@ -110,8 +110,8 @@ class ApplicationScope(SpanScope, eq=False):
         return span
 
     def __enter__(self) -> Span:
-        run = latest_run()
-        if process_state.is_disabled and run is not None and run.status == "running":
+        run = (self.options.run if self.options is not None else None) or latest_run()
+        if process_state.is_disabled and run is not None and not run.enabled and run.status == "running":
             return DISABLED_SPAN
         return self._enter()  # if that run has ended, another one is started
 

@@ -91,7 +91,9 @@ class SpanScope(msgspec.Struct, eq=False):
 
     def __enter__(self) -> Span:
         if process_state.is_disabled:
-            return DISABLED_SPAN
+            run = self.options.run if self.options is not None else None
+            if run is None or not run.enabled:
+                return DISABLED_SPAN
         return self._enter()
 
     def _enter(self) -> Span:
@@ -144,7 +146,7 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
 
     # Creating the scope, `__enter__` and `__exit__` are the hot path, which is why these are structs.
     def __enter__(self) -> Span:
-        if process_state.is_disabled:
+        if process_state.is_disabled and self.options is None:
             self._span = None
             return DISABLED_SPAN
         if self._span is not None or self.options is not None:
