@@ -48,11 +48,13 @@ ui: ui/node_modules/.stamp-dev setup
 ui-check: ui/node_modules/.stamp-dev
 	cd ui && npm run check && npm run test
 
-# Programs that tests use: Chromium for the dashboard, Prometheus for its sink.
+# Programs that tests use: Chromium for the dashboard, Prometheus for its sink, nginx and Caddy in front of the server.
 tools:
 	@missing=; \
 	command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || missing="chromium fonts-dejavu-core"; \
 	{ command -v prometheus && command -v promtool; } >/dev/null || missing="$$missing prometheus"; \
+	{ command -v nginx || [ -x /usr/sbin/nginx ]; } >/dev/null || missing="$$missing nginx-light"; \
+	command -v caddy >/dev/null || missing="$$missing caddy"; \
 	[ -z "$$missing" ] || \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \

@@ -62,7 +62,8 @@ class LimitedProtocol(H11Protocol):
         if len(self.connections) > (self.max_connections if is_own else self.max_foreign_connections):
             transport.abort()
             return
-        transport.set_write_buffer_limits(high=0)  # pause while anything is unsent
+        # Pause while anything is unsent. Not 0, with which asyncio would pause a TLS connection for ever.
+        transport.set_write_buffer_limits(high=1)
         self._request_deadline = self.loop.call_later(self.silence_timeout_s, transport.abort)
 
     def data_received(self, data: bytes) -> None:

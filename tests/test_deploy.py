@@ -1,0 +1,273 @@
+"""The files in `deploy`: linted, and used for a real server behind real proxies."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tachograph.cli._serve import serve
+from tachograph.collector import Connection, RunSender, parse_server
+from tachograph.journal import RunFolder
+from tachograph.server import ProxyTrust
+from tests.collector.conftest import (
+    Team,
+    make_run,  # noqa: F401 - a fixture
+    send_all,
+)
+from tests.conftest import HANG_S, wait_for
+from tests.store import append
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+MakeRun = Callable[..., RunFolder]
+
+
+def needs(program: str) -> str:
+    found = shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin")
+    if found is None:
+        pytest.skip(f"needs {program}: run `make tools`")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_dockerfile_has_no_warnings():
+    linter = Path(sys.executable).with_name("hadolint")
+    if not linter.exists():
+        pytest.skip("there is no hadolint for this machine")
+    done = subprocess.run([linter, DEPLOY / "Dockerfile"], check=False, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def options_of_serve(words: list[str]) -> dict[str, object]:
+    """Return the options of a command line; fails for one that `tacho serve` does not know."""
+    assert words[0] == "serve"
+    return serve.make_context("serve", words[1:]).params
+
+
+def test_compose_file_starts_the_server_behind_a_proxy():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    words = [word.partition("${")[0] or "x" for word in services["server"]["command"]]
+    options = options_of_serve([word + ("tacho.example.org" if word.endswith("allow-host=") else "") for word in words])
+    proxy_address = services["proxy"]["networks"]["proxy"]["ipv4_address"]
+    assert options["trusted_proxies"] == (proxy_address,)
+    assert options["data_dir"] == "/data"
+    assert "ports" not in services["server"], "only the proxy is reachable from outside"
+    volumes = {mount.split(":")[1] for mount in services["server"]["volumes"]}
+    assert volumes == {"/data"}
+
+
+def test_dockerfile_starts_the_server():
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    command = next(line.removeprefix("CMD ") for line in lines if line.startswith("CMD "))
+    assert options_of_serve(yaml.safe_load(command))["host"] == "0.0.0.0"
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path):
+    text = (DEPLOY / "tachograph.service").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("ExecStart=")).removeprefix("ExecStart=")
+    program, *words = shlex.split(command)
+    options_of_serve(words)
+    analyze = needs("systemd-analyze")
+    unit = tmp_path / "tachograph.service"
+    unit.write_text(text.replace(program, sys.executable))
+    done = subprocess.run([analyze, "verify", str(unit)], check=False, capture_output=True, text=True, timeout=HANG_S)
+    complaints = [line for line in done.stderr.splitlines() if "tachograph" in line]
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost, with its key in the same folder."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = [
+        needs("openssl"),
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "3",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True, timeout=HANG_S)
+    return folder / "cert.pem"
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Team]:
+    """A server that trusts a proxy on this machine."""
+    proxy = ProxyTrust(["127.0.0.1"], "X-Remote-User", frozenset({"read"}))
+    found = Team(tmp_path / "data", hosts=("localhost",), proxy=proxy)
+    yield found
+    found.client.close()
+    for connection in found.connections:
+        connection.close()
+    found.stop()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a program; it is stopped at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_program(*command: object, **options: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,  # type: ignore[call-overload]
+        )
+        started.append(process)
+        return process
+
+    yield start_program
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=HANG_S)
+
+
+def check_through_proxy(url: str, team: Team, folder: RunFolder, client: httpx.Client) -> RunSender:
+    """Send a run, read it, and get a live event, all through a proxy."""
+    append(folder, [{"event": "event", "name": "big", "time": 1.0, "text": os.urandom(3 << 20).hex()}])
+    key = team.token("write")
+    connection = Connection(parse_server(url), lambda: key)
+    team.connections.append(connection)
+    sender = RunSender(folder, connection, lambda *report: None)
+    send_all(sender)
+    assert team.copy_of(sender).journal.read_bytes() == folder.journal.read_bytes()
+    headers = team.headers("read")
+    names = [run["name"] for run in client.get(f"{url}/api/v1/runs", headers=headers).json()["runs"]]
+    assert names == ["default/run"]
+    with client.stream("GET", f"{url}/api/v1/live", headers=headers) as live:
+        assert next(live.iter_text())  # a proxy that buffers would hold it back
+    return sender
+
+
+def test_nginx_block_works(
+    team: Team,
+    make_run: MakeRun,  # noqa: F811
+    certificate: Path,
+    start: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    nginx, port = needs("nginx"), free_port()
+    block = (DEPLOY / "nginx.conf").read_text()
+    for old, new in {
+        "listen 443": f"listen 127.0.0.1:{port}",
+        "server_name tacho.example.org": "server_name localhost",
+        "/etc/ssl/tacho.example.org.pem": str(certificate),
+        "/etc/ssl/tacho.example.org.key": str(certificate.with_name("key.pem")),
+        "127.0.0.1:8501": f"127.0.0.1:{team.port}",
+        'proxy_set_header Connection "";': 'proxy_set_header Connection ""; proxy_set_header X-Remote-User "";',
+    }.items():
+        assert old in block
+        block = block.replace(old, new)
+    folders = "".join(
+        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = tmp_path / "nginx.conf"
+    user = "user root;" if os.geteuid() == 0 else ""  # else its workers could not use the folder of the test
+    config.write_text(
+        f"{user} daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
+        f"http {{ access_log {tmp_path}/access.log; {folders}\n{block}\n}}\n"
+    )
+    start(nginx, "-c", config, "-p", tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    url = f"https://localhost:{port}"
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(certificate)), timeout=HANG_S) as client:
+        wait_for(lambda: is_up(client, url))
+        check_through_proxy(url, team, make_run("run"), client)
+        answer = client.post(f"{url}/api/v1/login", json={"token": team.token("read")}, headers={"Origin": url})
+        assert answer.status_code == 204, answer.text
+        assert "secure" in answer.headers["set-cookie"].lower()
+        assert client.get(f"{url}/api/v1/whoami").json()["name"] == "read"
+        client.cookies.clear()
+        spoofed = client.get(f"{url}/api/v1/runs", headers={"X-Remote-User": "mia"})
+        assert spoofed.status_code == 401, "the proxy must remove the header that it sets itself"
+    log = (tmp_path / "access.log").read_text()
+    assert team.token("read") not in log
+    assert team.token("write") not in log
+
+
+def is_up(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_caddyfile_works(
+    team: Team,
+    make_run: MakeRun,  # noqa: F811
+    start: Callable[..., object],
+    tmp_path: Path,
+):
+    caddy, port = needs("caddy"), free_port()
+    # Without a certificate, which Caddy would request from the network.
+    env = {**os.environ, "TACHO_HOST": f"http://127.0.0.1:{port}", "TACHO_UPSTREAM": f"127.0.0.1:{team.port}"}
+    env |= {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    config = tmp_path / "Caddyfile"
+    config.write_text("{\n\tadmin off\n}\n" + (DEPLOY / "Caddyfile").read_text())
+    start(caddy, "run", "--adapter", "caddyfile", "--config", config, env=env)
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(timeout=HANG_S, trust_env=False) as client:
+        wait_for(lambda: is_up(client, url))
+        check_through_proxy(url, team, make_run("run"), client)
+
+
+def test_serve_with_a_certificate_and_a_graceful_end(
+    certificate: Path, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+):
+    command = [sys.executable, "-u", "-m", "tachograph", "serve", "--data", tmp_path / "data", "--port", "0"]
+    process = start(*command, "--tls-cert", certificate, "--tls-key", certificate.with_name("key.pem"))
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    url = line.partition(" at ")[2].split()[0].rstrip("/")
+    assert url.startswith("https://127.0.0.1:")
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(certificate)), timeout=HANG_S) as client:
+        wait_for(lambda: is_up(client, url))
+        assert client.get(f"{url}/readyz").json()["status"] == "ok"
+        assert client.get(f"{url}/api/v1/runs").status_code == 401
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=HANG_S)
+    assert "tacho keys create" in rest
+    assert "Traceback" not in rest
+    assert process.returncode in {0, -signal.SIGTERM}
+
+
+def test_check_reports_problems(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "tachograph", "serve", "--data", data, "--check"]
+    assert "is not a folder" in start(*command).communicate(timeout=HANG_S)[0]
+    (data / ".collector").mkdir(parents=True)
+    process = start(*command)
+    assert "ok: " in process.communicate(timeout=HANG_S)[0]
+    assert process.returncode == 0
+    (data / ".collector" / "keys.json").write_text("{")
+    (data / ".collector" / "keys.json").chmod(0o600)
+    (data / ".collector").chmod(0o700)
+    process = start(*command)
+    assert "is damaged" in process.communicate(timeout=HANG_S)[0]
+    assert process.returncode == 1
