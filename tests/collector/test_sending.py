@@ -307,6 +307,7 @@ def registered(team: Team) -> str:
         ({"Tacho-Bytes": "500"}, 400),
         ({"Tacho-Bytes": str(1 << 40)}, 413),
         ({"Tacho-Bytes": "-1"}, 413),
+        ({"Tacho-Bytes": "000000000001" + "9" * 12}, 413),
         ({"Tacho-Bytes": "²"}, 413),
         ({"Tacho-Before": "0" * 64}, 412),
         ({"Content-Encoding": "br"}, 415),

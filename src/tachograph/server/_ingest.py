@@ -192,7 +192,7 @@ def _control_of(copy: RunCopy, known: str) -> tuple[str, list[Any]]:
 def _plain_bytes(body: bytes, headers: Headers) -> bytes:
     """Inflate a body and check it against its headers."""
     size = headers.get("tacho-bytes", "")
-    if not size.isdecimal() or not 0 < int(size[:12]) <= MAX_BATCH_BYTES:
+    if not re.fullmatch(r"[0-9]{1,12}", size) or not 0 < int(size) <= MAX_BATCH_BYTES:
         raise ApiError(413, "too_large", f"Tacho-Bytes must be between 1 and {MAX_BATCH_BYTES}")
     num_bytes = int(size)
     encoding = headers.get("content-encoding", "identity").lower()
@@ -226,7 +226,7 @@ def _skew_s(headers: Headers) -> float | None:
 
 async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:12]) > max_bytes:
+    if not re.fullmatch(r"[0-9]{1,12}", length) or int(length) > max_bytes:
         raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
     parts: list[bytes] = []
     num_bytes = 0
