@@ -18,6 +18,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -452,7 +453,16 @@ class RunCopies:
                 path.mkdir()
                 break
             except FileExistsError:
-                continue
+                if _has_id(path, run_id):  # a server was killed before it wrote the entry
+                    break
+        try:
+            return self._create_entry(path, run_id, registration, owner)
+        except OSError:
+            if not RunFolder(path).exists():
+                shutil.rmtree(path, ignore_errors=True)  # else the next attempt would find the name in use
+            raise
+
+    def _create_entry(self, path: Path, run_id: str, registration: Registration, owner: str) -> CopyEntry:
         folder = RunFolder(path)
         make_folder(folder.private, below=folder.path)
         replace_file(_status_path(folder), msgspec.json.encode(CopyStatus(run_id, self._clock())), below=folder.path)
@@ -469,18 +479,21 @@ class RunCopies:
         return entry
 
     def _find_folder(self, entry: CopyEntry) -> RunFolder:
-        """Return the folder of a copy, which may have been moved on the server."""
+        """Return the folder of a copy, which may have been moved on the server, or restored from a backup.
+
+        Neither the name nor the inode alone identifies it: both are used again after a folder was deleted.
+        """
         path = self.root / entry.folder
-        if not path.is_dir():
-            moved = next((path for path in _all_folders(self.root) if os.stat(path).st_ino == entry.inode), None)
-            if moved is None:
+        if path.is_dir() and os.stat(path).st_ino == entry.inode and not _has_another_id(path, entry.run_id):
+            return RunFolder(path)
+        if not _has_id(path, entry.run_id):
+            moved = (each for each in _all_folders(self.root) if os.stat(each).st_ino == entry.inode)
+            found = next((each for each in moved if _has_id(each, entry.run_id)), None)
+            if found is None:
                 raise CopyGoneError("the run was deleted on the server")
-            entry.folder = moved.relative_to(self.root).as_posix()
-            self._write_entry(entry)
-            path = moved
-        elif os.stat(path).st_ino != entry.inode:  # restored from a backup
-            entry.inode = os.stat(path).st_ino
-            self._write_entry(entry)
+            path = found
+        entry.folder, entry.inode = path.relative_to(self.root).as_posix(), os.stat(path).st_ino
+        self._write_entry(entry)
         return RunFolder(path)
 
     def _entry_path(self, run_id: str) -> Path:
@@ -526,6 +539,18 @@ def check_rank(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > MAX_RANK:
         raise InvalidBatchError("invalid rank")
     return int(text)
+
+
+def _has_id(path: Path, run_id: str) -> bool:
+    """Return whether a folder is the copy of a run."""
+    status = read_copy_status(RunFolder(path))
+    return status is not None and status.run_id == run_id
+
+
+def _has_another_id(path: Path, run_id: str) -> bool:
+    """Return whether a folder is the copy of another run."""
+    status = read_copy_status(RunFolder(path))
+    return status is not None and status.run_id != run_id
 
 
 def _all_folders(root: Path) -> Iterator[Path]:
