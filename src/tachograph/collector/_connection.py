@@ -42,7 +42,7 @@ class ServerResponse(NamedTuple):
     @property
     def reason(self) -> str:
         """The message of the server, for people."""
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             found = decode_json(self.body, dict[str, Any]).get("error")
             if isinstance(found, dict) and isinstance(found.get("message"), str):
                 return f"HTTP {self.status}: {found['message'][:300]}"
@@ -109,6 +109,8 @@ class Connection:
         data = answer.read(_MAX_ANSWER_BYTES + 1)
         if len(data) > _MAX_ANSWER_BYTES:
             raise http.client.HTTPException("the answer is too long")
+        if answer.length:  # `read` does not raise if it is given a size
+            raise http.client.IncompleteRead(data, answer.length)
         response = ServerResponse(answer.status, data, retry_after_s(answer.headers))
         if answer.will_close:
             self.close()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tachograph._base.guard import guard
 from tachograph.collector._address import parse_server
 from tachograph.collector._connection import Connection
 from tachograph.collector._credentials import find_credential
@@ -15,6 +16,9 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 
 __all__ = ["SenderThread", "ServerSink"]
+
+_RETRY_S = 30.0
+"""How long to wait after a fault that no one expected."""
 
 
 class ServerSink:
@@ -64,10 +68,15 @@ class SenderThread:
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
-            self._is_closing.wait(self.sender.poll())
+            self._is_closing.wait(self._poll())
         # The first attempt ignores the pause after an earlier failure: the training process may be waiting.
-        pause_s = self.sender.poll(flush=True, ignore_pause=True)
+        pause_s = self._poll(flush=True, ignore_pause=True)
         while not self.sender.is_complete and not self.sender.state.is_gone:
             time.sleep(pause_s)
-            pause_s = self.sender.poll(flush=True)
+            pause_s = self._poll(flush=True)
         self.sender.close()
+
+    def _poll(self, **options: bool) -> float:
+        with guard("sending a run"):
+            return self.sender.poll(**options)
+        return _RETRY_S

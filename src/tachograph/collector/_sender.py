@@ -8,8 +8,9 @@ people: how far it got, and why it failed.
 a minute, and tries again for ever, because the journal is the queue:
 
 - 409: the server has fewer bytes than expected, for example after it was restored from a backup. Continue where it is.
-- 412: the bytes differ, because the journal was replaced or another trainer has the same id. Register the run again
-  under the next generation of its id (`id~2`), so that both are kept.
+- 412: the bytes differ, because the journal was replaced or another trainer has the same id. Register the run again,
+  and if they still differ, under the next generation of its id (`id~2`), so that both are kept. One answer is not
+  enough, because a bad connection may have changed a header of the request.
 - 410: the run was deleted on the server. Stop.
 - 413: send less at once. 429 and 503: wait as long as the server says.
 - 401 and 403: the key was revoked or lacks a scope. Wait for a minute: the key may be replaced in the meantime.
@@ -25,7 +26,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -114,7 +115,7 @@ class RunSender:
         Args:
             folder: the run.
             connection: the server.
-            report: called with the kind, the name `server` and the reason of a failure; once per outage.
+            report: called with the kind, the name `server` and the reason of a failure; once per outage and kind.
             remote_control: whether requests from the server are handed to the trainer.
             clock: returns the time in seconds, on a clock that nobody sets.
         """
@@ -136,7 +137,9 @@ class RunSender:
         self._is_registered = False
         self._retry_s = 0.0
         self._num_failures = 0
-        self._reported = ""
+        self._reported: set[str] = set()
+        self._is_doubtful = False
+        """Whether the server has said that its bytes differ, and was not asked again yet."""
         self._since_s: dict[int, float] = {}
         self._files: dict[str, int] = {}
         """The number of bytes that the server has of each other file."""
@@ -175,11 +178,11 @@ class RunSender:
         except _RetryError as failure:
             return self._fail(str(failure), failure.wait_s)
         except ConnectionFailedError as failure:
-            return self._fail(f"cannot reach {self.state.server}: {failure}", None)
-        except OSError as error:
-            return self._fail(f"cannot read the run: {error.strerror or error}", None)
+            return self._fail(f"cannot reach {self.state.server}: {failure}", None, kind="cannot reach")
+        except (OSError, EOFError, zlib.error) as error:  # the last two if a compressed journal is damaged
+            return self._fail(f"cannot read the run: {getattr(error, 'strerror', None) or error}", None)
         self._num_failures = 0
-        self._reported = ""
+        self._reported.clear()
         self.state.error = ""
         self._store()
         return 0.0 if due else min(_POLL_S, self._limits.flush_interval_s)
@@ -211,8 +214,6 @@ class RunSender:
             start=facts,
         )
         response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}", msgspec.json.encode(body))
-        if response.status == 412 and self.state.generation < _MAX_GENERATION:
-            self._next_generation()
         answer = _decode(self._check(response), Registered)
         self._limits = answer.limits
         self._max_batch_bytes = max(1, min(answer.limits.batch_bytes, answer.limits.max_batch_bytes))
@@ -226,7 +227,7 @@ class RunSender:
         have = self.state.have.get(str(rank), 0)
         size = journal_size(path)
         if size < have:
-            self._next_generation()
+            self._diverge()
         self._left[rank] = size - have
         if size == have:
             self._since_s.pop(rank, None)
@@ -259,11 +260,15 @@ class RunSender:
             self.state.have[str(rank)] = found
             return True
         if response.status == 412:
-            self._next_generation()
+            self._diverge()
         if response.status == 413 and len(data) > 1024:
             self._max_batch_bytes = len(data) // 2
             return True
         answer = _decode(self._check(response), BatchAnswer)
+        if answer.have < have + len(data):
+            self._connection.close()
+            raise _RetryError("the answer of the server does not fit the request", None)
+        self._is_doubtful = False
         self.state.have[str(rank)] = answer.have
         self.num_sent_bytes += len(data)
         self._since_s.pop(rank, None)
@@ -322,11 +327,15 @@ class RunSender:
             raise _RetryError(response.reason, response.wait_s or _MAX_PAUSE_S)
         raise _RetryError(response.reason, response.wait_s)
 
-    def _next_generation(self) -> None:
-        """Continue as another run, because the server has other bytes under this id."""
+    def _diverge(self) -> NoReturn:
+        """Continue as another run if the server has other bytes under this id, also when it is asked again."""
+        self._is_registered = False
+        self._is_doubtful = not self._is_doubtful
+        if self._is_doubtful or self.state.generation >= _MAX_GENERATION:
+            raise _RetryError("the copy on the server seems to differ", _MIN_PAUSE_S)
         self.state.generation += 1
         self.state.have = {}
-        self._is_registered = False
+        self._num_failures = 0
         self._report("server_diverged", "server", "the server has other records under this id; sending a second copy")
         raise _RetryError("the copy on the server differs", _MIN_PAUSE_S)
 
@@ -344,7 +353,8 @@ class RunSender:
             source = f"server:{request.source}"[:100]
             write_requests(self.folder, {request.name: request.value}, source=source, ids={request.name: request.id})
 
-    def _fail(self, reason: str, wait_s: float | None) -> float:
+    def _fail(self, reason: str, wait_s: float | None, kind: str = "") -> float:
+        kind = kind or reason.partition(":")[0]  # such as the status of an answer
         self._num_failures += 1
         self.is_complete = False
         pause_s = min(_MIN_PAUSE_S * 2 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
@@ -353,8 +363,8 @@ class RunSender:
         self.state.error = reason
         self._store()
         # One failure alone is usual: a server restarts, a connection breaks.
-        if reason != self._reported and (self._num_failures > 1 or wait_s == _MAX_PAUSE_S):
-            self._reported = reason
+        if kind not in self._reported and (self._num_failures > 1 or wait_s == _MAX_PAUSE_S):
+            self._reported.add(kind)
             self._report("server_failed", "server", f"{reason}; will be retried")
         return pause_s
 
@@ -439,5 +449,5 @@ def _compress(data: bytes) -> bytes:
 def _decode(response: ServerResponse, kind: type[Any]) -> Any:
     try:
         return decode_json(response.body, kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _RetryError(f"HTTP {response.status}: the answer is not that of a Tachograph server", None) from None

@@ -84,7 +84,7 @@ class Registered(msgspec.Struct, frozen=True):
 
     run: str
     """The name of the run on the server."""
-    have: dict[str, int]
+    have: dict[str, Annotated[int, Meta(ge=0)]]
     """The number of bytes that the server has of the journal of each rank."""
     limits: SendLimits = SendLimits()
     files: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Beat(msgspec.Struct, frozen=True):
 class BatchAnswer(msgspec.Struct, frozen=True):
     """The answer to a batch or a beat."""
 
-    have: int = 0
+    have: Annotated[int, Meta(ge=0)] = 0
     control: list[Request] = []
     """Requests of people to the trainer, if there are others than in the version that the client named."""
     control_version: str = ""
