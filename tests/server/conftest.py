@@ -130,9 +130,11 @@ def check_error(response: httpx.Response, status: int, code: str | None = None) 
 class Events:
     """Server-sent events, read in the background."""
 
-    def __init__(self, url: str, **params: Any) -> None:
+    def __init__(self, url: str, headers: dict[str, str] | None = None, **params: Any) -> None:
         self.found: list[tuple[str, dict[str, Any]]] = []
-        self._client = httpx.Client(timeout=HANG_S)
+        self.alive: list[tuple[str, dict[str, Any]]] = []
+        """Events that only say that the stream works: a slow machine gets more of them."""
+        self._client = httpx.Client(timeout=HANG_S, headers=headers)
         self._stream = self._client.stream("GET", url, params=params)
         self.response = self._stream.__enter__()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -145,13 +147,19 @@ class Events:
                 if line.startswith("event: "):
                     name = line.removeprefix("event: ")
                 elif line.startswith("data: "):
-                    self.found.append((name, json.loads(line.removeprefix("data: "))))
+                    found = self.alive if name == "alive" else self.found
+                    found.append((name, json.loads(line.removeprefix("data: "))))
 
     def wait(self, condition: Callable[[str, dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first event that meets the condition."""
         found = wait_for(lambda: [data for name, data in list(self.found) if condition(name, data)], "the event")
         event: dict[str, Any] = found[0]
         return event
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server ended the stream."""
+        return not self._thread.is_alive()
 
     def close(self) -> None:
         # Close the socket, not the response, to wake the reader that blocks on it.

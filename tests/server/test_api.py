@@ -302,8 +302,8 @@ def test_wrong_method_response_lists_allowed_methods(shared_client):
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
-def test_login_rejects_get(shared_client):
-    check_error(shared_client.get("/api/v1/login"), 405, "wrong_method")
+def test_logout_rejects_get(shared_client):
+    check_error(shared_client.get("/api/v1/logout"), 405, "wrong_method")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/runs", RUN, f"{RUN}/series?name=loss", "/api/v1/openapi.json"])

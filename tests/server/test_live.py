@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tachograph.catalog import annotate
+from tachograph.server import _live
 from tests.conftest import HANG_S, wait_for
 from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
@@ -63,6 +64,17 @@ def test_only_changed_runs_are_reported(logs, serve, listen):
     assert [data["line"]["name"] for _, data in named.found].count("a") == 1
     assert "c" not in [data["line"]["name"] for _, data in named.found]
     assert [data["line"]["name"] for _, data in everything.found].count("a") == 1
+
+
+@pytest.mark.parametrize("run", [[], ["a"]], ids=["in the list", "by name"])
+def test_quiet_stream_says_that_it_is_alive(logs, serve, listen, run, monkeypatch):
+    write(logs / "a", [START, step(0, a=1.0), END])
+    events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
+    events.wait(is_change("a"))
+    assert _live._KEEPALIVE_S < 15
+    monkeypatch.setattr(_live, "_KEEPALIVE_S", 0.0)
+    wait_for(lambda: len(events.alive) > 2, "a sign of life")
+    assert events.alive[0][1]["now"] > 1e9
 
 
 @pytest.mark.parametrize("run", [[], ["a"]], ids=["in the list", "by name"])

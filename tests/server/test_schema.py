@@ -120,7 +120,9 @@ def test_document_lists_every_route(shared_client):
     named = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert named == {(route.method, route.path) for route in ROUTES} | {
         ("GET", "/api/v1/live"),
+        ("GET", "/api/v1/login"),
         ("POST", "/api/v1/login"),
+        ("POST", "/api/v1/logout"),
     }
     assert document["openapi"].startswith("3.1")
     operations = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
@@ -132,7 +134,7 @@ def test_operations_declare_token_security(shared_client):
     for path, methods in document["paths"].items():
         for operation in methods.values():
             asks = operation.get("security", document.get("security", []))
-            assert bool(asks) is (path.startswith("/api/") and path != "/api/v1/login"), path
+            assert bool(asks) is (path.startswith("/api/") and path not in {"/api/v1/login", "/api/v1/logout"}), path
 
 
 def test_operations_declare_error_response(shared_client):

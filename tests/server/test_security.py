@@ -243,6 +243,17 @@ def test_login_sets_cookie_for_correct_token(guarded):
         assert browser.get("/api/v1/runs").status_code == 200
 
 
+def test_logout_removes_cookie(guarded):
+    with httpx.Client(base_url=guarded.url) as browser:
+        assert browser.get("/api/v1/login").json() == {"needs": "token"}
+        browser.post("/api/v1/login", json={"token": TOKEN})
+        assert browser.get("/api/v1/runs").status_code == 200
+        check_error(browser.post("/api/v1/logout", json={}, headers={"Origin": "http://evil.example"}), 403)
+        assert browser.get("/api/v1/runs").status_code == 200
+        assert browser.post("/api/v1/logout", json={}).status_code == 204
+        check_error(browser.get("/api/v1/runs"), 401)
+
+
 OUTSIDE = [
     "..", "../outside", "..%2foutside", "%2e%2e%2foutside", "%2e%2e/outside", "..%5coutside", "%252e%252e%252foutside",
     "/etc", "%2fetc", "//etc", "%00", "r%00", ".", "%2e", "r%2f..%2f..%2foutside", "%c0%ae%c0%ae", "%e2%80%a4%e2%80%a4",

@@ -251,19 +251,20 @@ _last_time = [0.0]
 _time_lock = threading.Lock()
 
 
-def annotate(folder: RunFolder, changes: Iterable[Mapping[str, Any]]) -> list[AnnotationOp]:
+def annotate(folder: RunFolder, changes: Iterable[Mapping[str, Any]], *, by: str = "") -> list[AnnotationOp]:
     """Append operations to the annotations of a run and return them.
 
     Args:
         folder: the run.
         changes: for each operation its ``op``, ``field``, ``value`` …, and optionally its ``id``: repeating a request
             with the same id has no further effect.
+        by: who makes the changes; by default the user of this process.
 
     Raises:
         AnnotationError: if an operation is invalid, or the folder cannot be written. Then nothing was written.
     """
     actor = this_actor()
-    ops = [_new_op(actor, change) for change in changes]
+    ops = [_new_op(actor, by or author(), change) for change in changes]
     for op in ops:
         check_op(op)
     block = b"".join(encode(msgspec.to_builtins(op)) + b"\n" for op in ops)
@@ -290,7 +291,7 @@ def annotate(folder: RunFolder, changes: Iterable[Mapping[str, Any]]) -> list[An
     return ops
 
 
-def _new_op(actor: str, change: Mapping[str, Any]) -> AnnotationOp:
+def _new_op(actor: str, by: str, change: Mapping[str, Any]) -> AnnotationOp:
     unknown = [name for name in change if name not in {"op", "field", "value", "global_step", "text", "id"}]
     if unknown:
         raise AnnotationError(f"unknown field {unknown[0]!r} of an operation")
@@ -305,7 +306,7 @@ def _new_op(actor: str, change: Mapping[str, Any]) -> AnnotationOp:
         id=op_id or f"{round(now * 1e6):014x}{secrets.token_hex(5)}",
         time=now,
         actor=actor,
-        by=author(),
+        by=by,
         op=str(change.get("op", "set")),
         field=str(change.get("field", "")),
         value=change.get("value"),

@@ -71,13 +71,14 @@ class TrashedRun(msgspec.Struct, kw_only=True, frozen=True):
     size_bytes: int = 0
 
 
-def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun:
+def trash_run(log_dir: str, name: str, *, is_forced: bool = False, by: str = "") -> TrashedRun:
     """Move a run to the trash.
 
     Args:
         log_dir: the log folder.
         name: the run, relative to the log folder.
         is_forced: also if it is unknown whether the run is still being recorded.
+        by: who removes it; by default the user of this process.
 
     Raises:
         RunNotFoundError: if there is no such run.
@@ -89,7 +90,7 @@ def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun
     root = Path(log_dir)
     if reason := why_not_ended(folder, name, is_forced=is_forced):
         raise TrashError(reason)
-    run = _new_entry(name, stat_journal(folder.journal).st_size)
+    run = _new_entry(name, stat_journal(folder.journal).st_size, by)
     place = root / OWN_FOLDER / "trash"
     try:
         with lock_run_folder(folder) as is_ours:
@@ -121,12 +122,12 @@ def trash_journal(log_dir: str, name: str, journal: Path) -> TrashedRun:
     return run
 
 
-def _new_entry(name: str, size_bytes: int) -> TrashedRun:
+def _new_entry(name: str, size_bytes: int, by: str = "") -> TrashedRun:
     return TrashedRun(
         id=f"{time.time_ns() // 1000:x}{secrets.token_hex(4)}",
         name=name,
         removed=time.time(),
-        by=author(),
+        by=by or author(),
         size_bytes=size_bytes,
     )
 

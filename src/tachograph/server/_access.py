@@ -31,13 +31,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tachograph.server._errors import ApiError, error_response
+from tachograph.server._models import LoginForm
 from tachograph.server._peer import PEER_UID
 
 __all__ = ["OPEN_PATHS", "Access", "AccessGate", "check_json", "is_loopback"]
 
 MAX_BODY_BYTES = 64 << 10
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-OPEN_PATHS = ("/healthz", "/api/v1/login", "/api/v1/openapi.json")
+OPEN_PATHS = ("/healthz", "/api/v1/login", "/api/v1/logout", "/api/v1/openapi.json")
 _PROXY_HEADERS = {"forwarded", "x-real-ip", "via"}
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -71,6 +72,8 @@ class Access:
         owner_uid: The user whose own processes need no token; only for a server that listens on loopback.
         token_path: The file that holds the token; its path is shown to local users.
     """
+
+    login_form = LoginForm("token")
 
     def __init__(
         self,
@@ -138,6 +141,10 @@ class Access:
         response.set_cookie(
             self.cookie, self.cookie_value, max_age=30 * 86_400, httponly=True, samesite="strict", path="/"
         )
+
+    def log_out(self, response: Response) -> None:
+        """Remove the cookie from the browser."""
+        response.delete_cookie(self.cookie, httponly=True, samesite="strict", path="/")
 
     def _has_token(self, headers: Headers) -> bool:
         """Return whether a request carries the token in its `Authorization` header, or the cookie."""

@@ -12,6 +12,7 @@ import hashlib
 import importlib.resources
 import math
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from tachograph.server._errors import ApiError, error_response
 from tachograph.server._help import send_help
 from tachograph.server._identity import identity_of
 from tachograph.server._live import watch
-from tachograph.server._models import LoginRequest
+from tachograph.server._models import LoginRequest, LogoutRequest
 from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES, RequestContext, Route, ServerHooks, handle_request
 from tachograph.store import Store
@@ -52,6 +53,8 @@ _MEDIA_TYPES = {
 _MAX_WATCHED_RUNS = 64
 _MAX_THREADS = 8
 _MAX_PARAMETERS = 600
+_ACCESS_INTERVAL_S = 1.0
+"""How often it is checked that the user of a live stream still has access."""
 _MISSING_UI_PAGE = """<!doctype html><html lang="en"><title>Tachograph</title>
 <h1>The dashboard was not built</h1>
 <p>This installation has no user interface. To build it, install Node.js 20.19 or newer and run <code>make ui</code>
@@ -95,7 +98,7 @@ def create_dashboard(
 
     Args:
         log_dir: See `create_app`.
-        access: See `create_app`; used to log in.
+        access: See `create_app`; used to log in and out, and to end live streams that are no longer allowed.
         static: See `create_app`.
         is_closing: See `create_app`.
         hooks: What a team's server adds to actions.
@@ -114,9 +117,10 @@ def create_dashboard(
         for path, by_method in by_path.items()
     ]
     routes += [
-        StarletteRoute("/api/v1/live", _live_endpoint(store, catalog, is_closing)),
-        StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["POST"]),
-        StarletteRoute("/api/v1/login", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
+        StarletteRoute("/api/v1/live", _live_endpoint(store, catalog, access, is_closing)),
+        StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["GET", "POST"]),
+        StarletteRoute("/api/v1/logout", _logout_endpoint(access), methods=["POST"]),
+        StarletteRoute("/api/v1/logout", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
         StarletteRoute("/api/v1/openapi.json", _send_openapi),
         StarletteRoute("/help", lambda request: RedirectResponse("help/")),
         StarletteRoute("/help/{page:path}", send_help),
@@ -273,7 +277,7 @@ def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
         raise ApiError(400, "bad_body", str(error)) from None
 
 
-def _live_endpoint(store: Store, catalog: Catalog, is_closing: Callable[[], bool]) -> Endpoint:
+def _live_endpoint(store: Store, catalog: Catalog, access: Access, is_closing: Callable[[], bool]) -> Endpoint:
     async def live(request: Request) -> Response:
         items = _query_items(request)
         names = [value for name, value in items if name == "run"]
@@ -283,19 +287,52 @@ def _live_endpoint(store: Store, catalog: Catalog, is_closing: Callable[[], bool
             raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
         # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(watch(store, names, is_closing, catalog.outdate), 200, headers, "text/event-stream")
+        is_over = _ends_with_access(request, access, is_closing)
+        return StreamingResponse(watch(store, names, is_over, catalog.outdate), 200, headers, "text/event-stream")
 
     return live
 
 
+def _ends_with_access(request: Request, access: Access, is_closing: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a function that is true once the server shuts down or the request would be rejected: a key was revoked."""
+    checked_s = time.monotonic()
+
+    def is_over() -> bool:
+        nonlocal checked_s
+        if is_closing():
+            return True
+        if time.monotonic() - checked_s < _ACCESS_INTERVAL_S:
+            return False
+        checked_s = time.monotonic()
+        try:
+            access.check_user(request.scope, request.headers)
+        except ApiError:
+            return True
+        return False
+
+    return is_over
+
+
 def _login_endpoint(access: Access) -> Endpoint:
     async def login(request: Request) -> Response:
+        if request.method != "POST":
+            return _json_response(request, msgspec.json.encode(access.login_form))
         given = _parse_body(LoginRequest, await request.body())
         response = Response(status_code=204)
         access.log_in(request.scope, request.headers, given.token, response)
         return response
 
     return login
+
+
+def _logout_endpoint(access: Access) -> Endpoint:
+    async def logout(request: Request) -> Response:
+        _parse_body(LogoutRequest, await request.body())
+        response = Response(status_code=204)
+        access.log_out(response)
+        return response
+
+    return logout
 
 
 async def _reject_get(request: Request) -> Response:

@@ -27,7 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from tachograph.journal import RunState
 from tachograph.reader import RunOverview, output_version
 from tachograph.server import _views as views
-from tachograph.server._models import RunSummary
+from tachograph.server._models import CopyView, RunSummary, StreamAlive
 from tachograph.store import Store, StoredRun, annotated_at
 
 __all__ = ["RunChanged", "RunGone", "watch"]
@@ -39,7 +39,8 @@ _QUIET_AFTER_S = 10.0
 _STATE_INTERVAL_S = 1.0
 _ENDED_STATE_INTERVAL_S = 10.0
 _CLOSING_INTERVAL_S = 0.25
-_KEEPALIVE_S = 15.0
+_KEEPALIVE_S = 10.0
+"""Proxies close a connection that is silent for longer, many after 60 seconds; the page gives up after 40."""
 _MAX_EVENTS = 500
 """The number of events that are sent at once: a client that connects gets one for each run."""
 _MAX_REFRESH_S = 0.25
@@ -61,6 +62,8 @@ class RunChanged(msgspec.Struct, kw_only=True):
     """Fraction of the journal read so far, 0 to 1; only set for runs watched by name."""
     output: str | None = None
     """Changes with the console output; only set for runs watched by name."""
+    copy: CopyView | None = None
+    """How far a team's server has received the run; only set for runs watched by name."""
     now: float
     """The server's clock, in Unix time."""
 
@@ -92,7 +95,8 @@ async def watch(
             yield b"".join(_encode(event, data) for event, data in events)
         elif time.monotonic() - last_sent_s > _KEEPALIVE_S:  # writing is the only way to notice a lost connection
             last_sent_s = time.monotonic()
-            yield b": keep-alive\n\n"
+            # An event, because scripts in a page do not see comments.
+            yield _encode("alive", StreamAlive(time.time()))
 
 
 def _encode(event: str, data: Any) -> bytes:
@@ -168,8 +172,8 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
     Args:
         store: The store that holds the runs.
         names: The runs to refresh.
-        seen: By name the version, the version of the output, the time of the last state check and the summary that
-            were sent last; updated.
+        seen: By name the version, the version of the output, the time of the last state check, how far it was received
+            and the summary that were sent last; updated.
         is_first: Whether to report missing runs that were never seen.
     """
     events: list[tuple[str, Any]] = []
@@ -181,7 +185,7 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
             if seen.pop(name, None) is not None or is_first:
                 events.append(("gone", RunGone(name)))
             continue
-        version, output, checked_s, summary = seen.get(name, (None, None, 0.0, None))
+        version, output, checked_s, copy, summary = seen.get(name, (None, None, 0.0, None, None))
         latest_output = output_version(run.folder)
         now_s = time.monotonic()
         # The state can change without a new record: a killed process only stops its heartbeat. After the last record
@@ -193,11 +197,12 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
         if not changed and is_same and now_s - checked_s < interval_s:
             continue
         latest = views.build_open_run_summary(run)
-        if not is_same or latest != summary:
-            events.append(("changed", _changed_event(run, latest, latest_output)))
-        seen[name] = (run.version, latest_output, now_s, latest)
+        latest_copy = views.build_copy(run.folder)
+        if not is_same or latest != summary or latest_copy != copy:
+            events.append(("changed", _changed_event(run, latest, latest_output, latest_copy)))
+        seen[name] = (run.version, latest_output, now_s, latest_copy, latest)
     return events
 
 
-def _changed_event(run: StoredRun, summary: RunSummary, output: str) -> RunChanged:
-    return RunChanged(line=summary, version=run.version, indexed=run.indexed, output=output, now=time.time())
+def _changed_event(run: StoredRun, summary: RunSummary, output: str, copy: CopyView | None) -> RunChanged:
+    return RunChanged(line=summary, version=run.version, indexed=run.indexed, output=output, copy=copy, now=time.time())

@@ -28,11 +28,14 @@ __all__ = [
     "ControlRequest",
     "ControlView",
     "ControlsPage",
+    "CopyView",
     "ErrorBody",
     "ErrorDetail",
     "ExportQuery",
     "GoodputView",
+    "LoginForm",
     "LoginRequest",
+    "LogoutRequest",
     "MetricView",
     "MetricsPage",
     "NoticeView",
@@ -55,8 +58,10 @@ __all__ = [
     "SpanDetail",
     "SpanQuery",
     "SpanView",
+    "StreamAlive",
     "TraceView",
     "TracesPage",
+    "Whoami",
     "XAxis",
     "encode_number",
 ]
@@ -130,6 +135,17 @@ class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The token that the server printed at startup, or an access key of a team's server."""
 
     token: Annotated[str, Meta(max_length=512)]
+
+
+class LoginForm(msgspec.Struct):
+    """How to log in to this server."""
+
+    needs: Literal["token", "access_key"]
+    """The token that the server printed at startup, or an access key of a team's server."""
+
+
+class LogoutRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing: the cookie says who logs out."""
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
@@ -210,6 +226,24 @@ class NoticeView(msgspec.Struct, kw_only=True):
     reason: str
 
 
+class CopyView(msgspec.Struct, kw_only=True):
+    """How far a team's server has received a run."""
+
+    seen: float
+    """When the client reported last, by the clock of the server."""
+    lag_bytes: int = 0
+    """How many bytes the client had not sent then."""
+    skew_s: float | None = None
+    """By how much the clock of the trainer's machine is ahead of that of the server."""
+
+
+class StreamAlive(msgspec.Struct):
+    """Sent when nothing has changed for a while, so that a client can tell a quiet stream from a broken one."""
+
+    now: float
+    """The server's clock, in Unix time."""
+
+
 class RunDetail(RunSummary, kw_only=True):
     """A run with its config, attempts, goodput and environment, but without metrics."""
 
@@ -219,6 +253,8 @@ class RunDetail(RunSummary, kw_only=True):
     """Fraction of the journal read so far, 0 to 1."""
     run_id: str | None = None
     path: str
+    copy: CopyView | None = None
+    """Set if a team's server received the run; null for a run that was recorded in this folder."""
     perf_tag: list[str] = []
     attempts: list[AttemptView] = []
     config: dict[str, Any] = {}
@@ -558,6 +594,8 @@ class ControlsPage(msgspec.Struct, kw_only=True):
     version: str
     is_open: bool
     """Whether a training process accepts requests."""
+    problem: str | None
+    """Why the run accepts no requests from this server, although it may be running."""
     controls: list[ControlView]
     requests: list[str]
     """Actions that can be requested in addition to values, such as `checkpoint_now`."""

@@ -18,7 +18,7 @@ import msgspec
 
 from tachograph._version import __version__
 from tachograph.server._live import RunChanged, RunGone
-from tachograph.server._models import ErrorBody, LoginRequest
+from tachograph.server._models import ErrorBody, LoginForm, LoginRequest, LogoutRequest, StreamAlive
 from tachograph.server._routes import ROUTES, Route
 
 __all__ = ["openapi"]
@@ -30,7 +30,7 @@ _REFERENCE = "#/components/schemas/{name}"
 def openapi() -> dict[str, Any]:
     """Return the document."""
     used = [model for route in ROUTES for model in (route.response, route.query, route.body) if model is not None]
-    models = [*used, ErrorBody, LoginRequest, RunChanged, RunGone]
+    models = [*used, ErrorBody, LoginForm, LoginRequest, LogoutRequest, RunChanged, RunGone, StreamAlive]
     references, schemas = msgspec.json.schema_components(models, ref_template=_REFERENCE)
     for model in _all_models(models):
         _describe_fields(schemas[model.__name__], model)
@@ -39,7 +39,11 @@ def openapi() -> dict[str, Any]:
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, reference_by_model, schemas)
     paths["/api/v1/live"] = {"get": _live_operation(reference_by_model)}
-    paths["/api/v1/login"] = {"post": _login_operation(reference_by_model)}
+    paths["/api/v1/login"] = {
+        "get": _login_form_operation(reference_by_model),
+        "post": _session_operation(reference_by_model, LoginRequest, "Exchange the token or access key for a cookie."),
+    }
+    paths["/api/v1/logout"] = {"post": _session_operation(reference_by_model, LogoutRequest, "Remove the cookie.")}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -135,7 +139,8 @@ def _error_response(references: dict[type, Any]) -> dict[str, Any]:
 def _live_operation(references: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "get_live",
-        "summary": "Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`).",
+        "summary": "Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); "
+        "`alive` (`StreamAlive`) is sent if there are none for a while.",
         "parameters": [
             {
                 "name": "run",
@@ -152,11 +157,21 @@ def _live_operation(references: dict[type, Any]) -> dict[str, Any]:
     }
 
 
-def _login_operation(references: dict[type, Any]) -> dict[str, Any]:
+def _login_form_operation(references: dict[type, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": references[LoginForm]}}
     return {
-        "operationId": "post_login",
-        "summary": "Exchange the token for a cookie.",
+        "operationId": "get_login",
+        "summary": "Return what to log in with.",
         "security": [],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": references[LoginRequest]}}},
-        "responses": {"204": {"description": "The cookie is set."}, "default": _error_response(references)},
+        "responses": {"200": {"description": "Success.", "content": content}, "default": _error_response(references)},
+    }
+
+
+def _session_operation(references: dict[type, Any], body: type, summary: str) -> dict[str, Any]:
+    return {
+        "operationId": "post_login" if body is LoginRequest else "post_logout",
+        "summary": summary,
+        "security": [],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": references[body]}}},
+        "responses": {"204": {"description": "The cookie was set or removed."}, "default": _error_response(references)},
     }

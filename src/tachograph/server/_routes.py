@@ -119,6 +119,11 @@ class RequestContext(NamedTuple):
     """Who makes the request; None on a private dashboard."""
     hooks: ServerHooks = ServerHooks()
 
+    @property
+    def author(self) -> str:
+        """The name to store with annotations and removed runs; empty for the user of a private dashboard."""
+        return self.identity.name if self.identity is not None else ""
+
     def require(self, scope: Scope) -> None:
         """Raise `ApiError` unless the request may be made; on a private dashboard, every one may."""
         if self.identity is not None and not self.identity.allows(scope):
@@ -219,6 +224,11 @@ def _export_points(context: RequestContext) -> Response:
     return StreamingResponse(lines, 200, headers, media_type)
 
 
+def _list_controls(context: RequestContext) -> ControlsPage:
+    run = context.run()
+    return views.build_controls_page(run, context.hooks.control_problem(run.folder))
+
+
 def _request_controls(context: RequestContext) -> RequestIds:
     run = context.run()
     problem = context.hooks.control_problem(run.folder)
@@ -238,7 +248,7 @@ def _act_on_runs(context: RequestContext) -> BulkResult:
     if context.body.action != "annotate":
         context.require("admin")
         context.hooks.release_copies()
-    return act_on_runs(context.catalog, context.body)
+    return act_on_runs(context.catalog, context.body, context.author)
 
 
 _COLUMNS = ("name", "attempt", "step", "time", "epoch", "value")
@@ -377,7 +387,7 @@ ROUTES = [
         "GET",
         "/api/v1/runs/{run}/controls",
         "List the run's controls and the answers to earlier requests.",
-        lambda context: views.build_controls_page(context.run()),
+        _list_controls,
         ControlsPage,
     ),
     Route(
@@ -503,7 +513,7 @@ ROUTES = [
         "POST",
         "/api/v1/runs/{run}/annotations",
         "Change the annotations of a run.",
-        lambda context: annotate_run(context.catalog, context.row(), context.body),
+        lambda context: annotate_run(context.catalog, context.row(), context.body, context.author),
         AnnotationResult,
         body=AnnotationRequest,
         scope="control",

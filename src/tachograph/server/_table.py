@@ -181,15 +181,15 @@ def build_annotations(row: RunRow) -> AnnotationsView:
     return AnnotationsView(found.values, found.merge_tags(row.summary.overview.tags), marks)
 
 
-def annotate_run(catalog: Catalog, row: RunRow, request: AnnotationRequest) -> AnnotationResult:
-    """Change the annotations of a run."""
-    undo = _annotate(row, request.changes)
+def annotate_run(catalog: Catalog, row: RunRow, request: AnnotationRequest, by: str = "") -> AnnotationResult:
+    """Change the annotations of a run; `by` is who does, if not the user of this process."""
+    undo = _annotate(row, request.changes, by)
     catalog.outdate()
     return AnnotationResult(build_annotations(row), undo)
 
 
-def act_on_runs(catalog: Catalog, request: BulkRequest) -> BulkResult:
-    """Annotate, remove or restore several runs; a failure does not stop the others."""
+def act_on_runs(catalog: Catalog, request: BulkRequest, by: str = "") -> BulkResult:
+    """Annotate, remove or restore several runs; a failure does not stop the others. For `by` see `annotate_run`."""
     # An empty expression matches every run, which is hardly ever meant.
     if bool(request.runs) == (request.filter is not None) or (
         request.filter is not None and not request.filter.strip()
@@ -200,7 +200,7 @@ def act_on_runs(catalog: Catalog, request: BulkRequest) -> BulkResult:
     if request.filter is not None and request.action == "restore":
         raise ApiError(409, "incomplete", "runs in the trash are restored by name or id: give `runs`")
     names = request.runs if request.filter is None else _matching(catalog, request.filter)
-    results = [_act(catalog, request, name) for name in dict.fromkeys(names)]
+    results = [_act(catalog, request, name, by) for name in dict.fromkeys(names)]
     catalog.outdate()
     return BulkResult(results, sum(result.error is not None for result in results))
 
@@ -213,14 +213,14 @@ def _matching(catalog: Catalog, text: str) -> list[str]:
         raise ApiError(409, "bad_filter", error.reason) from None
 
 
-def _act(catalog: Catalog, request: BulkRequest, name: str) -> RunResult:
+def _act(catalog: Catalog, request: BulkRequest, name: str, by: str) -> RunResult:
     try:
         if request.action == "restore":
             return RunResult(name, name=_restore(catalog, name))
         row = catalog.row(name)
         if request.action == "trash":
-            return RunResult(name, name=trash_run(row.log_dir, row.name, is_forced=request.force).id)
-        return RunResult(name, undo=_annotate(row, request.changes))
+            return RunResult(name, name=trash_run(row.log_dir, row.name, is_forced=request.force, by=by).id)
+        return RunResult(name, undo=_annotate(row, request.changes, by))
     except TachographError as error:
         return RunResult(name, error=str(getattr(error, "strerror", None) or error))
 
@@ -232,7 +232,7 @@ def _restore(catalog: Catalog, name: str) -> str:
     return catalog.folders.id_of(home, restore_run(home, name))
 
 
-def _annotate(row: RunRow, changes: Sequence[AnnotationChange]) -> list[AnnotationChange]:
+def _annotate(row: RunRow, changes: Sequence[AnnotationChange], by: str) -> list[AnnotationChange]:
     """Write changes; return those that undo them."""
     before = read_annotations(row.folder)
     given = [
@@ -242,7 +242,7 @@ def _annotate(row: RunRow, changes: Sequence[AnnotationChange]) -> list[Annotati
     for change in given:
         if "global_step" in change:  # JSON does not distinguish 3 and 3.0
             change["global_step"] = int(change["global_step"])
-    done = annotate(row.folder, given)
+    done = annotate(row.folder, given, by=by)
     return [AnnotationChange(**change) for change in inverse_ops(before, row.summary.overview.tags, done)]
 
 

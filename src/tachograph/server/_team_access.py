@@ -36,12 +36,12 @@ from tachograph.exceptions import ConfigError
 from tachograph.server._access import Access
 from tachograph.server._errors import ApiError
 from tachograph.server._identity import IDENTITY, Identity
+from tachograph.server._models import LoginForm
 from tachograph.server._server_metrics import ServerMetrics
 
 __all__ = ["ProxyTrust", "TeamAccess"]
 
 _SESSION_S = 30 * 86_400.0
-_COOKIE = "tacho_session"
 _USER_NAME = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -123,6 +123,8 @@ class TeamAccess(Access):
         metrics: counts rejected requests.
     """
 
+    login_form = LoginForm("access_key")
+
     def __init__(
         self,
         keys: KeyRing,
@@ -133,6 +135,7 @@ class TeamAccess(Access):
         metrics: ServerMetrics | None = None,
     ) -> None:
         super().__init__("unused", hosts)  # a token means: every request needs one
+        self.cookie = "tacho_session"
         self.keys = keys
         self.proxy = proxy or ProxyTrust()
         self.metrics = metrics or ServerMetrics()
@@ -161,7 +164,7 @@ class TeamAccess(Access):
         """
         if _bearer(headers) is not None:
             return _identity(self._check_key(scope, headers, _bearer(headers) or ""))
-        session = cookie_parser(headers.get("cookie", "")).get(_COOKIE)
+        session = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         if session:
             key = self._check_session(session)
             if key is not None:
@@ -182,7 +185,7 @@ class TeamAccess(Access):
             expires = min(expires, key.expires)
         content = f"{key.id}.{int(expires)}"
         response.set_cookie(
-            _COOKIE,
+            self.cookie,
             f"{content}.{self._sign(content)}",
             max_age=max(0, int(expires - time.time())),
             httponly=True,

@@ -8,8 +8,9 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from tachograph.collector import read_copy_status
 from tachograph.exceptions import ConfigError
-from tachograph.journal import REQUESTS, RunState, state_at_end
+from tachograph.journal import REQUESTS, RunFolder, RunState, state_at_end
 from tachograph.provenance import last_code
 from tachograph.reader import (
     Attempt,
@@ -32,6 +33,7 @@ from tachograph.server._models import (
     ControlRequest,
     ControlsPage,
     ControlView,
+    CopyView,
     GoodputView,
     MetricsPage,
     MetricView,
@@ -54,6 +56,7 @@ from tachograph.store import Axis, Store, StoredRun, annotated_at
 
 __all__ = [
     "build_controls_page",
+    "build_copy",
     "build_metrics_page",
     "build_open_run_summary",
     "build_records_page",
@@ -169,6 +172,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             indexed=run.indexed,
             run_id=str(start["run_id"]) if "run_id" in start else None,
             path=str(run.folder.path),
+            copy=build_copy(run.folder),
             perf_tag=[tag] if isinstance(tag, str) else tag or [],
             attempts=[_build_attempt(attempt, digest) for attempt in digest.attempts],
             config=mark_non_finite(digest.config),
@@ -190,6 +194,14 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             notices=_list_notices(digest),
             checkpoints=mark_non_finite(checkpoint_records(digest)[-_MAX_CHECKPOINTS:]),
         )
+
+
+def build_copy(folder: RunFolder) -> CopyView | None:
+    """Return how far a run was received; None if it is not a copy."""
+    found = read_copy_status(folder)
+    if found is None:
+        return None
+    return CopyView(seen=found.seen, lag_bytes=found.lag_bytes, skew_s=finite_or_none(found.skew_s))
 
 
 def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
@@ -382,13 +394,19 @@ def _is_routine(record: dict[str, Any]) -> bool:
     return record["event"] == "event" and bool(_ROUTINE_EVENT.search(str(record.get("name"))))
 
 
-def build_controls_page(run: StoredRun) -> ControlsPage:
-    """Return the controls of a run and the answers to earlier requests."""
+def build_controls_page(run: StoredRun, problem: str | None = None) -> ControlsPage:
+    """Return the controls of a run and the answers to earlier requests.
+
+    Args:
+        run: The run.
+        problem: Why the run accepts no requests from this server, if it does not.
+    """
     with run.lock:
         digest = run.digest
         return ControlsPage(
             version=run.version,
             is_open=accepts_requests(digest),
+            problem=problem,
             controls=[
                 ControlView(
                     name=name,

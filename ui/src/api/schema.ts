@@ -97,6 +97,8 @@ export interface RunDetail {
   indexed: number;
   run_id: string | null;
   path: string;
+  /** Set if a team's server received the run; null for a run that was recorded in this folder. */
+  copy: CopyView | null;
   perf_tag: string[];
   attempts: AttemptView[];
   config: JsonObject;
@@ -129,6 +131,16 @@ export interface RunDetail {
   /** Logged data that no chart shows, such as arrays and values of unknown types. */
   notices: NoticeView[];
   checkpoints: JournalRecord[];
+}
+
+/** How far a team's server has received a run. */
+export interface CopyView {
+  /** When the client reported last, by the clock of the server. */
+  seen: number;
+  /** How many bytes the client had not sent then. */
+  lag_bytes: number;
+  /** By how much the clock of the trainer's machine is ahead of that of the server. */
+  skew_s: number | null;
 }
 
 /** One attempt: the part of a run that one process recorded. */
@@ -482,6 +494,8 @@ export interface ControlsPage {
   version: string;
   /** Whether a training process accepts requests. */
   is_open: boolean;
+  /** Why the run accepts no requests from this server, although it may be running. */
+  problem: string | null;
   controls: ControlView[];
   /** Actions that can be requested in addition to values, such as `checkpoint_now`. */
   requests: string[];
@@ -1072,9 +1086,19 @@ export interface ErrorDetail {
   message: string;
 }
 
+/** How to log in to this server. */
+export interface LoginForm {
+  /** The token that the server printed at startup, or an access key of a team's server. */
+  needs: "access_key" | "token";
+}
+
 /** The token that the server printed at startup, or an access key of a team's server. */
 export interface LoginRequest {
   token: string;
+}
+
+/** Nothing: the cookie says who logs out. */
+export interface LogoutRequest {
 }
 
 /** A run changed. */
@@ -1086,6 +1110,8 @@ export interface RunChanged {
   indexed: number | null;
   /** Changes with the console output; only set for runs watched by name. */
   output: string | null;
+  /** How far a team's server has received the run; only set for runs watched by name. */
+  copy: CopyView | null;
   /** The server's clock, in Unix time. */
   now: number;
 }
@@ -1093,6 +1119,12 @@ export interface RunChanged {
 /** A run no longer exists. */
 export interface RunGone {
   name: string;
+}
+
+/** Sent when nothing has changed for a while, so that a client can tell a quiet stream from a broken one. */
+export interface StreamAlive {
+  /** The server's clock, in Unix time. */
+  now: number;
 }
 
 /** The API's routes, by method and path. */
@@ -1363,18 +1395,32 @@ export interface Routes {
     body: null;
     response: TrashPage;
   };
-  /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`). */
+  /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); `alive` (`StreamAlive`) is sent if there are none for a while. */
   "GET /api/v1/live": {
     path: {};
     query: { run?: string[] | null };
     body: null;
     response: null;
   };
-  /** Exchange the token for a cookie. */
+  /** Return what to log in with. */
+  "GET /api/v1/login": {
+    path: {};
+    query: {};
+    body: null;
+    response: LoginForm;
+  };
+  /** Exchange the token or access key for a cookie. */
   "POST /api/v1/login": {
     path: {};
     query: {};
     body: LoginRequest;
+    response: null;
+  };
+  /** Remove the cookie. */
+  "POST /api/v1/logout": {
+    path: {};
+    query: {};
+    body: LogoutRequest;
     response: null;
   };
 }
