@@ -74,11 +74,12 @@ async function send<Result>(url: string, options: RequestInit = {}): Promise<Res
     response = await fetch(url, options);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "Cannot reach the server. Is `tacho ui` still running?");
+    throw new ApiError(0, "unreachable", "Cannot reach the server. Is it still running?");
   }
   if (!response.ok) {
     const body: ErrorBody | null = await response.json().catch(() => null);
     const { code, message } = body?.error ?? { code: "bad_answer", message: `The server returned ${response.status}.` };
+    if (response.status === 401 && !url.endsWith("/login")) api.onUnauthorized();
     throw new ApiError(response.status, code, message);
   }
   return response.status === 204 ? (null as Result) : await response.json();
@@ -148,7 +149,12 @@ export const api = {
   deleteView: (slug: string): Promise<ViewDetail> =>
     send(buildUrl("/api/v1/views/{slug}", { slug }), { method: "DELETE" }),
   tableCsvUrl: (query: GetRoute<"/api/v1/table.csv">["query"]) => buildUrl("/api/v1/table.csv", {}, query),
+  getLoginForm: () => get("/api/v1/login", {}, {}),
   login: (token: string) => post("/api/v1/login", {}, { token }),
+  logout: () => post("/api/v1/logout", {}, {}),
+  whoami: () => get("/api/v1/whoami", {}, {}),
+  /** Called when a request was rejected because no one is logged in, or no longer. */
+  onUnauthorized: (): void => {},
   patchUrl: (run: string) => buildUrl("/api/v1/runs/{run}/patch", { run }),
   traceUrl: (run: string, trace: string) => buildUrl("/api/v1/runs/{run}/traces/{trace}", { run, trace }),
   exportUrl: (run: string, query: ExportQuery) => buildUrl("/api/v1/runs/{run}/export", { run }, query),
@@ -159,6 +165,8 @@ export const api = {
     on: {
       changed: (change: RunChanged) => void;
       gone: (name: string) => void;
+      /** Called for each event, also for those that only show that the stream works. */
+      heard: () => void;
       /** `isFinal`: the browser will not reconnect by itself. */
       connection: (isConnected: boolean, isFinal: boolean) => void;
     },
@@ -166,6 +174,7 @@ export const api = {
     const source = new EventSource(buildUrl("/api/v1/live", {}, { run: runs }));
     source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data) as RunChanged));
     source.addEventListener("gone", (event) => on.gone((JSON.parse(event.data) as RunGone).name));
+    for (const name of ["changed", "gone", "alive"]) source.addEventListener(name, () => on.heard());
     source.onopen = () => on.connection(true, false);
     source.onerror = () => on.connection(false, source.readyState === EventSource.CLOSED);
     return () => source.close();

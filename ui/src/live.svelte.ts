@@ -4,14 +4,20 @@
  * The server streams changes as server-sent events (see `server/_live.py`). An event carries a run's summary and its
  * version; pages fetch the data itself when the version of their run changes. Browsers allow only about six
  * connections to a server, so a hidden page closes its stream and opens it again when it becomes visible.
+ *
+ * A stream that works sends an event at least every ten seconds. If there is none for much longer, a proxy holds them
+ * back, or the connection is broken without either side noticing. The page then opens a new stream and fetches
+ * everything again, so it stays current, if only every 40 seconds.
  */
 
-import { api, ApiError, type RunSummary } from "./api";
+import { api, ApiError, type CopyView, type RunSummary } from "./api";
 import { isEqual } from "./model/equal";
+import { session } from "./session.svelte";
 
 const reconnectMs = 2000;
 /** Changes that arrive together are applied together: a new stream reports every run. */
 const collectMs = 16;
+const silentMs = 40_000;
 
 class Live {
   runs = $state.raw<RunSummary[]>([]);
@@ -20,6 +26,8 @@ class Live {
   logDirs = $state.raw<string[]>([]);
   isLoaded = $state(false);
   isConnected = $state(true);
+  /** Whether no event arrives although the server can be reached. */
+  isSilent = $state(false);
   needsToken = $state(false);
   /** The dashboard belongs to another user of its machine. */
   isForeign = $state(false);
@@ -30,6 +38,8 @@ class Live {
   indexed = $state<Record<string, number>>({});
   /** The version of each watched run's console output. */
   outputs = $state<Record<string, string>>({});
+  /** How far a team's server has received each watched run; null for a run that was recorded there. */
+  copies = $state<Record<string, CopyView | null>>({});
   /** Watched runs that no longer exist. */
   goneRuns = $state<string[]>([]);
   /** Counts changes of the list. */
@@ -41,6 +51,8 @@ class Live {
 
   #clockOffset_s = 0;
   #hasLoaded = false;
+  #isLoading = false;
+  #heardAt = 0;
   /** What was reported since the last update; null for a run that is gone. */
   #reported = new Map<string, RunSummary | null>();
   #update: ReturnType<typeof setTimeout> | undefined;
@@ -49,7 +61,13 @@ class Live {
   #stop: (() => void) | null = null;
 
   constructor() {
-    setInterval(() => (this.now = this.clock()), 1000);
+    setInterval(() => {
+      this.now = this.clock();
+      this.#checkSilence();
+    }, 1000);
+    api.onUnauthorized = () => {
+      if (!this.#isLoading && !this.needsToken) void this.load();
+    };
     document.addEventListener("visibilitychange", () => this.#connect());
   }
 
@@ -68,8 +86,9 @@ class Live {
   }
 
   async load(): Promise<void> {
+    this.#isLoading = true;
     try {
-      const { log_dir, log_dirs, runs } = await api.listRuns();
+      const [{ log_dir, log_dirs, runs }] = await Promise.all([api.listRuns(), session.load()]);
       this.logDir = log_dir;
       this.logDirs = log_dirs;
       // The stream knows more about a watched run than the list does.
@@ -78,11 +97,14 @@ class Live {
       this.needsToken = false;
       this.error = null;
     } catch (error) {
-      this.needsToken = error instanceof ApiError && error.status === 401;
+      const needsToken = error instanceof ApiError && error.status === 401;
+      if (needsToken) await session.askForLogin().catch(() => {}); // the page then asks for a token
+      this.needsToken = needsToken;
       this.isForeign = error instanceof ApiError && error.code === "other_user";
       this.error = error instanceof Error ? error.message : String(error);
     }
     this.isLoaded = true;
+    this.#isLoading = false;
   }
 
   run(name: string): RunSummary | undefined {
@@ -94,17 +116,32 @@ class Live {
     this.#stop?.();
     this.#stop = null;
     if (document.hidden || this.needsToken) return;
+    this.#heardAt = performance.now();
     this.#stop = api.watchRuns(this.#watched, {
-      changed: ({ line, version, indexed, output, now }) => {
+      changed: ({ line, version, indexed, output, copy, now }) => {
         this.#clockOffset_s = now - Date.now() / 1000;
         this.#report(line.name, line);
-        if (version !== null) this.versions[line.name] = version;
+        if (version !== null) {
+          this.versions[line.name] = version;
+          this.copies[line.name] = copy;
+        }
         if (output !== null) this.outputs[line.name] = output;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
       gone: (name) => this.#report(name, null),
+      heard: () => {
+        this.#heardAt = performance.now();
+        this.isSilent = false;
+      },
       connection: (isConnected, isFinal) => this.#onConnection(isConnected, isFinal),
     });
+  }
+
+  #checkSilence(): void {
+    if (!this.#stop || !this.isConnected || performance.now() - this.#heardAt < silentMs) return;
+    this.isSilent = true;
+    this.numReconnects++;
+    void this.load().then(() => this.#connect());
   }
 
   #onConnection(isConnected: boolean, isFinal: boolean): void {

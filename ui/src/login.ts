@@ -1,11 +1,12 @@
 /**
- * Logs in with the token in the printed address, `/#token=…`.
+ * Logs in with the token in the printed address, `/#token=…`, or with an access key at the same place.
  *
  * The browser does not send this part of an address, so the token reaches no log. It is exchanged for a cookie and
  * removed from the address at once, so that it can neither be shared by accident nor be seen over a shoulder.
  */
 
 import { api, ApiError } from "./api";
+import { session } from "./session.svelte";
 
 /** A connection can break; the token is gone from the address then. */
 const maxAttempts = 3;
@@ -27,7 +28,10 @@ export async function logInFromAddress(): Promise<void> {
       await api.login(token);
       return;
     } catch (error) {
-      if (!(error instanceof ApiError) || error.status !== 0) return; // the page then asks for the token
+      if (!(error instanceof ApiError) || error.status !== 0) {
+        session.problem = error instanceof Error ? error.message : String(error); // the page then asks for the token
+        return;
+      }
       await new Promise((resolve) => setTimeout(resolve, pauseMs));
     }
   }

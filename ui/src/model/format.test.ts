@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, duration, number, plain, rate, share } from "./format";
+import { ago, bytes, duration, number, plain, rate, sentence, share } from "./format";
 
 test("numbers are short, and non-numbers are marked", () => {
   expect(number(null)).toBe("–");
@@ -40,4 +40,10 @@ test("rates, shares, sizes and config values", () => {
   expect(bytes(1_500_000)).toBe("1.5 MB");
   expect(plain([1, "a"])).toBe('[1,"a"]');
   expect(plain(null)).toBe("–");
+});
+
+test("a message of the API becomes a sentence", () => {
+  expect(sentence("wrong key")).toBe("Wrong key.");
+  expect(sentence("Is it running?")).toBe("Is it running?");
+  expect(sentence("")).toBe("");
 });

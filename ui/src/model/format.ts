@@ -85,6 +85,11 @@ export function plain(value: Json | undefined): string {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+/** A message of the API, which starts in lower case and does not end with a full stop, as a sentence. */
+export function sentence(message: string): string {
+  return message && `${message[0]?.toUpperCase()}${message.slice(1)}${/[.?!]$/.test(message) ? "" : "."}`;
+}
+
 export function words(name: string): string {
   return name.replaceAll("_", " ");
 }

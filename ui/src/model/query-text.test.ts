@@ -4,11 +4,14 @@ import {
   complete,
   continuations,
   excerpt,
+  projectsOf,
   quoteField,
   quoteValue,
+  readProject,
   readStates,
   selectRuns,
   type Vocabulary,
+  writeProject,
   writeStates,
 } from "./query-text";
 
@@ -100,4 +103,24 @@ test("the quick filter by state edits its own term", () => {
 test("a problem is shown at its place", () => {
   expect(excerpt("a>=< b", 3)).toEqual({ before: "a>=", at: "<", after: " b" });
   expect(excerpt("a>", 2)).toEqual({ before: "a>", at: " ", after: "" });
+});
+
+test("the projects of runs are their first folders", () => {
+  expect(projectsOf(["nlp/a", "vision/b/c", "nlp/d", "alone"])).toEqual(["nlp", "vision"]);
+});
+
+test("a project is a term of its own in an expression", () => {
+  expect(writeProject("", "nlp")).toBe('name~"^nlp/"');
+  expect(readProject('state:running name~"^nlp/"')).toBe("nlp");
+  expect(writeProject('name~"^nlp/" state:running', "vision")).toBe('name~"^vision/" state:running');
+  expect(writeProject('name~"^nlp/" state:running', "")).toBe("state:running");
+  expect(writeProject("a or b", "nlp")).toBe('(a or b) name~"^nlp/"');
+  expect(readProject("nlp")).toBe("");
+});
+
+test("a project with special characters is found again", () => {
+  for (const project of ["v1.5+x", "a@b=c", "größe"]) {
+    expect(readProject(writeProject("loss<1", project))).toBe(project);
+    expect(writeProject(writeProject("loss<1", project), "")).toBe("loss<1");
+  }
 });

@@ -53,8 +53,32 @@ export function readStates(filter: string): string[] {
 export function writeStates(filter: string, states: string[]): string {
   const [first] = states;
   const term = states.length > 1 ? `state in (${states.join(", ")})` : first ? `state:${first}` : "";
-  if (stateTerm.test(filter)) {
-    return filter.replace(stateTerm, (_, space: string) => (term ? space + term : "")).trim();
+  return writeTerm(filter, stateTerm, term);
+}
+
+// The filter by project, which is the folder that a team's server stores runs in: `name~"^nlp/"`
+
+const projectTerm = /(^|\s)name~"\^((?:[^"\\]|\\\\.)+)\/"(?=\s|$)/;
+
+/** The projects of runs, sorted. */
+export function projectsOf(runs: readonly string[]): string[] {
+  const folders = runs.flatMap((run) => (run.includes("/") ? run.slice(0, run.indexOf("/")) : []));
+  return [...new Set(folders)].sort();
+}
+
+/** The project that an expression is restricted to by a term of its own; empty if there is none. */
+export const readProject = (filter: string): string => (projectTerm.exec(filter)?.[2] ?? "").replace(/\\\\(.)/g, "$1");
+
+/** Restrict an expression to a project; an empty one removes the restriction. */
+export function writeProject(filter: string, project: string): string {
+  const pattern = project.replace(/[.+*?^$()[\]{}|\\]/g, "\\$&");
+  return writeTerm(filter, projectTerm, project && `name~${quoteText(`^${pattern}/`)}`);
+}
+
+/** Replace a term of an expression, or add it; an empty one is removed. */
+function writeTerm(filter: string, known: RegExp, term: string): string {
+  if (known.test(filter)) {
+    return filter.replace(known, (_, space: string) => (term ? space + term : "")).trim();
   }
   if (!term) return filter;
   const rest = /\sor\s/i.test(filter) ? `(${filter.trim()})` : filter.trim();

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { defaultTable } from "./table-view";
 import { defaultCompareView } from "./compare-view";
-import { compareAddress, defaultView, format, parse, type Route, runAddress } from "./route";
+import { compareAddress, defaultView, format, parse, runAddress, runsPage, type Route, withoutProject } from "./route";
 
 test("every route survives a round trip through its address", () => {
   const routes: Route[] = [
@@ -42,4 +42,21 @@ test("invalid addresses and parameters fall back to defaults", () => {
 test("an address omits default values", () => {
   expect(compareAddress(["a", "b/c"])).toBe("#/compare/charts?run=a&run=b%2Fc");
   expect(runAddress("a b")).toBe("#/run/a%20b/charts");
+});
+
+test("ids with a slash survive the address of a run and of a comparison", () => {
+  const run = parse(runAddress("nlp/a b", "control", ["vision/c"]));
+  expect(run).toMatchObject({ page: "run", run: "nlp/a b", tab: "control", others: ["vision/c"] });
+  expect(parse(compareAddress(["nlp/a", "vision/b"]))).toMatchObject({ page: "compare", runs: ["nlp/a", "vision/b"] });
+});
+
+test("an address with a project is opened by those who see only this project", () => {
+  const run = parse(runAddress("nlp/a", "charts", ["nlp/b"]));
+  expect(withoutProject(run, "nlp")).toMatchObject({ run: "a", others: ["b"] });
+  expect(withoutProject(run, null)).toBe(run);
+  expect(withoutProject(run, "vision")).toBe(run);
+  const own = parse(runAddress("a"));
+  expect(withoutProject(own, "nlp")).toBe(own);
+  expect(withoutProject(parse(compareAddress(["nlp/a", "b"])), "nlp")).toMatchObject({ runs: ["a", "b"] });
+  expect(withoutProject(runsPage, "nlp")).toBe(runsPage);
 });

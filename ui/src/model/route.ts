@@ -125,6 +125,21 @@ function withQuery(path: string, parameters: URLSearchParams): string {
   return query ? `${path}?${query}` : path;
 }
 
+/** The route of someone who sees only one project, in which runs are named without it; the same one if it is right. */
+export function withoutProject(route: Route, project: string | null): Route {
+  const own = (run: string): string =>
+    project !== null && run.startsWith(`${project}/`) ? run.slice(project.length + 1) : run;
+  if (route.page === "run") {
+    const names = [route.run, ...route.others];
+    if (names.every((name) => own(name) === name)) return route;
+    return { ...route, run: own(route.run), others: route.others.map(own) };
+  }
+  if (route.page === "compare" && route.runs.some((name) => own(name) !== name)) {
+    return { ...route, runs: [...new Set(route.runs.map(own))] };
+  }
+  return route;
+}
+
 export const runsPage: Route = { page: "runs", table: defaultTable };
 
 export function runAddress(run: string, tab: Tab = "charts", others: string[] = []): string {
