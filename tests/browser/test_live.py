@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import wait_for_run
 from tests.conftest import lines_of, wait_for
+from tests.store import END, START, step, write
 
 TRAINER = """
 import sys, time
@@ -142,6 +143,21 @@ def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     expect(value).not_to_have_text(seen)
 
 
+def test_silent_stream_is_noticed_and_replaced_by_polling(page, dashboard, logs):
+    write(logs / "first", [START, step(0, train_loss=1.0), END])
+    page.clock.install()
+    page.route("**/api/v1/live*", lambda route: None)  # as a proxy that holds events back
+    page.goto(dashboard().url)
+    expect(page.get_by_role("link", name="first")).to_be_visible()
+    write(logs / "second", [START, step(0, train_loss=1.0), END])
+    page.clock.fast_forward(41_000)
+    expect(page.get_by_role("status")).to_contain_text("No live updates")
+    expect(page.get_by_role("link", name="second")).to_be_visible()
+    page.unroute_all(behavior="ignoreErrors")
+    page.clock.fast_forward(41_000)
+    expect(page.get_by_text("No live updates")).to_have_count(0)
+
+
 def test_new_run_appears_automatically(page, dashboard, script, logs):
     page.goto(dashboard().url)
     expect(page.get_by_text("tachograph.init")).to_be_visible()
@@ -164,6 +180,6 @@ def test_appended_values_reach_the_page(page, dashboard, logs: Path):
     page.goto(dashboard().url + "#/run/hand/charts?smooth=0")
     value = panel(page, "train_loss").locator(".values")
     expect(value).to_have_text("0.25")
-    for step in range(1, 21):
-        append(step)
-        expect(value).to_have_text(f"{step}.25")
+    for number in range(1, 21):
+        append(number)
+        expect(value).to_have_text(f"{number}.25")

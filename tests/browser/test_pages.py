@@ -62,7 +62,7 @@ def test_page_requires_token(page, dashboard, logs, context):
     assert "secret-run" not in page.content()
     page.get_by_label("Token").fill("wrong")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("wrong token")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong token")
     page.get_by_label("Token").fill("open-sesame")
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("link", name="secret-run")).to_be_visible()

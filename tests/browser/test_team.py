@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tachograph.collector import KeyRing, keys_path
+from tachograph.collector import Connection, KeyRing, RunSender, keys_path, parse_server
 from tests.conftest import HANG_S, wait_for
 from tests.preloaded import preloaded
-from tests.store import hears
+from tests.store import END, START, hears, step, write
 
 TRAINER = """
 import sys, time
@@ -176,6 +177,25 @@ def test_scopes_decide_what_is_offered(page, team, train):
     page.get_by_role("dialog").get_by_role("button", name="Set to 4").click()
     expect(page.locator('[data-request="lr_scale"] [data-status]')).to_have_text("applied")
     expect(knob.locator("[data-value]")).to_have_text("4")
+
+
+@pytest.mark.complains
+def test_late_run_says_what_is_missing(page, team, logs):
+    run_id = "0123456789abcdef"
+    folder = write(logs / "late", [{**START, "run_id": run_id}, step(0, train_loss=1.0), END])
+    sender = RunSender(folder, Connection(parse_server(team.url.rstrip("/")), lambda: team.writer), print)
+    wait_for(lambda: sender.poll(flush=True, ignore_pause=True) >= 0 and sender.is_complete)
+    sender.close()
+    page.goto(f"{team.url}#/run/default%2Flate/charts")
+    log_in(page, team.key("ada", "read"))
+    expect(page.get_by_role("heading", name="default/late")).to_be_visible()
+    expect(page.locator("[data-late]")).to_have_count(0)
+    headers = {"Authorization": f"Bearer {team.writer}", "Tacho-Now": str(time.time() + 3_700)}
+    beat = f"{team.url}api/v1/ingest/runs/{run_id}/beat"
+    assert httpx.put(beat, json={"lag_bytes": 2_300_000}, headers=headers, timeout=HANG_S).status_code == 200
+    page.reload()  # the state of an ended run is checked less often
+    expect(page.locator("[data-late]")).to_contain_text("2.3 MB not received yet.")
+    expect(page.locator("[data-late]")).to_contain_text("The clock of this machine is 1 h")
 
 
 @pytest.mark.complains
