@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.datastructures import Headers
@@ -191,10 +190,9 @@ def _control_of(copy: RunCopy, known: str) -> tuple[str, list[Any]]:
 
 def _plain_bytes(body: bytes, headers: Headers) -> bytes:
     """Inflate a body and check it against its headers."""
-    size = headers.get("tacho-bytes", "")
-    if not re.fullmatch(r"[0-9]{1,12}", size) or not 0 < int(size) <= MAX_BATCH_BYTES:
+    num_bytes = _parse_size(headers.get("tacho-bytes", ""))
+    if not 0 < num_bytes <= MAX_BATCH_BYTES:
         raise ApiError(413, "too_large", f"Tacho-Bytes must be between 1 and {MAX_BATCH_BYTES}")
-    num_bytes = int(size)
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding == "gzip":
         inflater = zlib.decompressobj(wbits=31)
@@ -224,9 +222,13 @@ def _skew_s(headers: Headers) -> float | None:
     return ahead_s if math.isfinite(ahead_s) else None
 
 
+def _parse_size(text: str) -> int:
+    """Return a number of bytes in a header; -1 if it is none."""
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+
+
 async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    length = headers.get("content-length", "0")
-    if not re.fullmatch(r"[0-9]{1,12}", length) or int(length) > max_bytes:
+    if not 0 <= _parse_size(headers.get("content-length", "0")) <= max_bytes:
         raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
     parts: list[bytes] = []
     num_bytes = 0
@@ -244,10 +246,10 @@ async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> byte
 
 
 def _parse_offset(scope: Scope) -> int:
-    items = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=10)
-    if len(items) != 1 or items[0][0] != "offset" or not re.fullmatch(r"[0-9]{1,15}", items[0][1]):
+    found = re.fullmatch(rb"offset=([0-9]{1,15})", scope["query_string"])
+    if found is None:
         raise ApiError(400, "bad_query", "expected one parameter, the offset: ?offset=0")
-    return int(items[0][1])
+    return int(found[1])
 
 
 def _parse(body: bytes, kind: type[Any]) -> Any:
