@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
+import msgspec
 import pytest
 
 from tachograph.collector import (
@@ -210,6 +211,50 @@ def test_moved_run_is_continued(copies: RunCopies):
     copy.folder.path.rename(moved)
     append(copies.open(RUN, "ci"), JOURNAL, middle, len(JOURNAL))
     assert (moved / "metrics.jsonl").read_bytes() == JOURNAL
+
+
+def test_folder_of_another_run_is_not_taken(copies: RunCopies):
+    """A new run may get the name of a deleted one, and the file system may give it the same inode."""
+    deleted = register(copies)
+    append(deleted, JOURNAL, 0, len(JOURNAL))
+    copies.close()
+    deleted.folder.path.rename(copies.root / ".elsewhere")
+    other = register(copies, "other", owner="other")
+    assert other.folder.path == deleted.folder.path
+    entry = copies.root / ".collector" / "runs" / f"{RUN}.json"
+    for inode in (deleted.entry.inode, other.entry.inode):
+        entry.write_text(msgspec.json.encode(msgspec.structs.replace(deleted.entry, inode=inode)).decode())
+        again = RunCopies(copies.root)
+        with pytest.raises(CopyGoneError):
+            again.open(RUN, "ci")
+        entry.write_text(
+            msgspec.json.encode(msgspec.structs.replace(deleted.entry, inode=inode, folder="default/gone")).decode()
+        )
+        with pytest.raises(CopyGoneError):
+            again.open(RUN, "ci")
+
+
+def test_name_of_a_key_gives_no_access_to_another_project(copies: RunCopies):
+    """An administrator may give the name of an ended key to a new one."""
+    copies.register(RUN, Registration("run"), "ci", "vision")
+    for project in ("text", "visio", "vision/run"):
+        with pytest.raises(NotYourRunError):
+            copies.open(RUN, "ci", project)
+        with pytest.raises(NotYourRunError):
+            copies.register(RUN, Registration("run"), "ci", project)
+    assert copies.open(RUN, "ci", "vision").folder.path == copies.root / "vision" / "run"
+    assert copies.open(RUN, "ci").folder.path == copies.root / "vision" / "run"
+
+
+def test_ranks_do_not_use_up_open_files(copies: RunCopies):
+    copy = register(copies)
+    end = cut(JOURNAL, 100)
+    num_before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for rank in range(200):
+            assert append(copy, JOURNAL, 0, end, rank=rank) == end
+    assert len(os.listdir("/proc/self/fd")) < num_before + 20
+    assert copy.have() == {str(rank): end for rank in range(200)}
 
 
 def test_compressed_copy_is_continued(copies: RunCopies):

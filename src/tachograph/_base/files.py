@@ -39,6 +39,7 @@ __all__ = [
     "make_temporary_folder",
     "move_file",
     "move_folder",
+    "open_folder",
     "open_lock",
     "open_to_append",
     "open_to_read",
@@ -129,6 +130,15 @@ def exclusive_lock(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[No
         yield
     finally:
         os.close(descriptor)
+
+
+def open_folder(path: Path) -> int:
+    """Return a descriptor of a folder, which keeps its identity as long as it is open.
+
+    Raises:
+        OSError: if it is not a folder.
+    """
+    return os.open(path, _FOLDER | getattr(os, "O_NOFOLLOW", 0))
 
 
 def create_file(path: Path, *, below: Path, mode: int = 0o644) -> int:

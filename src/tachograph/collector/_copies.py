@@ -27,7 +27,15 @@ from pathlib import Path
 
 import msgspec
 
-from tachograph._base.files import make_folder, open_lock, open_to_append, read_small, replace_file, write_all
+from tachograph._base.files import (
+    make_folder,
+    open_folder,
+    open_lock,
+    open_to_append,
+    read_small,
+    replace_file,
+    write_all,
+)
 from tachograph._base.typed import decode_json
 from tachograph.collector._wire import (
     BEFORE_BYTES,
@@ -71,6 +79,9 @@ _PRIVATE = ".collector"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_OPEN_COPIES = 1024
 _MAX_FILES = 4096
+_MAX_OPEN_JOURNALS = 8
+"""Of one copy: a run may have thousands of ranks, and a process only so many open files."""
+_SEARCH_INTERVAL_S = 60.0
 _IDLE_S = 60.0
 """A copy that was not used for so long is closed, so that another process may append to it."""
 _RUN_ID = re.compile(RUN_ID)
@@ -179,20 +190,20 @@ class RunCopy:
         self.used_s = time.monotonic()
         self._is_durable = is_durable
         self._mutex = threading.Lock()
-        self._journals: dict[int, _OpenJournal] = {}
+        self._journals: OrderedDict[int, _OpenJournal] = OrderedDict()
         self._skews: list[float] = []
         self._lock = contextlib.ExitStack()
+        # As long as it is open, no other folder gets its inode.
+        self._lock.callback(os.close, open_folder(folder.path))
         if not self._lock.enter_context(lock_run_folder(folder)):
+            self._lock.close()
             raise CopyBusyError("another process appends to the copy, or compresses it: try again")
         self._is_open = True
 
     @property
     def is_in_place(self) -> bool:
         """Whether the folder was neither deleted nor moved."""
-        try:
-            return os.stat(self.folder.path).st_ino == self.entry.inode
-        except OSError:
-            return False
+        return _inode(self.folder.path) == self.entry.inode
 
     def have(self) -> dict[str, int]:
         """Return the number of bytes of each rank's journal."""
@@ -317,7 +328,10 @@ class RunCopy:
             if rank:
                 make_folder(self.folder.ranks, below=self.folder.path)
             path = self.folder.rank_journal(rank) if rank else self.folder.journal
+            while len(self._journals) >= _MAX_OPEN_JOURNALS:
+                os.close(self._journals.popitem(last=False)[1].fd)
             self._journals[rank] = _OpenJournal(path, self.folder.path)
+        self._journals.move_to_end(rank)
         return self._journals[rank]
 
     def _append(self, fd: int, size: int, data: memoryview) -> None:
@@ -358,6 +372,8 @@ class RunCopies:
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, RunCopy] = OrderedDict()
         self._registering = threading.Lock()
+        self._searched_s: OrderedDict[str, float] = OrderedDict()
+        """When the folders of deleted runs were last searched for."""
 
     def register(self, run_id: str, registration: Registration, owner: str, project: str | None = None) -> RunCopy:
         """Return the copy of a run; create it if there is none.
@@ -377,15 +393,14 @@ class RunCopies:
             if entry is None:
                 with self._exclusive():
                     entry = self._read_entry(run_id) or self._create(run_id, registration, owner, project)
-            if entry.owner != owner:
-                raise NotYourRunError("another key registered this run: use that one, or ask an administrator")
+            _check_owner(entry, owner, project)
             if entry.remote_control != registration.remote_control:
                 entry.remote_control = registration.remote_control
                 self._write_entry(entry)
-        return self.open(run_id, owner)
+        return self.open(run_id, owner, project)
 
-    def open(self, run_id: str, owner: str) -> RunCopy:
-        """Return the copy of a registered run.
+    def open(self, run_id: str, owner: str, project: str | None = None) -> RunCopy:
+        """Return the copy of a registered run; see `register`.
 
         Raises:
             CopyError: if it is not registered, belongs to another key, was deleted or is in use by another process.
@@ -393,8 +408,7 @@ class RunCopies:
         with self._mutex:
             copy = self._open.get(run_id)
             if copy is not None and copy.is_in_place:
-                if copy.entry.owner != owner:
-                    raise NotYourRunError("another key registered this run")
+                _check_owner(copy.entry, owner, project)
                 copy.used_s = time.monotonic()
                 self._open.move_to_end(run_id)
                 return copy
@@ -404,9 +418,10 @@ class RunCopies:
             entry = self._read_entry(run_id)
             if entry is None:
                 raise UnknownRunError("the run is not registered")
-            if entry.owner != owner:
-                raise NotYourRunError("another key registered this run")
-            copy = RunCopy(self._find_folder(entry), entry, is_durable=self._is_durable)
+            _check_owner(entry, owner, project)
+            folder = self._find_folder(entry)
+            _check_owner(entry, owner, project)  # it may have been moved to another project
+            copy = RunCopy(folder, entry, is_durable=self._is_durable)
             self._open[run_id] = copy
             self._close_idle()
             return copy
@@ -453,7 +468,7 @@ class RunCopies:
                 path.mkdir()
                 break
             except FileExistsError:
-                if _has_id(path, run_id):  # a server was killed before it wrote the entry
+                if _copied_id(path) == run_id:  # a server was killed before it wrote the entry
                     break
         try:
             return self._create_entry(path, run_id, registration, owner)
@@ -484,16 +499,26 @@ class RunCopies:
         Neither the name nor the inode alone identifies it: both are used again after a folder was deleted.
         """
         path = self.root / entry.folder
-        if path.is_dir() and os.stat(path).st_ino == entry.inode and not _has_another_id(path, entry.run_id):
-            return RunFolder(path)
-        if not _has_id(path, entry.run_id):
-            moved = (each for each in _all_folders(self.root) if os.stat(each).st_ino == entry.inode)
-            found = next((each for each in moved if _has_id(each, entry.run_id)), None)
-            if found is None:
+        found = _copied_id(path)
+        is_same_folder = found is None and _inode(path) == entry.inode  # someone deleted `.tacho`
+        if found != entry.run_id and not is_same_folder:
+            # A search looks at every run, so a client that does not accept the answer must not cause many.
+            searched_s = self._searched_s.get(entry.run_id)
+            if searched_s is not None and time.monotonic() - searched_s < _SEARCH_INTERVAL_S:
                 raise CopyGoneError("the run was deleted on the server")
-            path = found
-        entry.folder, entry.inode = path.relative_to(self.root).as_posix(), os.stat(path).st_ino
-        self._write_entry(entry)
+            folders = (path for path in _all_folders(self.root) if _inode(path) == entry.inode)
+            moved = next((path for path in folders if _copied_id(path) == entry.run_id), None)
+            if moved is None:
+                self._searched_s[entry.run_id] = time.monotonic()
+                self._searched_s.move_to_end(entry.run_id)
+                if len(self._searched_s) > _MAX_OPEN_COPIES:
+                    self._searched_s.popitem(last=False)
+                raise CopyGoneError("the run was deleted on the server")
+            path = moved
+        folder, inode = path.relative_to(self.root).as_posix(), _inode(path)
+        if (folder, inode) != (entry.folder, entry.inode):  # moved, or restored from a backup
+            entry.folder, entry.inode = folder, inode
+            self._write_entry(entry)
         return RunFolder(path)
 
     def _entry_path(self, run_id: str) -> Path:
@@ -525,6 +550,13 @@ class RunCopies:
             os.close(descriptor)
 
 
+def _check_owner(entry: CopyEntry, owner: str, project: str | None) -> None:
+    """Raise unless a key may append: names of ended keys can be given to new ones, also to those of other projects."""
+    is_elsewhere = project is not None and not entry.folder.startswith(f"{project_folder(project)}/")
+    if entry.owner != owner or is_elsewhere:
+        raise NotYourRunError("another key registered this run: use that one, or ask an administrator")
+
+
 def project_folder(project: str) -> str:
     """Return the name of the folder of a project: the same for every spelling that a folder cannot have."""
     return suggest_run_name(project) or DEFAULT_PROJECT
@@ -541,16 +573,17 @@ def check_rank(text: str) -> int:
     return int(text)
 
 
-def _has_id(path: Path, run_id: str) -> bool:
-    """Return whether a folder is the copy of a run."""
+def _copied_id(path: Path) -> str | None:
+    """Return the id of the run that a folder has a copy of; None if it is not known, or there is no such folder."""
     status = read_copy_status(RunFolder(path))
-    return status is not None and status.run_id == run_id
+    return status.run_id if status is not None else None
 
 
-def _has_another_id(path: Path, run_id: str) -> bool:
-    """Return whether a folder is the copy of another run."""
-    status = read_copy_status(RunFolder(path))
-    return status is not None and status.run_id != run_id
+def _inode(path: Path) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
 
 
 def _all_folders(root: Path) -> Iterator[Path]:

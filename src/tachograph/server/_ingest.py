@@ -142,7 +142,7 @@ class IngestApp:
         return _json(Registered(name, copy.have(), limits, copy.files(), version))
 
     def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
-        copy = self._copies.open(run_id, key.name)
+        copy = self._copies.open(run_id, key.name, key.project)
         data = _plain_bytes(body, headers)
         have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
         self._count(key, data, body)
@@ -151,7 +151,7 @@ class IngestApp:
     def _append_to_file(
         self, run_id: str, path: str, offset: int, body: bytes, key: AccessKey, headers: Headers
     ) -> Response:
-        copy = self._copies.open(run_id, key.name)
+        copy = self._copies.open(run_id, key.name, key.project)
         data = _plain_bytes(body, headers)
         have = copy.append_to_file(path, offset, data)
         self._count(key, data, body)
@@ -163,7 +163,7 @@ class IngestApp:
         self._metrics.count("ingest_body_bytes", len(body))
 
     def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
-        copy = self._copies.open(run_id, key.name)
+        copy = self._copies.open(run_id, key.name, key.project)
         copy.store_beat(beat, _skew_s(headers))
         self._copies.close_idle()
         return self._answer(copy, 0, headers)
