@@ -48,8 +48,10 @@ ui: ui/node_modules/.stamp-dev setup
 ui-check: ui/node_modules/.stamp-dev
 	cd ui && npm run check && npm run test
 
-# Programs that tests use: Chromium for the dashboard, Prometheus for its sink, nginx and Caddy in front of the server.
+# Programs that tests use: Chromium for the dashboard, Prometheus for its sink, nginx and Caddy in front of the server,
+# ClickHouse for the column store. Debian's ClickHouse is unpacked into .tools; without it, its tests are skipped.
 tools:
+	@sh tests/clickhouse/fetch.sh || true
 	@missing=; \
 	command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || missing="chromium fonts-dejavu-core"; \
 	{ command -v prometheus && command -v promtool; } >/dev/null || missing="$$missing prometheus"; \

@@ -40,8 +40,8 @@ hypothesis.settings.load_profile("any machine")
 HANG_S = 240.0
 """When a test gives up on a process or a condition. Only a failing test waits that long, so it may be generous."""
 
-_GROUPS = ("browser", "plugins", "train")
-"""Folders whose tests run in one process each: they share a browser, or the import of torch and transformers."""
+_GROUPS = ("browser", "clickhouse", "plugins", "train")
+"""Folders whose tests run in one process each: they share a browser, servers, or the import of large packages."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

@@ -42,12 +42,15 @@ ALLOWED = {
     "usage": {"base"},
     "export": {"base", "records", "journal", "reader"},
     "store": {"base", "records", "journal", "reader"},
+    "clickhouse": {"base", "records", "journal", "reader", "store"},
     "catalog": {"base", "records", "journal", "reader", "store", "sinks", "provenance"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
-    "server": {"base", "records", "journal", "reader", "store", "catalog", "comparison", "provenance", "collector"},
+    "server": {"base", "records", "journal", "reader", "store", "clickhouse", "catalog", "comparison", "provenance"}
+    | {"collector"},
     "cli": {
         "base",
         "catalog",
+        "clickhouse",
         "collector",
         "comparison",
         "records",

@@ -10,6 +10,7 @@ TachographError
 ├── ControlError       a control cannot be registered or requested
 ├── CodeError          captured code is missing, or cannot be compared or rebuilt
 ├── ServeError         the dashboard cannot listen on the given address
+├── ColumnStoreError   ClickHouse cannot be reached, or rejected a statement
 └── TableExportError   there is nothing to export, or the table cannot be written
 
 They are raised during setup or while reading. Recording raises nothing: a fault costs at most one record and is
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CodeError",
+    "ColumnStoreError",
     "ConfigError",
     "ControlError",
     "LogDirError",
@@ -78,6 +80,20 @@ class CodeError(TachographError):
 
 class ServeError(TachographError, OSError):
     """The dashboard cannot listen on the given address."""
+
+
+class ColumnStoreError(TachographError):
+    """ClickHouse cannot be reached, or rejected a statement.
+
+    Attributes:
+        may_retry: whether the same statement may succeed later, because the server was unreachable or overloaded.
+        code: the number that ClickHouse gives to the error; 0 if there was no answer.
+    """
+
+    def __init__(self, reason: str, *, may_retry: bool = False, code: int = 0) -> None:
+        super().__init__(reason)
+        self.may_retry = may_retry
+        self.code = code
 
 
 class TableExportError(TachographError):

@@ -7,6 +7,7 @@ from tachograph.store._group_lines import GroupCurve, average_lines
 from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
 from tachograph.store._segment import SegmentError
+from tachograph.store._source import SeriesSource
 from tachograph.store._span_table import SpanCluster, SpanView
 from tachograph.store._store import Store, annotated_at
 
@@ -21,6 +22,7 @@ __all__ = [
     "Mark",
     "MetricAggregates",
     "SegmentError",
+    "SeriesSource",
     "SpanView",
     "Store",
     "annotated_at",

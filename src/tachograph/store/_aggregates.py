@@ -20,6 +20,7 @@ from tachograph.store._query import ColumnSource
 __all__ = [
     "MetricAggregates",
     "aggregate_series",
+    "attempt_points",
     "series_points",
     "sort_points",
     "value_at",
@@ -80,6 +81,16 @@ def series_points(
     if not keep.all():
         place, value = place[keep], value[keep]
     return (place, value) if len(value) else None
+
+
+def attempt_points(
+    sources: Sequence[ColumnSource], stream: str, name: str, attempt: int
+) -> tuple[Integers, Floats] | None:
+    """Return step and value of each point of a series in one attempt, in the order of their records; None if none."""
+    found = [_points(source, stream, name, "step") for source in sources]
+    own = [(each[1][each[0] == attempt], each[4][each[0] == attempt]) for each in found if each is not None]
+    steps, values = [np.concatenate(each) for each in zip(*own, strict=True)] if own else (np.empty(0), np.empty(0))
+    return (steps.astype(np.int64), values) if len(values) else None
 
 
 def sort_points(

@@ -4,7 +4,7 @@ For each attempt the query works in four steps:
 
 1. Find the values inside the view by binary search in each source (segment or tail), plus one neighbour on each side,
    so that lines run to the edges of the chart.
-2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS`, or a long one
+2. Collect candidates. A narrow view uses the points themselves. A view of more than `MAX_RAW_POINTS`, or a long one
    with more points per wanted point than a chunk has, uses the chunk summaries written with each segment: of every
    complete chunk only the lowest and the highest point, so ten million points cost as much as a hundred thousand.
 3. Downsample the candidates with min/max per bucket. The result contains only recorded points, never averages, and is
@@ -39,10 +39,23 @@ from tachograph.store._columns import (
 )
 from tachograph.store._tail import SeriesStats
 
-__all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks", "choose_extremes", "iter_points"]
+__all__ = [
+    "MAX_RAW_POINTS",
+    "MIN_COARSE_POINTS",
+    "ColumnSource",
+    "Line",
+    "Mark",
+    "View",
+    "break_at_marks",
+    "bucket_means",
+    "build_lines",
+    "build_marks",
+    "choose_extremes",
+    "iter_points",
+]
 
-_MAX_RAW_POINTS = 1 << 18
-_MIN_COARSE_POINTS = 50_000
+MAX_RAW_POINTS = 1 << 18
+MIN_COARSE_POINTS = 50_000
 """Reading fewer points than this takes no time worth saving."""
 _MAX_MARKS = 500
 _BLOCK_POINTS = 1_000
@@ -345,7 +358,7 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     if not num_points:
         return None
     # Two chunks or more per point: reading each point would not make the line finer.
-    is_coarse = num_points > min(_MAX_RAW_POINTS, max(_MIN_COARSE_POINTS, CHUNK * view.num_points))
+    is_coarse = num_points > min(MAX_RAW_POINTS, max(MIN_COARSE_POINTS, CHUNK * view.num_points))
     candidates = [_candidates(piece, view.column, is_coarse=is_coarse) for piece in slices]
     chosen = choose_extremes(
         np.concatenate([found.x for found in candidates]),
@@ -363,7 +376,7 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
     means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
     x, y = np.concatenate(xs), np.concatenate(ys)
-    line_x, line_y = _break_at_marks(x, y, np.concatenate(gaps))
+    line_x, line_y = break_at_marks(x, y, np.concatenate(gaps))
     if view.after_row and _follows_mark(slices[0]):
         line_x.insert(0, line_x[0])
         line_y.insert(0, None)
@@ -393,9 +406,9 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     chosen = choose_extremes(x, y, view.num_points)
-    means = _bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
+    means = bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
     marks = [piece.rows.column(view.column)[piece.part.mark_rows] for piece in slices]
-    line_x, line_y = _break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
+    line_x, line_y = break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
     return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], len(x))
 
 
@@ -474,10 +487,11 @@ def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> M
         xs += [found.x[: found.num_before], getattr(summary, view.column)[found.chunks], found.x[behind:]]
         means += [found.y[: found.num_before], summary.mean[found.chunks], found.y[behind:]]
         counts += [np.full(len(part), size) for part, size in zip(xs[-3:], (1, CHUNK, 1), strict=True)]
-    return _bucket_means(np.concatenate(xs), np.concatenate(means), np.concatenate(counts), view)
+    return bucket_means(np.concatenate(xs), np.concatenate(means), np.concatenate(counts), view)
 
 
-def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: View) -> Means:
+def bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: View) -> Means:
+    """Return middles, means and counts of intervals of equal width, given means of some points at each position."""
     num_buckets = max(4, view.num_points // 4)
     edges = np.linspace(float(x[0]), float(x[-1]), num_buckets + 1)[:-1]
     first = np.searchsorted(x, edges)
@@ -489,7 +503,7 @@ def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: Vi
     return middles.tolist(), np.add.reduceat(means * shares, first).tolist(), sizes.tolist()
 
 
-def _break_at_marks(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:
+def break_at_marks(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:
     """Insert a break between two points if a mark lies between them."""
     breaks = np.flatnonzero(np.diff(num_marks_before) > 0)
     xs: list[float] = x.tolist()

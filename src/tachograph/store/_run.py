@@ -39,6 +39,7 @@ from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
 from tachograph.store._aggregates import (
     MetricAggregates,
     aggregate_series,
+    attempt_points,
     series_points,
     sort_points,
     value_at,
@@ -439,6 +440,20 @@ class StoredRun:
             return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
 
         return self._run_query(found)
+
+    def recorded_points(self, name: str) -> Iterator[tuple[str, int, Integers, Floats]]:
+        """Yield stream, attempt, steps and values of each line of a metric, with all points, also repeated ones."""
+
+        def found() -> list[tuple[str, int, Integers, Floats]]:
+            lines = []
+            for stream in self._series.get(name, []):
+                for attempt in self.digest.attempts:
+                    points = attempt_points(self._sources, stream, name, attempt.index)
+                    if points is not None:
+                        lines.append((stream, attempt.index, *points))
+            return lines
+
+        yield from self._run_query(found)
 
     def training_times(self) -> tuple[Floats, Floats] | None:
         """Return steps and the seconds of training until each of them, without work that a later attempt repeated.

@@ -1,0 +1,36 @@
+"""What charts and tables need of a run, whether its columns are files or in a database."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tachograph.store._aggregates import MetricAggregates
+from tachograph.store._columns import Axis
+from tachograph.store._query import Line, Mark
+
+__all__ = ["SeriesSource"]
+
+
+class SeriesSource(Protocol):
+    """The metrics of one run. `StoredRun` answers from files, `tachograph.clickhouse.ClickHouseRun` from a database."""
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of all metrics."""
+        ...
+
+    def series(
+        self,
+        name: str,
+        *,
+        axis: Axis = "step",
+        low: float | None = None,
+        high: float | None = None,
+        num_points: int = 2_000,
+    ) -> tuple[list[Line], list[Mark]]:
+        """Return the lines and marks of a metric in a view; see `StoredRun.series`."""
+        ...
+
+    def aggregates(self) -> dict[str, MetricAggregates]:
+        """Return the aggregates of every metric, without points that a later attempt repeated."""
+        ...
