@@ -94,7 +94,7 @@ GROUPS = (
         "All of them are `TachographError`s. They are raised during setup and while reading; recording raises nothing.",
         "tachograph.exceptions",
         "TachographError ConfigError RunNameError LogDirError NoRunError RunNotFoundError ControlError CodeError "
-        "ServeError TableExportError",
+        "ServeError ColumnStoreError TableExportError",
     ),
 )
 """What the page contains, in this order. Every name in `__all__` of a module must be in one of its groups."""

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / ".tools" / "clickhouse"
 _CHDB_SERVER = Path(__file__).with_name("chdb_server.py")
 _START_S = 240.0
+_ZOOKEEPER_HELLO = struct.pack(">iiqiqi16s", 44, 0, 0, 30_000, 0, 16, bytes(16))
 
 _CONFIG = """<yandex>
   <logger><level>warning</level><log>{folder}/server.log</log><errorlog>{folder}/errors.log</errorlog></logger>
@@ -66,13 +70,14 @@ def _java() -> str | None:
 
 
 def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Return ports that nothing listens on, below those that the system gives to outgoing connections at any time."""
+    found: list[int] = []
+    while len(found) < number:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 class ClickHouseServer:
@@ -166,15 +171,18 @@ class ZooKeeper:
             [*command, "-cp", ":".join(map(str, jars)), "org.apache.zookeeper.server.ZooKeeperServerMain", "zoo.cfg"],
             cwd=folder,
             stdout=subprocess.DEVNULL,
-            stderr=(folder / "errors.log").open("wb"),
+            stderr=subprocess.DEVNULL,
         )
         deadline_s = time.monotonic() + _START_S
         while True:
             try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=5):
-                    return
+                with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                    connection.sendall(_ZOOKEEPER_HELLO)
+                    if connection.recv(4):  # it accepts connections before it answers them
+                        return
             except OSError:
-                _check_running(self._process, deadline_s, folder / "errors.log")
+                pass
+            _check_running(self._process, deadline_s, folder / "errors.log")
 
     @property
     def config(self) -> str:

@@ -29,7 +29,12 @@ class ColumnStore:
             ColumnStoreError: if the server cannot be reached.
         """
         self.address = parse_address(address)
-        self.schema = StoreSchema(ClickHouseClient(self.address))
+        client = ClickHouseClient(self.address)
+        try:
+            self.schema = StoreSchema(client)
+        except BaseException:
+            client.close()
+            raise
 
     def __enter__(self) -> ColumnStore:
         return self
