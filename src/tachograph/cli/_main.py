@@ -34,6 +34,7 @@ _COMMANDS = {
     "_doctor": "doctor",
     "_control": "control",
     "_sync": "sync",
+    "_store": "store",
     "_annotate": "tag note rename group archive unarchive",
     "_transfer": "mv cp",
     "_trash": "rm trash",
