@@ -47,7 +47,11 @@ class Handler(BaseHTTPRequestHandler):
 
 def ask(sql: str) -> bytes:
     found = _FORMAT.search(sql)
-    answer = chdb.query(_FORMAT.sub("", sql), found[1] if found else "TSV")
+    try:
+        answer = chdb.query(_FORMAT.sub("", sql), found[1] if found else "TSV")
+    except Exception:
+        chdb.query("SELECT 1")  # its answer starts with what the failed query had printed
+        raise
     return bytes(answer.bytes()) if answer is not None else b""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tachograph.clickhouse import ColumnStore, verify_run
 from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
 from tachograph.store import Mark, MetricAggregates, SeriesSource, StoredRun
-from tests.clickhouse.conftest import fill
+from tests.clickhouse.conftest import ENGINES, address, fill
 from tests.store import END, START, append, opened, points, step, write
 
 ODD_NAMES = ["it's", 'a"b', "back\\slash", "tab\tnew\nline", "nul\0", "größe/σ", "a;DROP TABLE points", "%s{x}", "-- "]
@@ -194,11 +195,20 @@ def long_journal(tmp_path_factory) -> tuple[RunFolder, Any]:
     return RunFolder(path), values
 
 
+@pytest.fixture(scope="module", params=ENGINES)
+def long_store(request, long_journal) -> Iterator[ColumnStore]:
+    """A column store with this series, on each engine."""
+    server = request.getfixturevalue("old_server" if request.param == "18.16" else "new_server")
+    with ColumnStore(address(server)) as store:
+        store.schema.migrate()
+        fill(store, long_journal[0])
+        yield store
+
+
 @pytest.mark.parametrize("view", [{}, {"axis": "time"}, {"low": 20_000.5, "high": 390_000}, {"low": 1_030.5}])
-def test_long_series_has_exact_extremes_and_breaks(store, long_journal, view):
+def test_long_series_has_exact_extremes_and_breaks(long_store, long_journal, view):
     folder, values = long_journal
-    fill(store, folder)
-    tables, files = store.run(folder, "r"), opened(folder)
+    tables, files = long_store.run(folder, "r"), opened(folder)
     (line,), marks = tables.series("a", **view)
     (expected,), expected_marks = files.series("a", **view)
     assert marks == expected_marks
@@ -218,10 +228,9 @@ def test_long_series_has_exact_extremes_and_breaks(store, long_journal, view):
     assert line.y.count(None) == len(set(between.tolist()) - {0, len(drawn)})
 
 
-def test_zoom_into_long_series_equals_files(store, long_journal):
+def test_zoom_into_long_series_equals_files(long_store, long_journal):
     folder, _ = long_journal
-    fill(store, folder)
-    check_equal(store, folder, [{"low": low, "high": low + 2_000.0} for low in (0.0, 123_000.5, 399_000.0)])
+    check_equal(long_store, folder, [{"low": low, "high": low + 2_000.0} for low in (0.0, 123_000.5, 399_000.0)])
 
 
 def test_aggregates_of_many_runs(store, tmp_path):
