@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tachograph.cli._serve import serve
+from tachograph.clickhouse import parse_address
 from tachograph.collector import Connection, RunSender, parse_server
 from tachograph.journal import RunFolder
 from tachograph.server import ProxyTrust
@@ -68,6 +69,7 @@ def test_compose_file_starts_the_server_behind_a_proxy():
     assert options["trusted_proxies"] == (proxy_address,)
     assert options["data_dir"] == "/data"
     assert "ports" not in services["server"], "only the proxy is reachable from outside"
+    assert parse_address(services["server"]["environment"]["TACHO_STORE"]).host == "clickhouse"
     volumes = {mount.split(":")[1] for mount in services["server"]["volumes"]}
     assert volumes == {"/data"}
 

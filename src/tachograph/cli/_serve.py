@@ -70,6 +70,12 @@ _SCOPES = ("read", "control", "admin")
     type=click.Choice(("write", "fsync")),
     help="When a batch is acknowledged: written to the operating system, or flushed to the disk.",
 )
+@click.option(
+    "--store",
+    envvar="TACHO_STORE",
+    metavar="clickhouse://…",
+    help="Also keep the metrics of all runs as tables in this database. The password is in TACHO_CLICKHOUSE_PASSWORD.",
+)
 @click.option("--check", "only_check", is_flag=True, help="Check the folder and the keys, and exit.")
 def serve(
     data_dir: str,
@@ -82,6 +88,7 @@ def serve(
     auth_header: str | None,
     auth_scopes: tuple[str, ...],
     durability: str,
+    store: str | None,
     only_check: bool,
 ) -> None:
     """Receive the runs of a team, and serve the dashboard over them.
@@ -119,5 +126,6 @@ def serve(
         proxy=proxy,
         tls=TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None,
         is_durable=durability == "fsync",
+        store=store,
         on_ready=on_ready,
     )

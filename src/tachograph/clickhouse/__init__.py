@@ -1,5 +1,6 @@
 """The runs of a server as tables in ClickHouse, derived from their journals. See `docs/clickhouse.md`."""
 
+from tachograph.clickhouse._address import StoreAddress, parse_address
 from tachograph.clickhouse._inserter import Inserter, InserterLag, run_key
 from tachograph.clickhouse._queries import ClickHouseRun
 from tachograph.clickhouse._store import ColumnStore
@@ -11,6 +12,8 @@ __all__ = [
     "StoreDifference",
     "Inserter",
     "InserterLag",
+    "StoreAddress",
+    "parse_address",
     "run_key",
     "verify_run",
     "verify_runs",

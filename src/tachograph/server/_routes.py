@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -14,7 +15,7 @@ from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
 from tachograph.collector import SCOPES, Scope
-from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
+from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
 )
@@ -90,6 +91,9 @@ from tachograph.server._table_views import build_view, build_views_page, remove_
 from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
+if TYPE_CHECKING:
+    from tachograph.clickhouse import ColumnStore
+
 __all__ = ["ROUTES", "RequestContext", "Route", "ServerHooks", "handle_request"]
 
 _MAX_REFRESH_S = 0.25
@@ -101,6 +105,8 @@ class ServerHooks(NamedTuple):
 
     control_problem: Callable[[RunFolder], str | None] = lambda folder: None
     """Returns why a run accepts no requests, if it does not."""
+    column_store: Callable[[RunFolder], ColumnStore | None] = lambda folder: None
+    """Returns the column store, if it has this run and can be reached."""
     release_copies: Callable[[], None] = lambda: None
     """Closes the files of runs that are being received, so that ended ones can be moved."""
 
@@ -195,6 +201,18 @@ def handle_request(route: Route, context: RequestContext) -> Response | msgspec.
         raise ApiError(409, "not_steerable", str(error)) from error
     except ConfigError as error:
         raise ApiError(400, "bad_query", str(error)) from error
+
+
+def _get_series(context: RequestContext) -> SeriesPage:
+    """Return series from files or, while a long journal is being read for the first time, from the column store."""
+    run = context.run()
+    page = views.build_series_page(run, context.query)
+    store = context.hooks.column_store(run.folder) if page.indexed < 1.0 else None
+    if store is not None:
+        with contextlib.suppress(ColumnStoreError):  # it is down, or only the files have the answer
+            page.series = views.build_source_series(store.run(run.folder, run.id), run, context.query)
+            page.is_whole = True
+    return page
 
 
 def _get_span(context: RequestContext) -> SpanDetail:
@@ -323,7 +341,7 @@ ROUTES = [
         "GET",
         "/api/v1/runs/{run}/series",
         "Return the points of one or more metrics, downsampled so that every extreme is kept.",
-        lambda context: views.build_series_page(context.run(), context.query),
+        _get_series,
         SeriesPage,
         SeriesQuery,
     ),

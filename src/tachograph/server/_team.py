@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tachograph._base.files import create_file, make_folder
 from tachograph._version import __version__
-from tachograph.collector import KeyFileError, KeyRing, RunCopies, keys_path, project_folder
+from tachograph.collector import KeyFileError, KeyRing, RunCopies, keys_path, project_folder, read_copy_status
 from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import AccessGate
@@ -41,6 +41,10 @@ from tachograph.server._routes import ServerHooks
 from tachograph.server._serve import bind_address
 from tachograph.server._server_metrics import ServerMetrics
 from tachograph.server._team_access import ProxyTrust, TeamAccess
+
+if TYPE_CHECKING:
+    from tachograph.clickhouse import ColumnStore
+    from tachograph.server._column_store import StoreFeeder
 
 __all__ = ["ReadinessReport", "TeamServer", "TlsFiles", "check_readiness", "create_team_server", "serve_team"]
 
@@ -55,6 +59,16 @@ class TlsFiles(msgspec.Struct, frozen=True):
     key: str
 
 
+class StoreReport(msgspec.Struct):
+    """How far the column store is behind."""
+
+    lag_s: float
+    num_bytes: int
+    """Bytes of journals that are not inserted."""
+    error: str | None
+    """Why it does not accept rows."""
+
+
 class ReadinessReport(msgspec.Struct):
     """Whether the server can do its work; the answer of `/readyz` and of `tacho serve --check`."""
 
@@ -62,6 +76,7 @@ class ReadinessReport(msgspec.Struct):
     problems: list[str]
     free_bytes: int
     version: str = __version__
+    store: StoreReport | None = None
 
 
 class TeamServer:
@@ -73,8 +88,10 @@ class TeamServer:
         proxy: the proxies in front of it.
         is_durable: flush each batch to the disk before it is acknowledged.
         static: the folder of the built user interface; defaults to the one in the package.
+        store: the address of a database in ClickHouse that is kept up to date with the runs.
 
     Raises:
+        ConfigError: if the address of the store is invalid.
         OSError: if the folder cannot be created or written.
     """
 
@@ -86,6 +103,7 @@ class TeamServer:
         proxy: ProxyTrust | None = None,
         is_durable: bool = False,
         static: Path | None = None,
+        store: str | None = None,
     ) -> None:
         self.copies = RunCopies(data_dir, is_durable=is_durable)
         self.metrics = ServerMetrics()
@@ -94,6 +112,7 @@ class TeamServer:
         self.server: uvicorn.Server | None = None
         """Live streams end when this server shuts down."""
         self._static = static
+        self._feeder = _create_feeder(store, self.copies.root) if store else None
         self._ingest = IngestApp(self.copies, self.access, self.metrics)
         self._apps: OrderedDict[str, ASGIApp] = OrderedDict()
         self._gate = AccessGate(self._dashboard_of_identity, self.access)
@@ -103,6 +122,12 @@ class TeamServer:
             "free_bytes", "Free space on the disk of the runs.", lambda: _free_bytes(self.copies.root)
         )
         self.metrics.add_gauge("start_time_seconds", "When the server started.", lambda: self.metrics.started)
+        feeder = self._feeder
+        if feeder is not None:
+            self.metrics.add_gauge(
+                "store_lag_seconds", "How far the column store is behind the journals.", lambda: feeder.lag.lag_s
+            )
+            self.metrics.add_gauge("store_rows", "Rows inserted since the start.", lambda: feeder.lag.num_rows)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -117,11 +142,15 @@ class TeamServer:
         """Close the copies."""
         self._ingest.close()
         self.copies.close()
+        if self._feeder is not None:
+            self._feeder.close()
 
     async def _dashboard_of_identity(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/readyz":
             report = check_readiness(self.copies.root, self.keys)
+            if self._feeder is not None:  # not a problem: answers then come from files
+                report.store = StoreReport(self._feeder.lag.lag_s, self._feeder.lag.num_bytes, self._feeder.lag.error)
             response = Response(msgspec.json.encode(report), 200 if report.status == "ok" else 503)
             response.headers["Content-Type"] = "application/json"
             await response(scope, receive, send)
@@ -157,15 +186,28 @@ class TeamServer:
             self.access,
             static=self._static,
             is_closing=lambda: self.server is not None and self.server.should_exit,
-            hooks=ServerHooks(self._control_problem, self.copies.close),
+            hooks=ServerHooks(self._control_problem, self._column_store, self.copies.close),
             needs_identity=True,
         )
+
+    def _column_store(self, folder: RunFolder) -> ColumnStore | None:
+        """Return the column store for a copy whose rows are its own: those of a diverged copy are not there."""
+        status = read_copy_status(folder) if self._feeder is not None else None
+        if self._feeder is None or status is None or "~" in status.run_id or self._feeder.lag.error is not None:
+            return None
+        return self._feeder.store
 
     def _control_problem(self, folder: RunFolder) -> str | None:
         entry = self.copies.entry_of(folder)
         if entry is None or entry.remote_control:
             return None
         return f"{folder.name!r} does not accept requests from the server: start it with remote_control=True"
+
+
+def _create_feeder(address: str, root: Path) -> StoreFeeder:
+    from tachograph.server._column_store import StoreFeeder
+
+    return StoreFeeder(address, root)
 
 
 def check_readiness(root: Path, keys: KeyRing) -> ReadinessReport:
@@ -211,6 +253,7 @@ def serve_team(
     proxy: ProxyTrust | None = None,
     tls: TlsFiles | None = None,
     is_durable: bool = False,
+    store: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a team until interrupted, or until SIGTERM.
@@ -223,6 +266,7 @@ def serve_team(
         proxy: The proxies in front of the server.
         tls: The certificate, if clients connect without a proxy.
         is_durable: Flush each batch to the disk before it is acknowledged.
+        store: The address of a database in ClickHouse that is kept up to date with the runs.
         on_ready: Called with the URL once the server accepts connections.
 
     Raises:
@@ -233,7 +277,7 @@ def serve_team(
     tls_options = _tls_options(tls)
     listener = bind_address(host, port)
     try:
-        app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable)
+        app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable, store=store)
     except OSError as error:
         listener.close()
         raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error

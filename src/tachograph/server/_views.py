@@ -52,7 +52,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import Axis, Store, StoredRun, annotated_at
+from tachograph.store import Axis, SeriesSource, Store, StoredRun, annotated_at
 
 __all__ = [
     "build_controls_page",
@@ -316,16 +316,42 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
         found = []
         for name in dict.fromkeys(query.name):
             lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=num_points, after=after)
-            if shift:
-                for item in lines:
-                    item.x = [place - shift for place in item.x]
-                    item.mean_x = [place - shift for place in item.mean_x]
-                for mark in marks:
-                    mark.x -= shift
             reason = problem if name in run.metric_names else f"no metric {name!r} in this run"
             last = encode_number(run.last_value(name))
-            found.append(SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason))
+            view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
+            _shift_series(view, shift)
+            found.append(view)
         return found
+
+
+def build_source_series(source: SeriesSource, run: StoredRun, query: SeriesQuery) -> list[SeriesView]:
+    """Return the points of metrics in a range from a column store, as `build_series` does from files.
+
+    Raises:
+        ColumnStoreError: if it cannot be reached, or only the files have the answer.
+    """
+    with run.lock:
+        axis, low, high, shift = resolve_range(run, query)
+    known = source.metric_names
+    found = []
+    for name in dict.fromkeys(query.name):
+        lines, marks = source.series(name, axis=axis, low=low, high=high, num_points=query.points)
+        last = encode_number(lines[-1].y[-1]) if lines and lines[-1].y else None
+        reason = None if name in known else f"no metric {name!r} in this run"
+        view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
+        _shift_series(view, shift)
+        found.append(view)
+    return found
+
+
+def _shift_series(view: SeriesView, shift: float) -> None:
+    """Subtract an offset from the positions of a series."""
+    if shift:
+        for item in view.lines:
+            item.x = [place - shift for place in item.x]
+            item.mean_x = [place - shift for place in item.mean_x]
+        for mark in view.marks:
+            mark.x -= shift
 
 
 def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
