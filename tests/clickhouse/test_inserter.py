@@ -266,6 +266,7 @@ def test_server_killed_while_inserting(own_server, tmp_path):
                 append(RunFolder(logs / "r0"), [step(i, a=1.0) for i in range(5_000 + 1_000 * at, 6_000 + 1_000 * at)])
                 wait_for(lambda: inserter.lag.error)
                 assert "cannot reach" in str(inserter.lag.error)
+                assert inserter.lag.behind_since is not None
                 own_server.start()
             wait_for(lambda: inserter.lag.error is None and inserter.lag.num_bytes == 0 and inserter.lag.lag_s == 0)
         finally:
@@ -293,6 +294,31 @@ def test_lag_is_readable_before_the_server_is_up(tmp_path):
             assert (inserter.lag.num_bytes, inserter.lag.lag_s) == (0, 0.0)
     finally:
         server.close()
+
+
+def test_journal_that_cannot_be_converted_stops_no_other(store, tmp_path):
+    many = [{**START, "run_id": "many", "time": float(at)} for at in range(66_000)]  # more attempts than a column holds
+    write(tmp_path / "logs" / "many", [*many, step(1, a=1.0)])
+    folder = write(tmp_path / "logs" / "r", [START, step(1, a=1.0)])
+    inserter = store.inserter(str(tmp_path / "logs"))
+    inserter.insert_all()
+    check_equal(store, folder, [{}])
+    append(folder, [step(2, a=1.0)])
+    inserter.insert_all()
+    assert "its records cannot be converted: OverflowError" in inserter.lag.skipped["many"]
+    check_equal(store, folder, [{}])
+
+
+def test_schema_of_a_newer_version_stops_no_inserter(store, tmp_path):
+    store.schema.client.execute(f"INSERT INTO {store.schema.table('schema_version')} SELECT 99, now()")
+    inserter, stop = store.inserter(str(tmp_path / "logs")), threading.Event()
+    thread = threading.Thread(target=inserter.run, args=(stop,))
+    thread.start()
+    wait_for(lambda: inserter.lag.error)
+    assert thread.is_alive()
+    stop.set()
+    thread.join()
+    assert "install a newer version" in str(inserter.lag.error)
 
 
 def test_many_runs_share_batches(store, tmp_path, monkeypatch):

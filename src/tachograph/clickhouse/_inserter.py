@@ -25,7 +25,7 @@ from tachograph._base.typed import decode_msgpack
 from tachograph.clickhouse._client import quote
 from tachograph.clickhouse._rows import JournalRows, JournalState, TableRows
 from tachograph.clickhouse._schema import StoreSchema
-from tachograph.exceptions import ColumnStoreError
+from tachograph.exceptions import ColumnStoreError, ConfigError
 from tachograph.journal import JournalFollower, LogFolders, RunFolder, journal_size, open_journal
 from tachograph.records import decode
 
@@ -96,6 +96,8 @@ class Inserter:
         self._schema, self._folders, self._runs = schema, LogFolders(*log_dirs), runs
         self._max_rows = max_rows
         self.lag = InserterLag()
+        self._broken: dict[Path, str] = {}
+        self._last_success = time.time()
         self._forget()
 
     def _forget(self) -> None:
@@ -112,13 +114,15 @@ class Inserter:
                 if self._cursors is None:
                     self._schema.migrate()
                 self.insert_all(_MAX_WAIT_S)
-            except (ColumnStoreError, OSError) as error:
+            except (ColumnStoreError, ConfigError, OSError) as error:
                 self._forget()
                 self.lag.error = str(error)
+                self.lag.behind_since = self.lag.behind_since or self._last_success
                 stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 continue
             self.lag.error, pause_s = None, _FIRST_PAUSE_S
+            self._last_success = time.time()
             stop.wait(_POLL_S)
 
     def insert_all(self, wait_s: float = 0.0) -> int:
@@ -177,7 +181,10 @@ class Inserter:
                 continue
             known[run_id] = found.id
             for rank, path in rank_journals(folder):
-                yield run_id, found.id, rank, path
+                if path in self._broken:
+                    skipped[found.id] = self._broken[path]
+                else:
+                    yield run_id, found.id, rank, path
         self.lag.skipped = skipped
 
     def _run_id(self, folder: RunFolder, name: str) -> str:
@@ -210,9 +217,15 @@ class Inserter:
             if not lines:
                 # Bytes after the last newline are a record that is being written.
                 return 0
-            journal.rows.add(lines)
+            try:
+                journal.rows.add(lines)
+            except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+                # Others write the journals: one that cannot be converted must not stop the rest.
+                self._broken[path] = f"its records cannot be converted: {type(error).__name__}: {error}"
+                del self._journals[path]
+                return 0
             journal.is_changed = True
-        return max(0, journal_size(path) - journal.rows.state.offset)
+        return 1  # perhaps more; the next pass knows
 
     def _open(self, run_id: str, name: str, rank: int, path: Path) -> _Journal:
         """Continue a journal after its cursor, or from the beginning if it has none or is another journal now."""

@@ -390,20 +390,22 @@ def list_aggregates(
         f" WHERE metric IN ({listed}) AND {condition} AND n > 0 ORDER BY run_id, metric, attempt, offset_first",
         _SUMMARY_KINDS,
     )
-    rows = [list(each) if isinstance(each, list) else each.tolist() for each in found.values()]
+    columns = [each if isinstance(each, list) else each.tolist() for each in found.values()]
+    keys = list(zip(columns[0], columns[1], strict=True))
+    starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
     runs: dict[str, dict[str, MetricAggregates]] = {}
-    group: list[_SummaryRow] = []
-    for row in [*map(_SummaryRow._make, zip(*rows, strict=True)), None]:
-        if group and (row is None or row[:2] != group[0][:2]):
-            runs.setdefault(group[0].run_id, {})[group[0].metric] = _join_summaries(group)
-            group = []
-        if row is not None:
-            group.append(row)
+    for begin, end in itertools.pairwise([*starts, len(keys)]):
+        rows = [_SummaryRow(*(column[at] for column in columns)) for at in range(begin, end)]
+        run_id, metric = keys[begin]
+        runs.setdefault(run_id, {})[metric] = _join_summaries(rows)
     given = set(names)
-    return {
-        run_id: {name: each for name, each in with_window_extremes(metrics).items() if name in given}
-        for run_id, metrics in runs.items()
-    }
+    for run_id, metrics in runs.items():
+        if _WINDOW_STEPS in metrics:
+            covered = with_window_extremes(metrics)
+            runs[run_id] = {name: each for name, each in covered.items() if name in given}
+        elif not metrics.keys() <= given:
+            runs[run_id] = {name: each for name, each in metrics.items() if name in given}
+    return {run_id: metrics for run_id, metrics in runs.items() if metrics}
 
 
 class _SummaryRow(NamedTuple):

@@ -180,14 +180,17 @@ class JournalRows:
 
     def finish(self) -> None:
         """Add the rows that are replaced as the journal grows: open tiles, summaries, and the run."""
+        self._add_open_series()
+        if self.rank == 0:
+            self._add_run()
+
+    def _add_open_series(self) -> None:
         touched, self._touched = sorted(self._touched), set()
         for stream, name in touched:
             series = self.state.series[stream][name]
             self._add_extents("summaries", stream, name, self.attempt, [series.summary], version=self.state.offset)
             if series.tile.n:
                 self._add_tiles(stream, name, [series.tile], series.num_points // TILE_POINTS)
-        if self.rank == 0:
-            self._add_run()
 
     def _add_steps(self, columns: StepColumns, offsets: Any) -> None:
         if not self.state.attempts:
@@ -222,7 +225,7 @@ class JournalRows:
         self._emit_tail()
         if state.attempts:
             if self._limits is None:
-                self.finish()
+                self._add_open_series()
             self._earlier.append(state.series)
         state.attempts.append(_AttemptSteps())
         state.streams, state.series, state.epoch, state.state = {}, {}, math.nan, "running"
