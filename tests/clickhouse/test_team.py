@@ -32,7 +32,7 @@ def send(team: Team, folder: RunFolder) -> None:
 
 
 def store_report(team: Team) -> dict[str, object]:
-    report: dict[str, dict[str, object]] = team.client.get("/readyz").json()
+    report: dict[str, dict[str, object]] = team.client.get("/readyz", headers=team.headers("read")).json()
     return report["store"]
 
 

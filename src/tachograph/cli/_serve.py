@@ -108,7 +108,7 @@ def serve(
         report = check_readiness(Path(data_dir).absolute(), KeyRing(keys_path(data_dir)))
         for problem in report.problems:
             click.echo(safe(problem, 1_000), err=True)
-        click.echo(f"{report.status}: {report.free_bytes >> 30} GiB free in {safe(data_dir)}")
+        click.echo(f"{report.status}: {(report.free_bytes or 0) >> 30} GiB free in {safe(data_dir)}")
         raise SystemExit(0 if not report.problems else 1)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
 

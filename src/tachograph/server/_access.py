@@ -108,6 +108,9 @@ class Access:
         # A local server listens on loopback only, so any other address is not ours.
         return address.is_loopback or not self._is_local or host in self._hosts
 
+    def check_request(self, scope: Scope, headers: Headers) -> None:
+        """Raise `ApiError` for a request that no user may make."""
+
     def matches_token(self, given: str | None) -> bool:
         """Compare a token in constant time, so that response times reveal nothing about it."""
         return self.token is None or (given is not None and _is_equal(given, self.token))
@@ -200,6 +203,7 @@ class AccessGate:
         if not self._access.allows_host(headers.get("host", "")):
             hint = "use an IP address, or start the server with --allow-host NAME"
             raise ApiError(421, "unknown_host", f"unknown host {headers.get('host', '')[:100]!r}; {hint}")
+        self._access.check_request(scope, headers)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:12]) > MAX_BODY_BYTES:
             raise _body_too_large()

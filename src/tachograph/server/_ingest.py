@@ -107,6 +107,7 @@ class IngestApp:
         self._threads.shutdown(wait=True)
 
     async def _respond(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
+        self._access.check_request(scope, headers)
         key = self._access.authenticate_key(scope, headers, "write")
         found = _RUN.fullmatch(scope["path"])
         if found is None:

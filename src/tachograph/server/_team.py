@@ -1,7 +1,8 @@
 """A team's server: it receives runs, and serves the dashboard and the API over them, in one process.
 
     /api/v1/ingest/…   IngestApp          keys only
-    /metrics, /readyz  here               a key with `read`; open
+    /metrics           here               a key with `read` for all projects
+    /readyz            here               open; its details as /metrics
     everything else    the dashboard      keys, cookies or a proxy
 
 A key may be limited to a project, which is a folder below the data folder. Such a key gets a dashboard of its own over
@@ -10,11 +11,14 @@ that folder alone, so nothing that a handler forgets can show it the runs of oth
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import ssl
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -42,6 +47,11 @@ from tachograph.server._serve import bind_address
 from tachograph.server._server_metrics import ServerMetrics
 from tachograph.server._team_access import ProxyTrust, TeamAccess
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from tachograph.clickhouse import ColumnStore
     from tachograph.server._column_store import StoreFeeder
@@ -50,6 +60,8 @@ __all__ = ["ReadinessReport", "TeamServer", "TlsFiles", "check_readiness", "crea
 
 _MAX_PROJECT_APPS = 64
 _MIN_FREE_BYTES = 256 << 20
+_READY_INTERVAL_S = 1.0
+_MAX_OPEN_FILES = 65_536
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -73,8 +85,8 @@ class ReadinessReport(msgspec.Struct):
     """Whether the server can do its work; the answer of `/readyz` and of `tacho serve --check`."""
 
     status: str
-    problems: list[str]
-    free_bytes: int
+    problems: list[str] = []
+    free_bytes: int | None = None
     version: str = __version__
     store: StoreReport | None = None
 
@@ -113,6 +125,9 @@ class TeamServer:
         """Live streams end when this server shuts down."""
         self._static = static
         self._feeder = _create_feeder(store, self.copies.root) if store else None
+        self._ready = ReadinessReport("starting")
+        self._ready_s = -_READY_INTERVAL_S
+        self._checking = asyncio.Lock()
         self._ingest = IngestApp(self.copies, self.access, self.metrics)
         self._apps: OrderedDict[str, ASGIApp] = OrderedDict()
         self._gate = AccessGate(self._dashboard_of_identity, self.access)
@@ -148,12 +163,7 @@ class TeamServer:
     async def _dashboard_of_identity(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/readyz":
-            report = check_readiness(self.copies.root, self.keys)
-            if self._feeder is not None:  # not a problem: answers then come from files
-                report.store = StoreReport(self._feeder.lag.lag_s, self._feeder.lag.num_bytes, self._feeder.lag.error)
-            response = Response(msgspec.json.encode(report), 200 if report.status == "ok" else 503)
-            response.headers["Content-Type"] = "application/json"
-            await response(scope, receive, send)
+            await (await self._report_readiness(scope))(scope, receive, send)
             return
         if path == "/metrics":
             await self._send_metrics(scope, receive, send)
@@ -162,10 +172,28 @@ class TeamServer:
         app = self._all if identity is None or identity.project is None else self._project_app(identity.project)
         await app(scope, receive, send)
 
-    async def _send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _report_readiness(self, scope: Scope) -> Response:
+        """Return whether the server is ready, and to those who may see its metrics also why not."""
+        async with self._checking:
+            if time.monotonic() - self._ready_s >= _READY_INTERVAL_S:  # anyone can ask, and it writes a file
+                self._ready = await run_in_threadpool(check_readiness, self.copies.root, self.keys)
+                self._ready_s = time.monotonic()
+            report = self._ready
+        status = 200 if report.status == "ok" else 503
         identity = self.access.identify(scope, Headers(scope=scope))
         if identity is None or identity.project is not None or not identity.allows("read"):
+            report = ReadinessReport(report.status)
+        elif self._feeder is not None:  # being behind is not a problem: answers then come from files
+            lag = self._feeder.lag
+            report = msgspec.structs.replace(report, store=StoreReport(lag.lag_s, lag.num_bytes, lag.error))
+        return Response(msgspec.json.encode(report), status, media_type="application/json")
+
+    async def _send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        identity = self.access.identify(scope, Headers(scope=scope))
+        if identity is None:
             raise ApiError(401, "no_token", "metrics need a key with the scope `read` for all projects")
+        if identity.project is not None or not identity.allows("read"):
+            raise ApiError(403, "not_allowed", f"{identity.name!r} lacks the scope `read` for all projects")
         response = Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
         await response(scope, receive, send)
 
@@ -274,6 +302,7 @@ def serve_team(
     """
     if RunFolder(data_dir).exists():
         raise ServeError(f"{os.fspath(data_dir)!r} is a single run; pass a folder for the runs of the team")
+    _allow_open_files()
     tls_options = _tls_options(tls)
     listener = bind_address(host, port)
     try:
@@ -307,6 +336,16 @@ def create_team_server(app: TeamServer, **options: Any) -> uvicorn.Server:
     )
     app.server = uvicorn.Server(config)
     return app.server
+
+
+def _allow_open_files() -> None:
+    """Allow as many open files as the system does: each client and each run that is received needs some."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tls_options(tls: TlsFiles | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote_plus
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
@@ -42,6 +43,7 @@ from tachograph.server._server_metrics import ServerMetrics
 __all__ = ["ProxyTrust", "TeamAccess"]
 
 _SESSION_S = 30 * 86_400.0
+_KEY_IN_TEXT = re.compile(r"tk_[0-9a-f]{8}_[A-Za-z0-9_-]{20}", re.IGNORECASE)
 _USER_NAME = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -87,7 +89,8 @@ class ProxyTrust:
         """Return the address of the client: the last one in `X-Forwarded-For` that is not a trusted proxy."""
         address = (scope.get("client") or ("unknown", 0))[0]
         if self.is_proxy(address):
-            for hop in reversed(headers.get("x-forwarded-for", "").split(",")):
+            # Some proxies add a header of their own after the one of the client.
+            for hop in reversed(",".join(headers.getlist("x-forwarded-for")).split(",")):
                 if hop.strip():
                     address = hop.strip()[:100]
                     if not self.is_proxy(address):
@@ -98,7 +101,7 @@ class ProxyTrust:
         """Return whether the client uses TLS, to us or to the proxy."""
         direct = (scope.get("client") or ("unknown", 0))[0]
         if self.is_proxy(direct) and "x-forwarded-proto" in headers:
-            return headers["x-forwarded-proto"].rpartition(",")[2].strip().lower() == "https"
+            return headers.getlist("x-forwarded-proto")[-1].rpartition(",")[2].strip().lower() == "https"
         return bool(scope.get("scheme") == "https")
 
     def user_of(self, scope: RequestScope, headers: Headers) -> Identity | None:
@@ -142,6 +145,20 @@ class TeamAccess(Access):
         self._secret = _load_secret(data_dir)
         self._limiter = FailureLimiter()
         self._buckets: dict[str, _TokenBucket] = {}
+
+    def check_request(self, scope: RequestScope, headers: Headers) -> None:
+        """Raise `ApiError` for a key in the address, and for a body whose end is ambiguous.
+
+        Addresses end up in histories and in the logs of proxies, so the key is no longer secret. A proxy that reads the
+        other of two lengths would take the rest of a body for the next request.
+        """
+        query = unquote_plus(scope.get("query_string", b"").decode("latin-1"))
+        if _KEY_IN_TEXT.search(scope["path"]) or _KEY_IN_TEXT.search(query):
+            advice = "send it in the header Authorization: Bearer; others may have seen this one, so revoke it"
+            raise self._rejected(ApiError(400, "key_in_address", f"an access key must not be in an address: {advice}"))
+        if "transfer-encoding" in headers and "content-length" in headers:
+            close = {"Connection": "close"}
+            raise ApiError(400, "two_lengths", "send Content-Length or Transfer-Encoding, not both", close)
 
     # The dashboard and its API -------------------------------------------------------------------------------------
 
