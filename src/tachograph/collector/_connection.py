@@ -23,7 +23,7 @@ from tachograph._base.typed import decode_json
 from tachograph._version import __version__
 from tachograph.collector._address import ServerAddress
 
-__all__ = ["Connection", "ConnectionFailedError", "ServerResponse"]
+__all__ = ["Connection", "ConnectionFailedError", "ServerResponse", "printable"]
 
 _MAX_ANSWER_BYTES = 4 << 20
 
@@ -42,10 +42,10 @@ class ServerResponse(NamedTuple):
     @property
     def reason(self) -> str:
         """The message of the server, for people."""
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
             found = decode_json(self.body, dict[str, Any]).get("error")
             if isinstance(found, dict) and isinstance(found.get("message"), str):
-                return f"HTTP {self.status}: {found['message'][:300]}"
+                return f"HTTP {self.status}: {printable(found['message'], 300)}"
         return f"HTTP {self.status}"
 
 
@@ -115,6 +115,11 @@ class Connection:
         if answer.will_close:
             self.close()
         return response
+
+
+def printable(text: str, max_chars: int) -> str:
+    """Return text of a server without characters that could control a terminal."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text[:max_chars])
 
 
 def _connect(address: ServerAddress, timeout_s: float) -> http.client.HTTPConnection:

@@ -14,6 +14,9 @@ a minute, and tries again for ever, because the journal is the queue:
 - 410: the run was deleted on the server. Stop.
 - 413: send less at once. 429 and 503: wait as long as the server says.
 - 401 and 403: the key was revoked or lacks a scope. Wait for a minute: the key may be replaced in the meantime.
+
+Answers are not trusted: sizes and pauses that a server names are limited, and an answer that makes no progress is a
+failure, after which the sender waits.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ import msgspec
 from tachograph._base.files import make_folder, open_to_read, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
-from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse
+from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse, printable
 from tachograph.collector._wire import (
     BEFORE_BYTES,
+    MAX_BATCH_BYTES,
     RUN_ID,
     BatchAnswer,
     Beat,
@@ -67,6 +71,9 @@ _POLL_S = 0.5
 _MAX_STATE_BYTES = 1 << 20
 _HEAD_BYTES = 4 << 20
 _NEVER = 1 << 62
+_MAX_REQUESTS = 100
+"""In one answer of the server."""
+_MAX_HANDED = 100_000
 _START_FACTS = ("time", "schema", "world_size", "session_tag")
 
 
@@ -215,11 +222,13 @@ class RunSender:
         )
         response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}", msgspec.json.encode(body))
         answer = _decode(self._check(response), Registered)
-        self._limits = answer.limits
-        self._max_batch_bytes = max(1, min(answer.limits.batch_bytes, answer.limits.max_batch_bytes))
-        self.state.run, self.state.have = answer.run, dict(answer.have)
-        self._files = dict(answer.files)
-        self._control_version = answer.control_version
+        self._limits = _bounded(answer.limits)
+        self._max_batch_bytes = min(self._limits.batch_bytes, self._limits.max_batch_bytes)
+        ranks = {str(rank) for rank in _journals(self.folder)}
+        self.state.run = printable(answer.run, 300)
+        self.state.have = {rank: max(0, have) for rank, have in answer.have.items() if rank in ranks}
+        self._files = {path: max(0, have) for path, have in answer.files.items()}
+        self._set_control_version(answer.control_version)
         self._is_registered = True
 
     def _send_journal(self, rank: int, path: Path, flush: bool) -> bool:
@@ -255,7 +264,7 @@ class RunSender:
         )
         if response.status == 409:
             found = _decode(response, BatchAnswer).have
-            if found >= have:  # it would be sent again and again
+            if not 0 <= found < have:  # it would be sent again and again
                 raise _RetryError(response.reason, None)
             self.state.have[str(rank)] = found
             return True
@@ -297,10 +306,13 @@ class RunSender:
                 if response.status in {400, 404, 412}:  # also a server that does not know these files yet
                     self._files[path] = _NEVER
                     break
-                if response.status == 409 and (found := _decode(response, BatchAnswer).have) < have:
+                if response.status == 409 and 0 <= (found := _decode(response, BatchAnswer).have) < have:
                     self._files[path] = found
                     continue
-                self._files[path] = _decode(self._check(response), BatchAnswer).have
+                answer = _decode(self._check(response), BatchAnswer)
+                if answer.have < have + len(data):
+                    raise _RetryError("the server did not store a part of a file", None)
+                self._files[path] = answer.have
 
     def _send_beat(self) -> None:
         heartbeat = read_heartbeat(self.folder.heartbeat)
@@ -330,23 +342,29 @@ class RunSender:
     def _diverge(self) -> NoReturn:
         """Continue as another run if the server has other bytes under this id, also when it is asked again."""
         self._is_registered = False
+        if self.state.generation >= _MAX_GENERATION:
+            raise _RetryError("the server has other records under each id of the run", _MAX_PAUSE_S)
         self._is_doubtful = not self._is_doubtful
-        if self._is_doubtful or self.state.generation >= _MAX_GENERATION:
-            raise _RetryError("the copy on the server seems to differ", _MIN_PAUSE_S)
+        if self._is_doubtful:
+            raise _RetryError("the copy on the server seems to differ", None)
         self.state.generation += 1
         self.state.have = {}
-        self._num_failures = 0
         self._report("server_diverged", "server", "the server has other records under this id; sending a second copy")
-        raise _RetryError("the copy on the server differs", _MIN_PAUSE_S)
+        reason = "the copy on the server differs"
+        self._reported.add(reason)  # by the line above
+        raise _RetryError(reason, None)
 
     def _hand_over(self, answer: BatchAnswer) -> None:
         """Write the requests of people on the server to `control.json`, where the trainer finds them."""
-        if answer.control_version:
-            self._control_version = answer.control_version
-        for request in answer.control if self._remote_control else ():
-            if request.id not in self._handed:
+        self._set_control_version(answer.control_version)
+        for request in answer.control[:_MAX_REQUESTS] if self._remote_control else ():
+            if request.id not in self._handed and len(self._handed) < _MAX_HANDED:
                 self._handed.add(request.id)
                 self._write_request(request)
+
+    def _set_control_version(self, version: str) -> None:
+        if re.fullmatch(r"[!-~]{1,100}", version):  # it is sent back in a header
+            self._control_version = version
 
     def _write_request(self, request: Request) -> None:
         with guard("handing over a request"):
@@ -440,6 +458,18 @@ def _complete_bytes(path: Path) -> int:
     return 0
 
 
+def _bounded(limits: SendLimits) -> SendLimits:
+    """Return limits of a server within bounds: it cannot make the sender read much at once, or poll without a pause."""
+    return SendLimits(
+        batch_bytes=min(max(limits.batch_bytes, 1_024), MAX_BATCH_BYTES),
+        max_batch_bytes=min(max(limits.max_batch_bytes, 1_024), MAX_BATCH_BYTES),
+        flush_bytes=min(max(limits.flush_bytes, 1), MAX_BATCH_BYTES),
+        flush_interval_s=min(max(limits.flush_interval_s, 0.1), _MAX_PAUSE_S),
+        beat_interval_s=min(max(limits.beat_interval_s, 0.5), _MAX_PAUSE_S),
+        bytes_per_s=limits.bytes_per_s,
+    )
+
+
 def _compress(data: bytes) -> bytes:
     # Level 1: a third of the size for a fifth of the time of level 6.
     compressor = zlib.compressobj(1, wbits=31)
@@ -449,5 +479,5 @@ def _compress(data: bytes) -> bytes:
 def _decode(response: ServerResponse, kind: type[Any]) -> Any:
     try:
         return decode_json(response.body, kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise _RetryError(f"HTTP {response.status}: the answer is not that of a Tachograph server", None) from None
