@@ -1,0 +1,1 @@
+"""A team's server and the trainers that send to it."""

@@ -1,0 +1,68 @@
+"""Restarting a server that has many runs: how long the first list of them takes."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.child import run_as_child
+from benchmarks.collector.server import pss_mib, start_server
+from tachograph.collector import Registration, RunCopies, hash_bytes
+from tachograph.records import encode
+
+__all__: list[str] = []
+
+_NUM_STEPS = 20
+_NUM_RESTARTS = 3
+
+
+def measure(folder: Path, num_runs: str) -> dict[str, Any]:
+    """Fill a folder as clients do, start a server over it, and start it again."""
+    began_s = time.perf_counter()
+    copies = RunCopies(folder / "data")
+    for number in range(int(num_runs)):
+        run_id, name = f"{number:016x}", f"run-{number}"
+        data = _journal(run_id, name)
+        copies.register(run_id, Registration(name), "bench").append(0, 0, data, hash_bytes(b""))
+    copies.close()
+    filled_s = time.perf_counter() - began_s
+    first_s, _ = _list(folder / "data", int(num_runs))
+    again = [_list(folder / "data", int(num_runs)) for _ in range(_NUM_RESTARTS)]
+    return {
+        "filled_s": filled_s,
+        "first_s": first_s,
+        "again_s": [took_s for took_s, _ in again],
+        "mib": again[-1][1],
+    }
+
+
+def _list(data_dir: Path, num_runs: int) -> tuple[float, float]:
+    """Return how long the first list of a new server takes, and its memory after that."""
+    with start_server(data_dir) as server:
+        began_s = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=80)
+        connection.request("GET", "/api/v1/runs", headers={"Authorization": f"Bearer {server.token}"})
+        answer = connection.getresponse()
+        found = msgspec.json.decode(answer.read())
+        took_s = time.perf_counter() - began_s
+        assert answer.status == 200, found
+        assert found.get("num_runs", len(found["runs"])) == num_runs, (len(found["runs"]), list(found))
+        return took_s, pss_mib(server.pid)
+
+
+def _journal(run_id: str, name: str) -> bytes:
+    records: list[dict[str, Any]] = [{"event": "start", "time": 1e9, "run_name": name, "run_id": run_id, "schema": 1}]
+    records += [
+        {"event": "step", "time": 1e9 + step, "global_step": step, "train_loss": 1 / (step + 1)}
+        for step in range(_NUM_STEPS)
+    ]
+    records.append({"event": "end", "time": 1e9 + _NUM_STEPS, "status": "finished"})
+    return b"".join(encode(record) + b"\n" for record in records)
+
+
+if __name__ == "__main__":
+    run_as_child(measure)
