@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
 from tachograph.collector import KeyRing
+from tachograph.journal import RunFolder
 from tachograph.server import ProxyTrust
 from tachograph.server._routes import ROUTES
 from tachograph.server._team_access import TeamAccess
 from tests.collector.conftest import Team, send_all
+from tests.conftest import HANG_S, Script, wait_for
 from tests.store import START, step, write
 
 RUN = "alpha%2Fhidden"
@@ -418,3 +423,162 @@ def test_users_of_a_proxy_count_only_from_it(tmp_path: Path):
         finally:
             team.client.close()
             team.stop()
+
+
+# Paths and headers ---------------------------------------------------------------------------------------------------
+
+ODD = [
+    *("..", "%2e%2e", "..%2f..%2f.collector%2fkeys.json", "%2fetc%2fpasswd", "..%5c..", "%00", "x%00", "."),
+    *("%ff", "%c0%ae%c0%ae", "%e2%80%ae", "%0d%0aSet-Cookie:%20a=b", "x" * 5_000, ".collector", "%252e%252e", "~"),
+]
+
+
+def raw(team: Team, request: bytes) -> bytes:
+    """Send bytes, and return all that the server answers until it closes the connection."""
+    data = b""
+    with socket.create_connection(("127.0.0.1", team.port), timeout=HANG_S) as connection:
+        connection.sendall(request)
+        with contextlib.suppress(ConnectionResetError):
+            while block := connection.recv(65_536):
+                data += block
+    return data
+
+
+def raw_request(team: Team, method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{team.port}", *headers, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def test_odd_paths_reach_nothing(guarded: Guarded):
+    key = guarded.principals["admin"][0]["Authorization"]
+    before = sorted(path for path in guarded.data_dir.rglob("*") if ".tacho" not in str(path))
+    for name in ODD:
+        for method, route in (
+            *(("GET", f"/api/v1/runs/{name}{rest}") for rest in ("", "/metrics", "/output/text", "/patch")),
+            *(("GET", f"/api/v1/runs/{RUN}/{part}/{name}") for part in ("spans", "traces", "diff")),
+            *(("GET", f"/{path}{name}") for path in ("", "help/", "assets/", "api/v1/views/")),
+            ("PUT", f"/api/v1/ingest/runs/of-admin/journal/{name}?offset=0"),
+            ("PUT", f"/api/v1/ingest/runs/of-admin/files/output/{name}?offset=0"),
+            ("PUT", f"/api/v1/ingest/runs/of-admin/files/{name}/x?offset=0"),
+        ):
+            lines = (f"Authorization: {key}", "Connection: close", "Content-Length: 0")
+            answer = raw(guarded, raw_request(guarded, method, route, *lines))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            is_page = route in {"/.", "/help/."} or b" 307 " in head
+            assert int(head.split()[1]) in {400, 404, 413} or is_page, (route, answer[:200])
+            assert b"set-cookie" not in head.lower()
+            assert b"sha256" not in body and b"root:" not in body
+    after = sorted(path for path in guarded.data_dir.rglob("*") if ".tacho" not in str(path))
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=y", 'a"; filename="evil.html', "\u202egnp", "a\0b", "é" * 100])
+def test_names_of_runs_inject_no_headers(team: Team, name: str):
+    body = {"run_name": name, "project": name}
+    answer = team.client.put("/api/v1/ingest/runs/abc", json=body, headers=team.headers("write"))
+    assert answer.status_code == 200, answer.text
+    (folder,) = [path.parent for path in team.data_dir.glob("*/*/.tacho")]
+    write(folder, [{**START, "run_id": "abc"}, step(1, loss=0.5)])
+    run = quote(answer.json()["run"], safe="")
+    for part in ("export?name=loss", "output/text"):
+        found = team.client.get(f"/api/v1/runs/{run}/{part}", headers=team.headers("read"))
+        assert found.status_code == 200, found.text
+        assert "set-cookie" not in found.headers
+        assert found.headers["content-disposition"].count('"') == 2
+        assert "html" not in found.headers["content-type"]
+
+
+# Connections ---------------------------------------------------------------------------------------------------------
+
+INNER = b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("key", ["none", "wrong", "read", "write"])
+@pytest.mark.parametrize("target", ["/api/v1/ingest/runs/x", "/api/v1/ingest/nothing", "/api/v1/views/x", "/nothing"])
+def test_rest_of_a_rejected_body_is_no_request(guarded: Guarded, target: str, key: str):
+    headers = [f"{name}: {value}" for name, value in guarded.principals[key][0].items()]
+    padded = INNER + b" " * (200_000 - len(INNER))  # longer than the body that the dashboard accepts
+    for body in (INNER, padded):
+        request = raw_request(guarded, "PUT", target, *headers, f"Content-Length: {len(body)}", body=body)
+        answer = raw(guarded, request + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert 1 <= answer.count(b"HTTP/1.1 ") <= 2
+        assert b'"scopes"' not in answer
+        assert b"log in with" not in answer or key == "none"
+        chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        request = raw_request(guarded, "PUT", target, *headers, "Transfer-Encoding: chunked", body=chunked)
+        answer = raw(guarded, request + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert 1 <= answer.count(b"HTTP/1.1 ") <= 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Content-Length: 5", "Content-Length: 6"),
+        ("Content-Length: 5, 6",),
+        ("Content-Length: -1",),
+        ("Content-Length: +5",),
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: identity"),
+        ("Host: evil.example",),
+        ("Bad Header: 1",),
+        ("X: a\0b",),
+    ],
+    ids=lambda lines: lines[0][:30],
+)
+def test_ambiguous_requests_are_rejected_and_closed(guarded: Guarded, lines: tuple[str, ...]):
+    key = f"Authorization: {guarded.principals['admin'][0]['Authorization']}"
+    for target in ("/api/v1/ingest/runs/x", "/api/v1/views/x"):
+        request = raw_request(guarded, "PUT", target, key, *lines, body=b"0\r\n\r\n" + INNER)
+        answer = raw(guarded, request)  # returns only when the server closes the connection
+        assert answer.count(b"HTTP/1.1 ") <= 1
+        assert not answer or int(answer.split()[1]) in {400, 413, 431, 501}
+
+
+@pytest.mark.parametrize("line", ["X: " + "x" * (4 << 20), "\r\n".join(["X: y"] * (1 << 20))], ids=["long", "many"])
+def test_huge_headers_are_rejected(guarded: Guarded, line: str):
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        answer = raw(guarded, raw_request(guarded, "GET", "/healthz", line))
+        assert not answer or int(answer.split()[1]) in {400, 431}
+    assert guarded.request("GET /healthz").status_code == 200
+
+
+# Secrets -------------------------------------------------------------------------------------------------------------
+
+CANARIES = [
+    "sk-proj-" + "Canary1" * 6,
+    "hf_" + "Canary2" * 5,
+    "ghp_" + "Canary3x" * 4 + "abcd",
+    "AKIA" + "CANARY4XCANARY4X",
+]
+
+
+def test_secrets_of_a_run_do_not_reach_the_server(team: Team, script: Callable[..., Script], tmp_path: Path):
+    token = team.token("write")
+    program = """
+        import glob, os, sys
+        import tachograph
+        secrets = sys.stdin.read().split()
+        run = tachograph.init(name="r", log_dir=sys.argv[1], mode="cloud", server=sys.argv[2], config={
+            "api_key": secrets[0], "nested": {"text": f"use {secrets[1]} here"}, "url": f"https://u:{secrets[2]}@host/x"})
+        tachograph.log({"loss": 0.5}, step=1)
+        shown = b"".join(open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(path))
+        assert os.environ["TACHO_API_KEY"].encode()[12:] not in shown
+        raise ValueError(f"cannot log in with {secrets[3]} and {os.environ['TACHO_API_KEY']}")
+    """
+    environment = {"TACHO_API_KEY": token, "OPENAI_API_KEY": CANARIES[0], "HF_TOKEN": CANARIES[1]}
+    started = script(program, tmp_path / "logs", team.url, env=environment)
+    _, errors = started.process.communicate("\n".join(CANARIES), timeout=HANG_S)
+    assert "ValueError" in errors
+    folder = RunFolder(tmp_path / "logs" / "r")
+    copy = RunFolder(team.data_dir / "default" / "r")
+    wait_for(lambda: copy.exists() and copy.journal.read_bytes() == folder.journal.read_bytes(), "sending")
+    assert b"cannot log in with" in copy.journal.read_bytes()
+    metrics = team.client.get("/metrics", headers=team.headers("read")).text
+    for root in (team.data_dir, tmp_path / "logs"):
+        for path in root.rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                found = [text for text in (*CANARIES, token, token[12:]) if text.encode() in data]
+                assert not found, path
+    assert not [text for text in (*CANARIES, token[12:]) if text in metrics]
