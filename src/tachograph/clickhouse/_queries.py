@@ -392,12 +392,12 @@ def list_aggregates(
     )
     columns = [each if isinstance(each, list) else each.tolist() for each in found.values()]
     keys = list(zip(columns[0], columns[1], strict=True))
+    rows = list(map(_SummaryRow._make, zip(*columns, strict=True)))
     starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
     runs: dict[str, dict[str, MetricAggregates]] = {}
     for begin, end in itertools.pairwise([*starts, len(keys)]):
-        rows = [_SummaryRow(*(column[at] for column in columns)) for at in range(begin, end)]
         run_id, metric = keys[begin]
-        runs.setdefault(run_id, {})[metric] = _join_summaries(rows)
+        runs.setdefault(run_id, {})[metric] = _join_summaries(rows[begin:end])
     given = set(names)
     for run_id, metrics in runs.items():
         if _WINDOW_STEPS in metrics:
@@ -436,10 +436,14 @@ def _join_summaries(rows: list[_SummaryRow]) -> MetricAggregates:
         last = row if not row.time_last < last.time_last else last
         low = row if (row.low, row.low_time) < (low.low, low.low_time) else low
         high = row if (-row.high, row.high_time) < (-high.high, high.high_time) else high
-    num_points, nonfinite = sum(row.n for row in rows), sum(row.nonfinite for row in rows)
+    if len(rows) == 1:  # almost always, and a list has thousands
+        num_points, nonfinite, total = first.n, first.nonfinite, first.total
+    else:
+        num_points, nonfinite = sum(row.n for row in rows), sum(row.nonfinite for row in rows)
+        total = math.fsum(row.total for row in rows if row.n > row.nonfinite)
     if num_points == nonfinite:
         return MetricAggregates(num_points, nonfinite, first.first, last.last)
-    mean = math.fsum(row.total for row in rows if row.n > row.nonfinite) / (num_points - nonfinite)
+    mean = total / (num_points - nonfinite)
     return MetricAggregates(
         num_points,
         nonfinite,

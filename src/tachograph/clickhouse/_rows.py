@@ -46,6 +46,7 @@ _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
 _SPAN_KINDS = frozenset({"span", "span_start", "span_stop"})
 _RUN_FACTS = ("project", "group", "job_type", "host", "world_size", "perf_tag")
 _MAX_DAY = 65_535
+_POINTS_KEY = ("run_id", "metric", "stream", "rank", "attempt")
 _INVALID = (msgspec.MsgspecError, ValueError, RecursionError)
 SORTED_BY_STEP, SORTED_BY_TIME = 1, 2
 
@@ -101,18 +102,21 @@ class TableRows:
 
     def __init__(self) -> None:
         self.num_rows = 0
-        self._parts: dict[str, list[bytes]] = {name: [] for name in SCHEMA_TABLES}
+        self._parts: dict[str, list[tuple[tuple[Any, ...], bytes]]] = {name: [] for name in SCHEMA_TABLES}
 
     def add(self, table: str, num_rows: int, **values: Any) -> None:
         """Add rows; see `encode_rows`."""
-        self._parts[table].append(encode_rows(SCHEMA_TABLES[table], num_rows, values))
+        place = tuple(values[name] for name in _POINTS_KEY) if table == "points" else ()
+        self._parts[table].append((place, encode_rows(SCHEMA_TABLES[table], num_rows, values)))
         self.num_rows += num_rows
 
     def tables(self) -> Iterator[tuple[str, bytes]]:
         """Yield the rows of each table that has some, in the order in which they must be inserted: cursors last."""
         for name, parts in self._parts.items():
             if parts:
-                yield name, b"".join(parts)
+                # Points in the order of their key: 18.16 takes longer to insert them in another order.
+                parts.sort(key=lambda part: part[0])
+                yield name, b"".join(rows for _, rows in parts)
 
 
 class JournalRows:

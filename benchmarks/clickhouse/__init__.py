@@ -1,0 +1,1 @@
+"""The cost of inserting, drawing and listing runs in ClickHouse."""
