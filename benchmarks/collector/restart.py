@@ -1,4 +1,7 @@
-"""Restarting a server that has many runs: how long the first list of them takes."""
+"""Restarting a server that has many runs: how long the first list of them takes.
+
+The dashboard requests both lists: `/api/v1/table`, which keeps an index, and `/api/v1/runs`, which has none.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +33,28 @@ def measure(folder: Path, num_runs: str) -> dict[str, Any]:
         copies.register(run_id, Registration(name), "bench").append(0, 0, data, hash_bytes(b""))
     copies.close()
     filled_s = time.perf_counter() - began_s
-    first_s, _ = _list(folder / "data", int(num_runs))
-    again = [_list(folder / "data", int(num_runs)) for _ in range(_NUM_RESTARTS)]
-    return {
-        "filled_s": filled_s,
-        "first_s": first_s,
-        "again_s": [took_s for took_s, _ in again],
-        "mib": again[-1][1],
-    }
+    found: dict[str, Any] = {"filled_s": filled_s}
+    for name, path in (("runs", "/api/v1/runs"), ("table", "/api/v1/table")):
+        lists = [_list(folder / "data", path, int(num_runs)) for _ in range(1 + _NUM_RESTARTS)]
+        found[name] = {
+            "first_s": lists[0][0],
+            "again_s": [took_s for took_s, _ in lists[1:]],
+            "mib": lists[-1][1],
+        }
+    return found
 
 
-def _list(data_dir: Path, num_runs: int) -> tuple[float, float]:
+def _list(data_dir: Path, path: str, num_runs: int) -> tuple[float, float]:
     """Return how long the first list of a new server takes, and its memory after that."""
     with start_server(data_dir) as server:
         began_s = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=80)
-        connection.request("GET", "/api/v1/runs", headers={"Authorization": f"Bearer {server.token}"})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {server.token}"})
         answer = connection.getresponse()
         found = msgspec.json.decode(answer.read())
         took_s = time.perf_counter() - began_s
         assert answer.status == 200, found
-        assert found.get("num_runs", len(found["runs"])) == num_runs, (len(found["runs"]), list(found))
+        assert (found["num_runs"] if "num_runs" in found else len(found["runs"])) == num_runs
         return took_s, pss_mib(server.pid)
 
 
