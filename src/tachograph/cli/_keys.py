@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, format_time, json_text, new_table, plural, safe, size
 from tachograph.cli._options import json_option, parse_duration
-from tachograph.collector import SCOPES, AccessKey, KeyRing, keys_path
+from tachograph.collector import SCOPES, AccessKey, KeyRing, count_kept_bytes, keys_path
 
 __all__ = ["keys"]
 
@@ -88,20 +88,22 @@ def create(
 def list_(data: Path, as_json: bool) -> None:
     """List the keys, also those that ended within the last 90 days. Secrets are not stored, so none is shown."""
     ring, now_s = KeyRing(keys_path(data)), time.time()
-    found = ring.list()
+    found, kept = ring.list(), count_kept_bytes(data)
     if as_json:
-        click.echo(json_text([_values(key, now_s) for key in found]))
+        click.echo(json_text([{**_values(key, now_s), "kept_bytes": kept.get(key.name, 0)} for key in found]))
         return
     if not found:
         click.echo(f"There are no access keys in {safe(ring.path)}. Create one with: tacho keys create")
         return
-    table = new_table("name", "id", "scopes", "project", "state", "last used", "created", "limits", wraps=("limits",))
+    columns = ("name", "id", "scopes", "project", "state", "last used", "created", "kept", "limits")
+    table = new_table(*columns, wraps=("limits",))
     for key in found:
         state = Text(_state(key, now_s), style="dim" if key.ended(now_s) is not None else "")
         used = ago(key.last_used) if key.last_used is not None else "never"
         project = safe(key.project, 40) if key.project is not None else "all"
         limits = ", ".join(_limits(key)) or "–"
-        add_row(table, safe(key.name), key.id, _scopes(key), project, state, used, _day(key.created), limits)
+        stored = size(kept[key.name]) if key.name in kept else "–"
+        add_row(table, safe(key.name), key.id, _scopes(key), project, state, used, _day(key.created), stored, limits)
     Console().print(table)
 
 

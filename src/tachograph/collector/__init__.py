@@ -42,6 +42,7 @@ from tachograph.collector._keys import (
     keys_path,
 )
 from tachograph.collector._sender import RunSender, SendState, lag_bytes, read_send_state
+from tachograph.collector._usage import KeyUsage, count_kept_bytes
 from tachograph.collector._wire import (
     MAX_BATCH_BYTES,
     BatchAnswer,
@@ -73,6 +74,7 @@ __all__ = [
     "InvalidBatchError",
     "KeyFileError",
     "KeyRing",
+    "KeyUsage",
     "NotYourRunError",
     "OutOfOrderError",
     "Registered",
@@ -91,6 +93,7 @@ __all__ = [
     "UnknownRunError",
     "check_rank",
     "check_token",
+    "count_kept_bytes",
     "credentials_path",
     "find_credential",
     "hash_bytes",

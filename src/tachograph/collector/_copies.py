@@ -37,6 +37,7 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph._base.typed import decode_json
+from tachograph.collector._usage import KeyUsage
 from tachograph.collector._wire import (
     BEFORE_BYTES,
     MAX_RANK,
@@ -184,11 +185,14 @@ class _OpenJournal:
 class RunCopy:
     """The copy of one run, with its journals open."""
 
-    def __init__(self, folder: RunFolder, entry: CopyEntry, *, is_durable: bool) -> None:
+    def __init__(
+        self, folder: RunFolder, entry: CopyEntry, *, is_durable: bool, on_stored: Callable[[str, int], None]
+    ) -> None:
         self.folder = folder
         self.entry = entry
         self.used_s = time.monotonic()
         self._is_durable = is_durable
+        self._on_stored = on_stored
         self._mutex = threading.Lock()
         self._journals: OrderedDict[int, _OpenJournal] = OrderedDict()
         self._skews: list[float] = []
@@ -346,6 +350,7 @@ class RunCopy:
             if error.errno in _FULL:
                 raise StorageFullError(f"the disk of the server is full ({error.strerror})") from error
             raise
+        self._on_stored(self.entry.owner, len(data))
 
 
 class RunCopies:
@@ -367,6 +372,7 @@ class RunCopies:
         self.root = Path(root).absolute()
         self.root.mkdir(parents=True, exist_ok=True)
         make_folder(self.root / _PRIVATE / "runs", below=self.root, mode=0o700)
+        self.usage = KeyUsage(self.root)
         self._is_durable = is_durable
         self._clock = clock
         self._mutex = threading.Lock()
@@ -421,7 +427,7 @@ class RunCopies:
             _check_owner(entry, owner, project)
             folder = self._find_folder(entry)
             _check_owner(entry, owner, project)  # it may have been moved to another project
-            copy = RunCopy(folder, entry, is_durable=self._is_durable)
+            copy = RunCopy(folder, entry, is_durable=self._is_durable, on_stored=self.usage.add_bytes)
             self._open[run_id] = copy
             self._close_idle()
             return copy

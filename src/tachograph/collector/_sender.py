@@ -467,6 +467,8 @@ def _bounded(limits: SendLimits) -> SendLimits:
         flush_interval_s=min(max(limits.flush_interval_s, 0.1), _MAX_PAUSE_S),
         beat_interval_s=min(max(limits.beat_interval_s, 0.5), _MAX_PAUSE_S),
         bytes_per_s=limits.bytes_per_s,
+        max_bytes=limits.max_bytes,
+        max_open_runs=limits.max_open_runs,
     )
 
 

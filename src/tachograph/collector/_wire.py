@@ -77,6 +77,10 @@ class SendLimits(msgspec.Struct, frozen=True):
     """… or so much time has passed."""
     beat_interval_s: float = 5.0
     bytes_per_s: float | None = None
+    max_bytes: int | None = None
+    """How many bytes are kept of all runs of the key."""
+    max_open_runs: int | None = None
+    """How many runs the key may send at once."""
 
 
 class Registered(msgspec.Struct, frozen=True):

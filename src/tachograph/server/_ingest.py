@@ -133,10 +133,14 @@ class IngestApp:
         return await found
 
     def _register(self, run_id: str, registration: Registration, key: AccessKey) -> Response:
+        usage = self._copies.usage
+        if key.max_open_runs is not None and not usage.open_run(key.name, run_id, key.max_open_runs):
+            message = f"the key {key.name!r} may send {key.max_open_runs} runs at once; one that ends makes room soon"
+            raise ApiError(429, "too_many_runs", message, {"Retry-After": "30"})
         copy = self._copies.register(run_id, registration, key.name, key.project)
         self._metrics.count("registrations")
         version, _ = _control_of(copy, "")
-        limits = self._limits
+        limits = msgspec.structs.replace(self._limits, max_bytes=key.max_bytes, max_open_runs=key.max_open_runs)
         if key.max_bytes_per_s is not None:
             limits = msgspec.structs.replace(limits, bytes_per_s=float(key.max_bytes_per_s))
         name = copy.folder.path.relative_to(self._copies.root).as_posix()
@@ -145,6 +149,7 @@ class IngestApp:
     def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
         copy = self._copies.open(run_id, key.name, key.project)
         data = _plain_bytes(body, headers)
+        self._check_room(key, len(data))
         have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
         self._count(key, data, body)
         return self._answer(copy, have, headers)
@@ -154,9 +159,15 @@ class IngestApp:
     ) -> Response:
         copy = self._copies.open(run_id, key.name, key.project)
         data = _plain_bytes(body, headers)
+        self._check_room(key, len(data))
         have = copy.append_to_file(path, offset, data)
         self._count(key, data, body)
         return _json(BatchAnswer(have))
+
+    def _check_room(self, key: AccessKey, num_bytes: int) -> None:
+        if key.max_bytes is not None and not self._copies.usage.has_room(key.name, num_bytes, key.max_bytes):
+            message = f"the runs of the key {key.name!r} have reached {key.max_bytes} bytes, which is its limit"
+            raise ApiError(507, "quota", f"{message}: delete some, or ask an administrator", {"Retry-After": "60"})
 
     def _count(self, key: AccessKey, data: bytes, body: bytes) -> None:
         self._access.note_bytes(key, len(data))
@@ -166,6 +177,8 @@ class IngestApp:
     def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
         copy = self._copies.open(run_id, key.name, key.project)
         copy.store_beat(beat, _skew_s(headers))
+        if key.max_open_runs is not None:
+            self._copies.usage.open_run(key.name, run_id, key.max_open_runs)
         self._copies.close_idle()
         return self._answer(copy, 0, headers)
 

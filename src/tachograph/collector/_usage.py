@@ -1,0 +1,99 @@
+"""What each key has stored on a server, and which of its runs are being sent: for the limits of keys.
+
+The bytes are counted from the copies themselves when a key with a limit sends for the first time, and then as they
+arrive. Copies may be deleted in several ways, so a key that has reached its limit is counted again now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tachograph._base.files import read_small
+from tachograph._base.typed import decode_json
+
+__all__ = ["KeyUsage", "count_kept_bytes"]
+
+_MAX_ENTRY_BYTES = 64 << 10
+_RECOUNT_S = 10.0
+OPEN_S = 300.0
+"""A run that was not heard for so long is not being sent any more."""
+
+
+class _EntryOwner(msgspec.Struct):
+    """The part of an entry in `.collector/runs` that is needed here."""
+
+    folder: str
+    owner: str
+
+
+def count_kept_bytes(root: Path) -> dict[str, int]:
+    """Return the number of bytes of all copies in the data folder of a server, by the name of the key."""
+    found: dict[str, int] = {}
+    try:
+        entries = list(os.scandir(root / ".collector" / "runs"))
+    except OSError:
+        return found
+    for each in entries:
+        try:
+            entry = decode_json(read_small(Path(each.path), _MAX_ENTRY_BYTES), _EntryOwner)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        found[entry.owner] = found.get(entry.owner, 0) + _folder_bytes(root / entry.folder)
+    return found
+
+
+class KeyUsage:
+    """Counts bytes and open runs by the name of the key. Any thread may use it."""
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[str, int] | None = None
+        self._counted_s = 0.0
+        self._heard_s: dict[str, dict[str, float]] = {}
+
+    def add_bytes(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that were stored."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept[owner] = self._kept.get(owner, 0) + num_bytes
+
+    def has_room(self, owner: str, num_bytes: int, max_bytes: int) -> bool:
+        """Return whether so many more bytes may be stored."""
+        with self._lock:
+            is_full = self._kept is not None and self._kept.get(owner, 0) + num_bytes > max_bytes
+            if self._kept is None or (is_full and self._clock() - self._counted_s >= _RECOUNT_S):
+                self._kept = count_kept_bytes(self._root)
+                self._counted_s = self._clock()
+            return self._kept.get(owner, 0) + num_bytes <= max_bytes
+
+    def open_run(self, owner: str, run_id: str, max_runs: int) -> bool:
+        """Count a run as being sent, and return True, unless too many others are."""
+        oldest_s = self._clock() - OPEN_S
+        with self._lock:
+            heard = {run: time_s for run, time_s in self._heard_s.get(owner, {}).items() if time_s > oldest_s}
+            self._heard_s[owner] = heard
+            if run_id not in heard and len(heard) >= max_runs:
+                return False
+            heard[run_id] = self._clock()
+            return True
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Return the size of what a client sent of a run; the server's own files, in `.tacho`, do not count."""
+    total = 0
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(path, name)).st_size
+            except OSError:
+                continue
+    return total
