@@ -35,6 +35,7 @@ _COMMANDS = {
     "_control": "control",
     "_sync": "sync",
     "_store": "store",
+    "_grafana": "grafana",
     "_annotate": "tag note rename group archive unarchive",
     "_transfer": "mv cp",
     "_trash": "rm trash",

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["PASSWORD_VARIABLE", "StoreAddress", "parse_address"]
+__all__ = ["PASSWORD_VARIABLE", "StoreAddress", "check_name", "parse_address"]
 
 PASSWORD_VARIABLE = "TACHO_CLICKHOUSE_PASSWORD"  # noqa: S105 - the name of a variable
 _OPTIONS = ("cluster", "compress", "replicated", "secure", "timeout")
@@ -68,9 +68,8 @@ def parse_address(text: str) -> StoreAddress:
                 f"unknown option {name!r} in the address of the store{did_you_mean(name, _OPTIONS)}; known are {known}"
             )
     database = parts.path.strip("/") or "tacho"
-    for label, value in (("database", database), ("cluster", options.get("cluster") or "x")):
-        if not _NAME.fullmatch(value):
-            raise ConfigError(f"{value!r} is no name of a {label}: use letters, digits and underscores")
+    check_name("database", database)
+    check_name("cluster", options.get("cluster") or "x")
     is_secure = _is_on(options, "secure", default=False)
     is_local = parts.hostname in {"localhost", "::1"} or parts.hostname.startswith("127.")
     return StoreAddress(
@@ -84,6 +83,16 @@ def parse_address(text: str) -> StoreAddress:
         is_compressed=_is_on(options, "compress", default=not is_local),
         timeout_s=_timeout_s(options.get("timeout", "60")),
     )
+
+
+def check_name(label: str, name: str) -> None:
+    """Check a name that statements contain without quotes.
+
+    Raises:
+        ConfigError: if it is invalid.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a {label}: use letters, digits and underscores")
 
 
 def _is_on(options: dict[str, str], name: str, *, default: bool) -> bool:

@@ -1,0 +1,22 @@
+"""`tacho grafana`: print a dashboard for Grafana."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from tachograph.cli._format import json_text
+
+__all__ = ["grafana"]
+
+
+@click.command()
+@click.option("--database", default="tacho", show_default=True, help="Database with the tables of `tacho store`.")
+@click.option("--title", default="Tachograph", show_default=True, help="Title of the dashboard.")
+def grafana(database: str, title: str) -> None:
+    """Print a dashboard for Grafana as JSON, over the tables of `tacho store` in ClickHouse.
+
+    Import it in Grafana. It needs the data source plugin grafana-clickhouse-datasource.
+    """
+    from tachograph.clickhouse import grafana_board
+
+    click.echo(json_text(grafana_board(database, title)))
