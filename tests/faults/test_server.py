@@ -24,6 +24,7 @@ from tachograph.collector import (
     Connection,
     KeyRing,
     RunSender,
+    SendState,
     keys_path,
     parse_server,
     read_copy_status,
@@ -129,6 +130,11 @@ def stop(training: Script) -> None:
 
 def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def send_state(run: Path) -> SendState:
+    """Return how far a run was sent; the client stores it after its first requests."""
+    return read_send_state(RunFolder(run)) or SendState("")
 
 
 def is_copied(server: ServerProcess, *runs: Path) -> bool:
@@ -487,7 +493,7 @@ def test_full_disk_of_the_server_loses_nothing(server, logs, script):
     copy = server.data_dir / "default" / "x" / "metrics.jsonl"
     wait_for(lambda: size_of(copy))
     limit_files(server.process, size_of(copy) + 20_000)
-    wait_for(lambda: "HTTP 507" in read_send_state(RunFolder(logs / "x")).error)
+    wait_for(lambda: "HTTP 507" in send_state(logs / "x").error)
     size = size_of(logs / "x" / "metrics.jsonl")
     wait_for(lambda: size_of(logs / "x" / "metrics.jsonl") > size + 10_000, "more steps")
     limit_files(server.process, resource.RLIM_INFINITY)
@@ -520,7 +526,7 @@ def test_revoked_key_can_be_replaced_during_a_run(server, logs, script, monkeypa
     training = script(TRAIN, logs, "x", env={"TACHO_MODE": "cloud", "TACHO_SERVER": server.url})
     wait_for(server.copies)
     server.keys.revoke("ci")
-    wait_for(lambda: "revoked" in read_send_state(RunFolder(logs / "x")).error)
+    wait_for(lambda: "revoked" in send_state(logs / "x").error)
     size = size_of(logs / "x" / "metrics.jsonl")
     wait_for(lambda: size_of(logs / "x" / "metrics.jsonl") > size + 10_000, "more steps")
     store_token(address, server.keys.create("ci", ["write"])[1])
@@ -542,7 +548,7 @@ def test_deleted_run_is_not_sent_again(server, logs, script):
     server.kill()
     server.start()
     training = script(TRAIN, logs, "x", env=server.environment())  # a second attempt
-    wait_for(lambda: read_send_state(RunFolder(logs / "x")).is_gone)
+    wait_for(lambda: send_state(logs / "x").is_gone)
     stop(training)
     assert server.copies() == set()
     assert len(read(logs / "x").attempts) == 2
@@ -553,7 +559,7 @@ def test_folder_deleted_during_a_run_is_not_sent_again(server, logs, script):
     training = script(TRAIN, logs, "x", env=server.environment())
     wait_for(server.copies)
     wait_for(lambda: shutil.rmtree(server.data_dir / "default", ignore_errors=True) or not server.copies())
-    wait_for(lambda: read_send_state(RunFolder(logs / "x")).is_gone)
+    wait_for(lambda: send_state(logs / "x").is_gone)
     stop(training)
     assert server.copies() == set()
     assert read(logs / "x").state is RunState.FINISHED
