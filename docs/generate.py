@@ -18,10 +18,10 @@ import rich_click as click
 
 from tachograph.catalog import ACTIONS, AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
-from tachograph.collector import SCOPES
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
 from tachograph.records._secret_formats import FORMATS
+from tachograph.remote import SCOPES
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table

@@ -19,15 +19,15 @@ import yaml
 
 from tachograph.cli._serve import serve
 from tachograph.clickhouse import parse_address
-from tachograph.collector import Connection, RunSender, parse_server
 from tachograph.journal import RunFolder
+from tachograph.remote import Connection, RunSender, parse_server
 from tachograph.server import ProxyTrust
-from tests.collector.conftest import (
+from tests.conftest import HANG_S, wait_for
+from tests.remote.conftest import (
     Team,
     make_run,  # noqa: F401 - a fixture
     send_all,
 )
-from tests.conftest import HANG_S, wait_for
 from tests.store import append
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -263,13 +263,13 @@ def test_check_reports_problems(start: Callable[..., subprocess.Popen[str]], tmp
     data = tmp_path / "data"
     command = [sys.executable, "-m", "tachograph", "serve", "--data", data, "--check"]
     assert "is not a folder" in start(*command).communicate(timeout=HANG_S)[0]
-    (data / ".collector").mkdir(parents=True)
+    (data / ".server").mkdir(parents=True)
     process = start(*command)
     assert "ok: " in process.communicate(timeout=HANG_S)[0]
     assert process.returncode == 0
-    (data / ".collector" / "keys.json").write_text("{")
-    (data / ".collector" / "keys.json").chmod(0o600)
-    (data / ".collector").chmod(0o700)
+    (data / ".server" / "keys.json").write_text("{")
+    (data / ".server" / "keys.json").chmod(0o600)
+    (data / ".server").chmod(0o700)
     process = start(*command)
     assert "is damaged" in process.communicate(timeout=HANG_S)[0]
     assert process.returncode == 1

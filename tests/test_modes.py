@@ -21,11 +21,11 @@ from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
 from tachograph.testing import MemoryRun
-from tests.collector.conftest import Team, team  # noqa: F401 - a fixture
 from tests.conftest import wait_for
+from tests.remote.conftest import Team, team  # noqa: F401 - a fixture
 
 SERVER = "http://127.0.0.1:9"
-"""Nothing answers there; `tests/collector` has a real server."""
+"""Nothing answers there; `tests/remote` has a real server."""
 
 
 @pytest.fixture(autouse=True)

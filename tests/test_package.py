@@ -26,8 +26,8 @@ ALLOWED = {
     "recorder": {"base", "records", "journal", "reader", "diagnostics", "provenance"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
-    "collector": {"base", "records", "journal"},
-    "_init": {"base", "records", "diagnostics", "provenance", "recorder", "sinks", "collector"},
+    "remote": {"base", "records", "journal"},
+    "_init": {"base", "records", "diagnostics", "provenance", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
     "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"}
     | {"provenance"},
@@ -46,12 +46,12 @@ ALLOWED = {
     "catalog": {"base", "records", "journal", "reader", "store", "sinks", "provenance"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
     "server": {"base", "records", "journal", "reader", "store", "clickhouse", "catalog", "comparison", "provenance"}
-    | {"collector"},
+    | {"remote"},
     "cli": {
         "base",
         "catalog",
         "clickhouse",
-        "collector",
+        "remote",
         "comparison",
         "records",
         "journal",

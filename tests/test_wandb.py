@@ -20,8 +20,8 @@ import pytest
 
 import tachograph
 from tachograph import wandb
-from tests.collector.conftest import team  # noqa: F401 - a fixture
 from tests.conftest import HANG_S, lines_of
+from tests.remote.conftest import team  # noqa: F401 - a fixture
 
 
 @pytest.fixture(autouse=True)

@@ -149,7 +149,7 @@ def resolve_destination(settings: Settings) -> Settings:
     mode = resolve_mode(settings)
     server = settings.server
     if mode is Mode.CLOUD or (mode is Mode.OFFLINE and server):
-        from tachograph.collector import parse_server, stored_servers
+        from tachograph.remote import parse_server, stored_servers
 
         if not server:
             known = stored_servers()
@@ -189,7 +189,7 @@ def _start_sender(settings: Settings) -> SinkProcess:
     Raises:
         ConfigError: if there is no key for the server.
     """
-    from tachograph.collector import find_credential, parse_server
+    from tachograph.remote import find_credential, parse_server
 
     address = parse_server(settings.server, allow_plain_http=settings.allow_plain_http)
     if find_credential(address) is None:
@@ -202,7 +202,7 @@ def _start_sender(settings: Settings) -> SinkProcess:
         "remote_control": settings.remote_control,
         "allow_plain_http": settings.allow_plain_http,
     }
-    return SinkProcess("server", options, factory="tachograph.collector:ServerSink")
+    return SinkProcess("server", options, factory="tachograph.remote:ServerSink")
 
 
 def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> dict[str, Any]:

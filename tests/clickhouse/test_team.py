@@ -10,8 +10,8 @@ import pytest
 
 from tachograph.journal import RunFolder
 from tests.clickhouse.conftest import ENGINES, address
-from tests.collector.conftest import Team, send_all
 from tests.conftest import wait_for
+from tests.remote.conftest import Team, send_all
 from tests.store import END, START, step, write
 
 

@@ -20,7 +20,9 @@ import httpx
 import psutil
 import pytest
 
-from tachograph.collector import (
+from tachograph.journal import RunFolder, RunState, current_state
+from tachograph.reader import read
+from tachograph.remote import (
     Connection,
     KeyRing,
     RunSender,
@@ -31,11 +33,9 @@ from tachograph.collector import (
     read_send_state,
     store_token,
 )
-from tachograph.journal import RunFolder, RunState, current_state
-from tachograph.reader import read
-from tests.collector.conftest import send_all
 from tests.conftest import HANG_S, Script, lines_of, wait_for
 from tests.preloaded import preloaded
+from tests.remote.conftest import send_all
 from tests.store import END, START, append, hears, step, write
 
 NUM_KILLS = int(os.environ.get("NUM_SERVER_KILLS", "25"))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, format_time, json_text, new_table, plural, safe, size
 from tachograph.cli._options import json_option, parse_duration
-from tachograph.collector import SCOPES, AccessKey, KeyRing, count_kept_bytes, keys_path
+from tachograph.remote import SCOPES, AccessKey, KeyRing, count_kept_bytes, keys_path
 
 __all__ = ["keys"]
 
@@ -34,7 +34,7 @@ def _data_option(command: Command) -> Command:
 def keys() -> None:
     """Create, list, rotate and revoke the access keys of a server.
 
-    Run these commands as the user that runs the server. It notices changes within a second.
+    Run these commands as the user that runs the server. It notices changes at once.
     """
 
 
@@ -111,7 +111,7 @@ def list_(data: Path, as_json: bool) -> None:
 @click.argument("key")
 @_data_option
 def revoke(key: str, data: Path) -> None:
-    """Revoke a key by its id, or all keys of a name. Servers refuse it within a second."""
+    """Revoke a key by its id, or all keys of a name. Servers refuse it at once."""
     for revoked in KeyRing(keys_path(data)).revoke(key):
         click.echo(f"revoked the key {safe(revoked.name)} (id {revoked.id})")
 

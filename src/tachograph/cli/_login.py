@@ -15,7 +15,9 @@ from tachograph._base.http import DeliveryError, check_response, get
 from tachograph._base.typed import decode_json
 from tachograph.cli._format import format_time, grid, json_text, safe
 from tachograph.cli._options import json_option
-from tachograph.collector import (
+from tachograph.exceptions import TachographError
+from tachograph.records import mask_text
+from tachograph.remote import (
     API_KEY_VARIABLE,
     ServerAddress,
     check_token,
@@ -25,8 +27,6 @@ from tachograph.collector import (
     store_token,
     stored_servers,
 )
-from tachograph.exceptions import TachographError
-from tachograph.records import mask_text
 
 __all__ = ["login", "logout", "whoami"]
 

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tachograph.collector import (
+from tachograph.exceptions import ConfigError
+from tachograph.journal import RunFolder, read_destination
+from tachograph.remote import (
     Connection,
     RunSender,
     ServerAddress,
@@ -20,8 +22,6 @@ from tachograph.collector import (
     read_send_state,
     stored_servers,
 )
-from tachograph.exceptions import ConfigError
-from tachograph.journal import RunFolder, read_destination
 from tachograph.settings import resolve_settings
 from tachograph.sinks import lock_export
 

@@ -10,8 +10,8 @@ import rich_click as click
 
 from tachograph._base.importing import without_collection
 from tachograph.cli._format import safe
-from tachograph.collector import KeyRing, keys_path
 from tachograph.exceptions import ServeError
+from tachograph.remote import KeyRing, keys_path
 
 __all__ = ["serve"]
 

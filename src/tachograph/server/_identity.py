@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from starlette.types import Scope as RequestScope
 
-from tachograph.collector import Scope
+from tachograph.remote import Scope
 
 __all__ = ["IDENTITY", "Identity", "identity_of"]
 

@@ -26,7 +26,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tachograph._base.typed import decode_json
-from tachograph.collector import (
+from tachograph.journal import ControlFileError, read_requests
+from tachograph.remote import (
     MAX_BATCH_BYTES,
     AccessKey,
     BatchAnswer,
@@ -48,7 +49,6 @@ from tachograph.collector import (
     check_rank,
     hash_bytes,
 )
-from tachograph.journal import ControlFileError, read_requests
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._server_metrics import ServerMetrics
 from tachograph.server._team_access import TeamAccess

@@ -14,7 +14,6 @@ from starlette.responses import Response, StreamingResponse
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
-from tachograph.collector import SCOPES, Scope
 from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
@@ -22,6 +21,7 @@ from tachograph.journal import (
 from tachograph.provenance import (
     RunComparison,
 )
+from tachograph.remote import SCOPES, Scope
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_comparison, download_patch

@@ -33,9 +33,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tachograph._base.files import create_file, make_folder
 from tachograph._version import __version__
-from tachograph.collector import KeyFileError, KeyRing, RunCopies, keys_path, project_folder, read_copy_status
 from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
+from tachograph.remote import KeyFileError, KeyRing, RunCopies, keys_path, project_folder, read_copy_status
 from tachograph.server._access import AccessGate
 from tachograph.server._app import create_dashboard
 from tachograph.server._errors import ApiError
@@ -244,7 +244,7 @@ def check_readiness(root: Path, keys: KeyRing) -> ReadinessReport:
     free = _free_bytes(root)
     if free < _MIN_FREE_BYTES:
         problems.append(f"the disk of {root} has only {free >> 20} MiB left")
-    probe = root / ".collector" / f"probe-{os.getpid()}-{threading.get_ident()}"
+    probe = root / ".server" / f"probe-{os.getpid()}-{threading.get_ident()}"
     try:
         os.close(create_file(probe, below=root, mode=0o600))
         probe.unlink()

@@ -32,8 +32,8 @@ from starlette.responses import Response
 from starlette.types import Scope as RequestScope
 
 from tachograph._base.files import add_file, make_folder, read_small
-from tachograph.collector import AccessKey, FailureLimiter, KeyFileError, KeyRing, Scope
 from tachograph.exceptions import ConfigError
+from tachograph.remote import AccessKey, FailureLimiter, KeyFileError, KeyRing, Scope
 from tachograph.server._access import Access
 from tachograph.server._errors import ApiError
 from tachograph.server._identity import IDENTITY, Identity
@@ -318,7 +318,7 @@ def _bearer(headers: Headers) -> str | None:
 
 def _load_secret(data_dir: Path) -> bytes:
     """Return the secret that signs cookies; create it if there is none."""
-    folder = data_dir / ".collector"
+    folder = data_dir / ".server"
     make_folder(folder, below=data_dir, mode=0o700)
     add_file(folder / "session.key", os.urandom(32), below=data_dir, mode=0o600)
     secret = read_small(folder / "session.key", 64, below=data_dir)

@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from tachograph.collector import read_copy_status
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunFolder, RunState, state_at_end
 from tachograph.provenance import last_code
@@ -26,6 +25,7 @@ from tachograph.reader import (
     request_control,
 )
 from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
+from tachograph.remote import read_copy_status
 from tachograph.server._models import (
     CURSOR_PATTERN,
     AttemptView,

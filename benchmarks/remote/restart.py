@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.child import run_as_child
-from benchmarks.collector.server import pss_mib, start_server
-from tachograph.collector import Registration, RunCopies, hash_bytes
+from benchmarks.remote.server import pss_mib, start_server
 from tachograph.records import encode
+from tachograph.remote import Registration, RunCopies, hash_bytes
 
 __all__: list[str] = []
 

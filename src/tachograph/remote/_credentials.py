@@ -24,9 +24,9 @@ from tachograph._base.files import (
 from tachograph._base.guard import warn
 from tachograph._base.paths import config_folder
 from tachograph._base.typed import decode_json
-from tachograph.collector._address import ServerAddress
-from tachograph.collector._keys import TOKEN_FORMAT
 from tachograph.exceptions import ConfigError
+from tachograph.remote._address import ServerAddress
+from tachograph.remote._keys import TOKEN_FORMAT
 
 __all__ = [
     "API_KEY_VARIABLE",

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.child import run_as_child
-from benchmarks.collector.server import RunningServer, cpu_s, pss_mib, start_server
 from benchmarks.measure import Spread, make_rows
-from tachograph.collector import hash_bytes
+from benchmarks.remote.server import RunningServer, cpu_s, pss_mib, start_server
 from tachograph.records import encode
+from tachograph.remote import hash_bytes
 
 __all__: list[str] = []
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from click.testing import CliRunner
 
 from tachograph.cli._main import main
-from tachograph.collector import KeyUsage, count_kept_bytes
 from tachograph.journal import RunFolder
-from tests.collector.conftest import Team, send_all
+from tachograph.remote import KeyUsage, count_kept_bytes
+from tests.remote.conftest import Team, send_all
 from tests.store import append, step
 
 MakeRun = Callable[..., RunFolder]

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 from tachograph._base.guard import guard
-from tachograph.collector._address import parse_server
-from tachograph.collector._connection import Connection
-from tachograph.collector._credentials import find_credential
-from tachograph.collector._sender import RunSender
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
+from tachograph.remote._address import parse_server
+from tachograph.remote._connection import Connection
+from tachograph.remote._credentials import find_credential
+from tachograph.remote._sender import RunSender
 
 __all__ = ["SenderThread", "ServerSink"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tachograph.collector import parse_server
 from tachograph.exceptions import ConfigError
+from tachograph.remote import parse_server
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tachograph.collector import hash_bytes, read_send_state
 from tachograph.journal import RunFolder, compress_journal, lock_run_folder, read_requests, write_requests
-from tests.collector.conftest import Team, send_all
+from tachograph.remote import hash_bytes, read_send_state
+from tests.remote.conftest import Team, send_all
 from tests.store import append, lines, step
 
 MakeRun = Callable[..., RunFolder]

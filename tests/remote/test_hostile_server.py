@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tachograph.collector import Connection, RunSender, parse_server
 from tachograph.journal import RunFolder, read_requests
+from tachograph.remote import Connection, RunSender, parse_server
 from tests.store import append, step
 
 MakeRun = Callable[..., RunFolder]

@@ -26,7 +26,7 @@ OPEN_S = 300.0
 
 
 class _EntryOwner(msgspec.Struct):
-    """The part of an entry in `.collector/runs` that is needed here."""
+    """The part of an entry in `.server/runs` that is needed here."""
 
     folder: str
     owner: str
@@ -36,7 +36,7 @@ def count_kept_bytes(root: Path) -> dict[str, int]:
     """Return the number of bytes of all copies in the data folder of a server, by the name of the key."""
     found: dict[str, int] = {}
     try:
-        entries = list(os.scandir(root / ".collector" / "runs"))
+        entries = list(os.scandir(root / ".server" / "runs"))
     except OSError:
         return found
     for each in entries:

@@ -5,7 +5,7 @@ repeated batch, a second client or a reinstalled one all agree with it. A server
 leaves a line without its end, which is cut off when the file is opened again; the client sends those bytes again.
 
 The folder of a copy is made by the server from the name and the project that the client sent: ``DIR/<project>/<name>``,
-with a number if that name is in use. `DIR/.collector/runs/<id>.json` says which folder a run id has and which key
+with a number if that name is in use. `DIR/.server/runs/<id>.json` says which folder a run id has and which key
 registered it. Only keys of the same family (see `_keys`) may append.
 
 Several processes may serve one folder. A process that appends to a copy holds the lock of the run folder, as a recorder
@@ -37,8 +37,10 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph._base.typed import decode_json
-from tachograph.collector._usage import KeyUsage
-from tachograph.collector._wire import (
+from tachograph.journal import RunFolder, lock_run_folder, restore_journal, uptime_s
+from tachograph.records import suggest_run_name
+from tachograph.remote._usage import KeyUsage
+from tachograph.remote._wire import (
     BEFORE_BYTES,
     MAX_RANK,
     RUN_FILES,
@@ -48,8 +50,6 @@ from tachograph.collector._wire import (
     hash_bytes,
     run_files,
 )
-from tachograph.journal import RunFolder, lock_run_folder, restore_journal, uptime_s
-from tachograph.records import suggest_run_name
 
 try:
     import fcntl
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 DEFAULT_PROJECT = "default"
-_PRIVATE = ".collector"
+_PRIVATE = ".server"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_OPEN_COPIES = 1024
 _MAX_FILES = 4096

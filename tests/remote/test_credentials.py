@@ -9,7 +9,8 @@ import stat
 
 import pytest
 
-from tachograph.collector import (
+from tachograph.exceptions import ConfigError
+from tachograph.remote import (
     Credential,
     credentials_path,
     find_credential,
@@ -18,7 +19,6 @@ from tachograph.collector import (
     store_token,
     stored_servers,
 )
-from tachograph.exceptions import ConfigError
 
 SERVER = parse_server("https://tacho.example.org")
 OTHER = parse_server("https://tacho.example.org:8443/team")
@@ -166,7 +166,7 @@ def test_texts_do_not_show_the_key():
 def test_processes_that_log_in_at_once_lose_no_key(script):
     code = """
         import sys
-        from tachograph.collector import parse_server, store_token
+        from tachograph.remote import parse_server, store_token
         print("ready", flush=True)
         sys.stdin.readline()
         for number in range(20):

@@ -1,4 +1,4 @@
-"""A team's server and its trainers: ``python -m benchmarks.collector [--seconds N] [--clients N] [--runs N]``."""
+"""A team's server and its trainers: ``python -m benchmarks.remote [--seconds N] [--clients N] [--runs N]``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.child import ChildError, measure_in_child, temporary_folder
-from benchmarks.collector import load, restart
 from benchmarks.measure import Spread
+from benchmarks.remote import load, restart
 from benchmarks.report import Report, seconds_text, time_text
 
 __all__: list[str] = []
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 def _measure_trainer(report: Report, _given: argparse.Namespace) -> None:
     report.add_section("A trainer that sends, mode cloud compared with local")
-    found = measure_in_child("collector.trainer")
+    found = measure_in_child("remote.trainer")
     call, cpu, sender_us = (Spread.read(found[name]) for name in ("call", "cpu", "sender_us"))
     budget = report.check_budget("log call of a run that is sent", call.median, 1.1, "×")
     report.add_row("log call of 10 scalars", "", call, "mode local", budget=budget)
@@ -33,7 +33,7 @@ def _measure_trainer(report: Report, _given: argparse.Namespace) -> None:
 def _measure_ingest(report: Report, _given: argparse.Namespace) -> None:
     report.add_section("Receiving, CPU of the server per byte")
     for title, batch_bytes in (("batches of 64 KiB", 64 << 10), ("batches of 1 MiB", 1 << 20)):
-        found = measure_in_child("collector.ingest", str(batch_bytes))
+        found = measure_in_child("remote.ingest", str(batch_bytes))
         ratio, cost = Spread.read(found["ratio"]), Spread.read(found["ns_per_byte"])
         budget = report.check_budget(f"receiving, {title}", ratio.median, 2, "×")
         measured = f"{cost.median:.1f} ns, {found['mib_per_s']:.0f} MiB/s"
@@ -78,7 +78,7 @@ _PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collector", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.remote", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(_PARTS)}; all if none is given")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the trainers send")
     parser.add_argument("--clients", type=int, default=200, help="how many trainers send at the same time")

@@ -13,7 +13,8 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
-from tachograph.collector import (
+from tachograph.journal import Heartbeat, RunState, compress_journal, current_state, lock_run_folder, this_process
+from tachograph.remote import (
     Beat,
     CopyBusyError,
     CopyGoneError,
@@ -28,7 +29,6 @@ from tachograph.collector import (
     UnknownRunError,
     hash_bytes,
 )
-from tachograph.journal import Heartbeat, RunState, compress_journal, current_state, lock_run_folder, this_process
 from tests.conftest import Script
 from tests.store import START, fresh_folder, lines, step
 
@@ -221,7 +221,7 @@ def test_folder_of_another_run_is_not_taken(copies: RunCopies):
     deleted.folder.path.rename(copies.root / ".elsewhere")
     other = register(copies, "other", owner="other")
     assert other.folder.path == deleted.folder.path
-    entry = copies.root / ".collector" / "runs" / f"{RUN}.json"
+    entry = copies.root / ".server" / "runs" / f"{RUN}.json"
     for inode in (deleted.entry.inode, other.entry.inode):
         entry.write_text(msgspec.json.encode(msgspec.structs.replace(deleted.entry, inode=inode)).decode())
         again = RunCopies(copies.root)
@@ -274,7 +274,7 @@ def test_compressed_copy_is_continued(copies: RunCopies):
 def test_two_processes_do_not_append_to_one_copy(copies: RunCopies, script: Callable[..., Script]):
     copy = register(copies)
     program = f"""
-        from tachograph.collector import CopyBusyError, Registration, RunCopies
+        from tachograph.remote import CopyBusyError, Registration, RunCopies
         try:
             RunCopies({str(copies.root)!r}).register({RUN!r}, Registration("run"), "ci")
         except CopyBusyError:

@@ -36,19 +36,6 @@ import msgspec
 from tachograph._base.files import make_folder, open_to_read, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
-from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse, printable
-from tachograph.collector._wire import (
-    BEFORE_BYTES,
-    MAX_BATCH_BYTES,
-    RUN_ID,
-    BatchAnswer,
-    Beat,
-    Registered,
-    Registration,
-    SendLimits,
-    hash_bytes,
-    run_files,
-)
 from tachograph.journal import (
     Request,
     RunFolder,
@@ -60,6 +47,19 @@ from tachograph.journal import (
     write_requests,
 )
 from tachograph.records import decode
+from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse, printable
+from tachograph.remote._wire import (
+    BEFORE_BYTES,
+    MAX_BATCH_BYTES,
+    RUN_ID,
+    BatchAnswer,
+    Beat,
+    Registered,
+    Registration,
+    SendLimits,
+    hash_bytes,
+    run_files,
+)
 
 __all__ = ["RunSender", "SendState", "lag_bytes", "read_send_state"]
 

@@ -1,8 +1,8 @@
 """Runs of many machines on one server: access keys, addresses, copies of runs, and the sender of a run."""
 
-from tachograph.collector._address import ServerAddress, parse_server
-from tachograph.collector._connection import Connection, ConnectionFailedError, ServerResponse
-from tachograph.collector._copies import (
+from tachograph.remote._address import ServerAddress, parse_server
+from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse
+from tachograph.remote._copies import (
     CopyBusyError,
     CopyEntry,
     CopyError,
@@ -20,7 +20,7 @@ from tachograph.collector._copies import (
     project_folder,
     read_copy_status,
 )
-from tachograph.collector._credentials import (
+from tachograph.remote._credentials import (
     API_KEY_VARIABLE,
     Credential,
     check_token,
@@ -30,9 +30,9 @@ from tachograph.collector._credentials import (
     store_token,
     stored_servers,
 )
-from tachograph.collector._driver import SenderThread, ServerSink
-from tachograph.collector._failure_limiter import FailureLimiter
-from tachograph.collector._keys import (
+from tachograph.remote._driver import SenderThread, ServerSink
+from tachograph.remote._failure_limiter import FailureLimiter
+from tachograph.remote._keys import (
     SCOPES,
     TOKEN_FORMAT,
     AccessKey,
@@ -41,9 +41,9 @@ from tachograph.collector._keys import (
     Scope,
     keys_path,
 )
-from tachograph.collector._sender import RunSender, SendState, lag_bytes, read_send_state
-from tachograph.collector._usage import KeyUsage, count_kept_bytes
-from tachograph.collector._wire import (
+from tachograph.remote._sender import RunSender, SendState, lag_bytes, read_send_state
+from tachograph.remote._usage import KeyUsage, count_kept_bytes
+from tachograph.remote._wire import (
     MAX_BATCH_BYTES,
     BatchAnswer,
     Beat,

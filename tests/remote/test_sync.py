@@ -16,8 +16,8 @@ import tachograph
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder, RunState, current_state
-from tests.collector.conftest import Team
 from tests.conftest import Script, wait_for
+from tests.remote.conftest import Team
 
 OPTIONS: dict[str, Any] = {"git": False, "system_interval_s": 0, "console": False, "csv": False}
 

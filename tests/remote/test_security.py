@@ -16,13 +16,13 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from tachograph.collector import KeyRing
 from tachograph.journal import RunFolder
+from tachograph.remote import KeyRing
 from tachograph.server import ProxyTrust
 from tachograph.server._routes import ROUTES
 from tachograph.server._team_access import TeamAccess
-from tests.collector.conftest import Team, send_all
 from tests.conftest import HANG_S, Script, wait_for
+from tests.remote.conftest import Team, send_all
 from tests.store import START, step, write
 
 RUN = "alpha%2Fhidden"
@@ -313,7 +313,7 @@ def test_cookie_of_another_server_is_rejected(guarded: Guarded, team: Team):
     content = f"{guarded.token('admin', name='admin')[3:11]}.{int(time.time()) + 1000}"
     forged = f"tacho_session={content}.{team.app.access._sign(content)}"
     assert guarded.request("GET /api/v1/runs", {"Cookie": forged}).status_code == 401
-    path = guarded.data_dir / ".collector" / "session.key"
+    path = guarded.data_dir / ".server" / "session.key"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -428,8 +428,8 @@ def test_users_of_a_proxy_count_only_from_it(tmp_path: Path):
 # Paths and headers ---------------------------------------------------------------------------------------------------
 
 ODD = [
-    *("..", "%2e%2e", "..%2f..%2f.collector%2fkeys.json", "%2fetc%2fpasswd", "..%5c..", "%00", "x%00", "."),
-    *("%ff", "%c0%ae%c0%ae", "%e2%80%ae", "%0d%0aSet-Cookie:%20a=b", "x" * 5_000, ".collector", "%252e%252e", "~"),
+    *("..", "%2e%2e", "..%2f..%2f.server%2fkeys.json", "%2fetc%2fpasswd", "..%5c..", "%00", "x%00", "."),
+    *("%ff", "%c0%ae%c0%ae", "%e2%80%ae", "%0d%0aSet-Cookie:%20a=b", "x" * 5_000, ".server", "%252e%252e", "~"),
 ]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tachograph.collector import Connection, RunSender, parse_server
 from tachograph.journal import RunFolder
+from tachograph.remote import Connection, RunSender, parse_server
 from tachograph.server import TeamServer, create_team_server
 from tests.conftest import HANG_S, wait_for
 from tests.store import END, START, step, write

@@ -11,8 +11,8 @@ import pytest
 
 from tachograph.catalog import list_trash
 from tachograph.journal import RunFolder
-from tests.collector.conftest import Team, send_all
 from tests.conftest import HANG_S, wait_for
+from tests.remote.conftest import Team, send_all
 from tests.server.conftest import Events, check_error
 from tests.store import append, step
 

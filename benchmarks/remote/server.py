@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.child import child_environment
-from tachograph.collector import KeyRing, keys_path
+from tachograph.remote import KeyRing, keys_path
 
 __all__ = ["RunningServer", "cpu_s", "pss_mib", "start_server"]
 
@@ -42,7 +42,7 @@ def start_server(data_dir: Path, kind: str = "team", *, core: int | None = None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.collector.server", kind, str(data_dir), str(port)]
+    command = [sys.executable, "-m", "benchmarks.remote.server", kind, str(data_dir), str(port)]
     process = subprocess.Popen(command, env=child_environment(str(data_dir)))
     try:
         if core is not None:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 
 from benchmarks.child import run_as_child
-from benchmarks.collector.server import cpu_s, pss_mib, start_server
 from benchmarks.measure import Rows, Spread, bare_loop, make_rows, time_ns
+from benchmarks.remote.server import cpu_s, pss_mib, start_server
 from tachograph import Run, init
 
 __all__: list[str] = []

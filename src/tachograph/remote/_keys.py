@@ -119,7 +119,7 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def keys_path(data_dir: str | os.PathLike[str]) -> Path:
     """Return the path of the file of access keys in the data folder of a server."""
-    return Path(data_dir) / ".collector" / "keys.json"
+    return Path(data_dir) / ".server" / "keys.json"
 
 
 class KeyRing:
