@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tachograph.journal import RunFolder
 from tests.clickhouse.conftest import need
 from tests.clickhouse.servers import ClickHouseServer, ZooKeeper, free_ports, missing_server, missing_zookeeper
 from tests.clickhouse.test_answers import check_equal
+from tests.clickhouse.test_grafana import TITLES, Board, record_run, write_odd_run
 from tests.clickhouse.test_inserter import no_differences, write_runs
 from tests.conftest import wait_for
 from tests.store import append, step
@@ -62,6 +64,23 @@ def test_runs_are_spread_over_two_shards(shards, tmp_path):
     finally:
         for store in stores:
             store.close()
+
+
+def test_grafana_reads_all_shards(shards, tmp_path):
+    logs = tmp_path / "logs"
+    record_run(logs)
+    write_odd_run(logs)
+    write_runs(logs, 6, 10)
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(ColumnStore(f"{server.url}/runs?cluster=both")) for server in shards]
+        for store in stores:
+            store.schema.migrate()
+        stores[0].inserter(str(logs)).insert_all()
+        for store in stores:
+            board = Board(store, time.time())
+            assert all(board.panel(title) for title in TITLES)
+            assert len({row["run"] for row in board.panel("${metric} by step", metric="a")}) == 6
+            assert len(board.variable("run")) == 8
 
 
 def test_writes_wait_for_a_shard_that_is_down(shards, tmp_path):

@@ -19,8 +19,8 @@ from tachograph.exceptions import ColumnStoreError, ConfigError
 from tachograph.journal import RunFolder
 from tachograph.spans import set_training_config
 from tests.cli.test_cli import tacho as tacho_command
-from tests.clickhouse.conftest import ENGINES, address
-from tests.store import append, lines, step, write
+from tests.clickhouse.conftest import ENGINES, address, fill
+from tests.store import START, append, lines, step, write
 
 ALL = {"project": "*", "run": ["*"], "metric": "train_loss"}
 ODD_PROJECT, ODD_RUN, ODD_METRIC = "p\\' OR 1 = 1 -- ", "id'\\,{}*\"", "lo'ss\\"
@@ -175,6 +175,15 @@ def test_panels_show_what_was_recorded(board):
     assert (slowest["rank"], other["rank"]) == (1, 0)
     assert slowest["iteration_s"] == pytest.approx(3 * other["iteration_s"])
     assert {row["run"] for row in board.panel("Ingest lag")} == {"recorded", "odd"}
+
+
+def test_long_runs_are_thinned_out_by_step(store, tmp_path):
+    folder = write(tmp_path / "logs" / "r", [START, *(step(at, a=float(at)) for at in range(5_000))])
+    fill(store, folder)
+    found = Board(store, 2_000.0).panel("${metric} by step", metric="a")
+    assert 1_000 < len(found) < 2_000
+    assert [int(row["step"]) for row in found[:3]] == [0, 4, 8]
+    assert [row["value"] for row in found[:3]] == [3.0, 7.0, 11.0]
 
 
 def test_variables_select_runs(board):

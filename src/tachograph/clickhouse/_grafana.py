@@ -42,6 +42,11 @@ _FRAGMENTS = {
     "days": "day >= toDate($__fromTime) - 1 AND day <= toDate($__toTime) + 1",
     "bucket": "toDateTime(intDiv(toUInt32(moment), @seconds) * @seconds)",
     "seconds": "greatest(intDiv($__interval_ms, 1000), 1)",
+    # Steps for each point of a line: about a thousand points in all.
+    "width": (
+        "greatest(intDiv((SELECT max(step_max) - min(step_min) FROM @summaries"
+        " WHERE metric = @metric AND run_id GLOBAL IN @selected), 1000), 1)"
+    ),
     "with_names": (
         "AS found ANY LEFT JOIN (SELECT run_id, argMax(name, version) AS run, argMax(started, version) AS began,"
         " argMax(last_time, version) AS ended FROM @runs GROUP BY run_id) AS named USING (run_id)"
@@ -122,13 +127,11 @@ _PANELS = (
         12,
         9,
         "SELECT at AS step, run, latest AS value FROM"
-        " (SELECT run_id, intDiv(step, @width) * @width AS at, argMax(value, time) AS latest FROM @points"
-        " WHERE run_id GLOBAL IN @selected AND metric = @metric AND rank = 0 AND isFinite(value)"
-        " GROUP BY run_id, at) @with_names ORDER BY step, run".replace(
-            "@width",
-            "greatest(intDiv((SELECT max(step_max) - min(step_min) FROM @summaries"
-            " WHERE metric = @metric AND run_id GLOBAL IN @selected), 1000), 1)",
-        ),
+        " (SELECT run_id, intDiv(step, @width) * @width AS at, argMax(value, time) AS latest FROM"
+        # Version 18.16 cannot group a distributed table by an expression with a subquery.
+        " (SELECT run_id, step, time, value FROM @points"
+        " WHERE run_id GLOBAL IN @selected AND metric = @metric AND rank = 0 AND isFinite(value))"
+        " GROUP BY run_id, at) @with_names ORDER BY step, run",
         "Whole runs, whatever the time range.",
     ),
     _Panel("Throughput", "timeseries", "short", 12, 8, _series("metric IN @throughput", "concat(run, ' ', metric)")),
