@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -138,6 +139,9 @@ def test_killed_replica_catches_up(tmp_path):
             append(RunFolder(logs / f"r{number}"), [step(at, a=5.0) for at in range(2_000, 2_500)])
         inserter.insert_all()
         assert no_differences(stores[0], logs)
+        # As if it was killed between writing a part and registering it in ZooKeeper.
+        part = next((servers[1].folder / "data/data/runs/cursors").glob("all_*"))
+        shutil.copytree(part, part.with_name("all_77_77_0"))
         servers[1].start()
         wait_for(lambda: no_differences(stores[1], logs), "the killed replica has caught up")
         check_equal(stores[1], RunFolder(logs / "r1"), [{}])

@@ -290,15 +290,18 @@ class StoreSchema:
 
     def _create(self, full_name: str, table: TableColumns, *, is_replicated: bool) -> None:
         arguments = [table.version] if table.version else []
-        engine = "ReplacingMergeTree"
+        engine, settings = "ReplacingMergeTree", ""
         if is_replicated:
+            # Killed between a part and its entry in ZooKeeper, a replica would not start again: one part of a small
+            # table is a large share of it. It fetches what it lacks from the others.
+            settings = " SETTINGS replicated_max_ratio_of_wrong_parts = 1"
             engine = f"Replicated{engine}"
             path = f"/clickhouse/tables/{{shard}}/{full_name.replace('.', '/')}"
             arguments = [quote(path), quote("{replica}"), *arguments]
         partition = f" PARTITION BY {table.partition}" if table.partition else ""
         self._run(
             f"CREATE TABLE IF NOT EXISTS {full_name} ({', '.join(_definitions(table, codecs=self.is_modern))})"
-            f" ENGINE = {engine}({', '.join(arguments)}){partition} ORDER BY {table.order}"
+            f" ENGINE = {engine}({', '.join(arguments)}){partition} ORDER BY {table.order}{settings}"
         )
 
     def _run(self, sql: str) -> None:
