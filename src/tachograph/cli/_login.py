@@ -180,7 +180,7 @@ def _ask(server: ServerAddress, token: str) -> _KeyFacts:
     check_response(response, lambda text, max_chars: safe(mask_text(text), max_chars))
     try:
         return decode_json(response.body, _KeyFacts)
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise LoginError(not_ours) from None
 
 

@@ -219,7 +219,7 @@ class Inserter:
                 return 0
             try:
                 journal.rows.add(lines)
-            except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            except (*_INVALID, ArithmeticError, LookupError, TypeError) as error:
                 # Others write the journals: one that cannot be converted must not stop the rest.
                 self._broken[path] = f"its records cannot be converted: {type(error).__name__}: {error}"
                 del self._journals[path]

@@ -163,7 +163,7 @@ def _read(path: Path, *, warns: bool = True) -> _CredentialFile:
         content = decode_json(data, _CredentialFile)
         if content.version != 1 or len(data) > _MAX_BYTES:
             raise ValueError
-    except (ValueError, RecursionError):  # its text could quote a key
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # its text could quote a key
         raise ConfigError(
             f"your access keys in {path} cannot be read, because the file is damaged or of a newer version; remove it "
             "and run tacho login again"

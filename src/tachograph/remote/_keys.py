@@ -380,7 +380,7 @@ class KeyRing:
             ids = {each.key.id for each in stored}
             if len(ids) < len(stored) or not all(map(_is_valid, stored)):
                 raise ValueError("contains an invalid or repeated id or hash")
-        except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors and quote no hash
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # those of msgspec quote no hash
             raise KeyFileError(
                 f"{self.path} is damaged, so no access key is accepted: {error}. Restore it from a backup, or move it "
                 "away and create new keys"
@@ -404,7 +404,7 @@ class KeyRing:
         try:
             data = read_small(self._last_used_path, _MAX_BYTES)
             return decode_json(data, dict[str, float])
-        except (OSError, ValueError, RecursionError):
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
             return {}
 
     @property
