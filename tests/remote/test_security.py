@@ -111,6 +111,8 @@ TABLE = [
     Row("PUT /api/v1/ingest/runs/ID/beat", "write", 200, 403, {}, "ingest beat"),
     Row("PUT /api/v1/ingest/runs/ID/journal/0?offset=0", "write", 413, 403, {}, "ingest journal"),
     Row("PUT /api/v1/ingest/runs/ID/files/output/x?offset=0", "write", 413, 403, {}, "ingest files"),
+    Row(f"HEAD /api/v1/ingest/blobs/{'0' * 64}", "write", 404, 404, None, "ingest blobs"),
+    Row(f"PUT /api/v1/ingest/blobs/{'0' * 64}", "write", 400, 400, {}, "ingest blobs"),
     Row("PUT /api/v1/ingest/nothing", "write", 404, 404, {}, "ingest"),
     Row("GET /api/v1/ingest/runs/ID", "write", 405, 405, None, "ingest"),
 ]

@@ -229,6 +229,29 @@ def test_other_files_cannot_be_written(team: Team, registered: str, path: str):
     assert sorted(found.name for found in copy.rglob("*")) == [".tacho", "copy.json", "lock"]
 
 
+# Blobs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_blob_is_stored_once_for_each_project(team: Team):
+    data = b"\x89PNG" * 1000
+    target = f"/api/v1/ingest/blobs/{hash_bytes(data)}"
+    one, two = team.headers("write"), team.headers("write", name="nlp", project="nlp")
+    assert team.client.head(target, headers=one).status_code == 404
+    assert [team.client.put(target, content=data, headers=one).status_code for _ in range(2)] == [201, 200]
+    assert team.client.head(target, headers=one).status_code == 200
+    assert team.client.head(target, headers=two).status_code == 404, "other projects do not learn of it"
+    assert team.client.put(target, content=data, headers=two).status_code == 201
+    stored = [path for path in (team.data_dir / ".server" / "blobs").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in stored] == [data, data]
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "0" * 63, "A" * 64, "%2e%2e", "x%2f..%2f..%2fkeys.json"])
+def test_blob_needs_the_hash_of_its_content(team: Team, name: str):
+    answer = team.client.put(f"/api/v1/ingest/blobs/{name}", content=b"data", headers=team.headers("write"))
+    assert answer.status_code in {400, 404}
+    assert not (team.data_dir / ".server" / "blobs").exists()
+
+
 # Requests back to the trainer ----------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Runs of many machines on one server: access keys, addresses, copies of runs, and the sender of a run."""
 
 from tachograph.remote._address import ServerAddress, parse_server
+from tachograph.remote._blobs import BlobStore
 from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse
 from tachograph.remote._copies import (
     CopyBusyError,
@@ -61,6 +62,7 @@ __all__ = [
     "AccessKey",
     "BatchAnswer",
     "Beat",
+    "BlobStore",
     "Connection",
     "ConnectionFailedError",
     "CopyBusyError",

@@ -6,6 +6,7 @@ A run is sent as the bytes of its journals:
 - `PUT …/runs/{id}/journal/{rank}?offset=N` appends a batch of whole lines at an offset.
 - `PUT …/runs/{id}/files/{path}?offset=N` appends to another file of the run: its console output, captured code,
   annotations or a trace.
+- `HEAD` and `PUT …/blobs/{sha256}` ask for and store a file that belongs to a record, under its hash.
 - `PUT …/runs/{id}/beat` reports that the trainer is alive while there is nothing to send.
 """
 

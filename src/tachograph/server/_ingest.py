@@ -32,6 +32,7 @@ from tachograph.remote import (
     AccessKey,
     BatchAnswer,
     Beat,
+    BlobStore,
     CopyBusyError,
     CopyError,
     CopyGoneError,
@@ -60,6 +61,7 @@ _MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
 _MAX_JSON_BYTES = 256 << 10
 _NUM_THREADS = 4
 _RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|files/([^/]+/[^/]+)))?")
+_BLOB = re.compile(r"/api/v1/ingest/blobs/([^/]+)")
 _STATUS: dict[type[CopyError], tuple[int, str]] = {
     InvalidBatchError: (400, "invalid_batch"),
     NotYourRunError: (403, "not_your_run"),
@@ -79,6 +81,7 @@ class IngestApp:
         self, copies: RunCopies, access: TeamAccess, metrics: ServerMetrics, *, limits: SendLimits | None = None
     ) -> None:
         self._copies = copies
+        self._blobs = BlobStore(copies.root)
         self._access = access
         self._metrics = metrics
         self._limits = limits or SendLimits()
@@ -109,6 +112,9 @@ class IngestApp:
     async def _respond(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
         self._access.check_request(scope, headers)
         key = self._access.authenticate_key(scope, headers, "write")
+        blob = _BLOB.fullmatch(scope["path"])
+        if blob is not None:
+            return await self._respond_to_blob(blob[1], scope, headers, receive, key)
         found = _RUN.fullmatch(scope["path"])
         if found is None:
             raise ApiError(404, "not_found", "there is no such route for sending runs")
@@ -127,6 +133,23 @@ class IngestApp:
         if path is not None:
             return await self._in_thread(self._append_to_file, run_id, path, offset, body, key, headers)
         return await self._in_thread(self._append, run_id, check_rank(rank), offset, body, key, headers)
+
+    async def _respond_to_blob(
+        self, digest: str, scope: Scope, headers: Headers, receive: Receive, key: AccessKey
+    ) -> Response:
+        if scope["method"] == "HEAD":
+            return Response(status_code=200 if self._blobs.has(digest, key.project) else 404)
+        if scope["method"] != "PUT":
+            raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "HEAD, PUT"})
+        self._access.check_rate(key)
+        body = await _read_body(receive, headers, MAX_BATCH_BYTES)
+        return await self._in_thread(self._add_blob, digest, body, key)
+
+    def _add_blob(self, digest: str, body: bytes, key: AccessKey) -> Response:
+        self._check_room(key, len(body))
+        is_new = self._blobs.add(digest, body, key.project)
+        self._count(key, body, body)
+        return Response(status_code=201 if is_new else 200)
 
     async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
         found: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
