@@ -16,6 +16,7 @@ from tachograph.remote import (
     Connection,
     RunSender,
     ServerAddress,
+    current_token,
     find_credential,
     lag_bytes,
     parse_server,
@@ -187,15 +188,9 @@ def _send_run(item: Destined, deadline_s: float) -> Sending:
 
 
 def _sender(item: Destined, address: ServerAddress, *, is_watching: bool = False) -> RunSender:
-    def find_key() -> str | None:
-        with contextlib.suppress(ConfigError):
-            found = find_credential(address)
-            return found.token if found is not None else None
-        return None
-
     destination = read_destination(item.folder)
     is_controlled = is_watching and destination is not None and destination.remote_control
-    connection = Connection(address, find_key)
+    connection = Connection(address, lambda: current_token(address))
     return RunSender(item.folder, connection, lambda *_: None, remote_control=is_controlled)
 
 

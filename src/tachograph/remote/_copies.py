@@ -28,9 +28,9 @@ from pathlib import Path
 import msgspec
 
 from tachograph._base.files import (
+    exclusive_lock,
     make_folder,
     open_folder,
-    open_lock,
     open_to_append,
     read_small,
     replace_file,
@@ -50,11 +50,6 @@ from tachograph.remote._wire import (
     hash_bytes,
     run_files,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows: one process per folder
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "CopyBusyError",
@@ -397,7 +392,8 @@ class RunCopies:
         with self._registering:
             entry = self._read_entry(run_id)
             if entry is None:
-                with self._exclusive():
+                # One process at a time creates copies.
+                with exclusive_lock(self.root / _PRIVATE / "register.lock", below=self.root, mode=0o600):
                     entry = self._read_entry(run_id) or self._create(run_id, registration, owner, project)
             _check_owner(entry, owner, project)
             if entry.remote_control != registration.remote_control:
@@ -543,17 +539,6 @@ class RunCopies:
 
     def _write_entry(self, entry: CopyEntry) -> None:
         replace_file(self._entry_path(entry.run_id), msgspec.json.encode(entry), below=self.root, mode=0o600)
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Let one process create copies at a time."""
-        descriptor = open_lock(self.root / _PRIVATE / "register.lock", below=self.root, mode=0o600)
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _check_owner(entry: CopyEntry, owner: str, project: str | None) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "Credential",
     "check_token",
     "credentials_path",
+    "current_token",
     "find_credential",
     "remove_token",
     "store_token",
@@ -92,6 +93,17 @@ def find_credential(server: ServerAddress) -> Credential | None:
     if token is None:
         return None
     return Credential(check_token(token, f"the key for {server} in {path}"), str(path))
+
+
+def current_token(server: ServerAddress) -> str | None:
+    """Return the token for a server as it is now; None if there is none, or the variable or the file is invalid.
+
+    For a process that runs for long: the user may log in with another key meanwhile.
+    """
+    with contextlib.suppress(ConfigError):
+        found = find_credential(server)
+        return found.token if found is not None else None
+    return None
 
 
 def stored_servers() -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 
 from tachograph._base.guard import guard
-from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.remote._address import parse_server
 from tachograph.remote._connection import Connection
-from tachograph.remote._credentials import find_credential
+from tachograph.remote._credentials import current_token
 from tachograph.remote._sender import RunSender
 
 __all__ = ["SenderThread", "ServerSink"]
@@ -30,16 +28,9 @@ class ServerSink:
         self._address = parse_server(server, allow_plain_http=allow_plain_http)
         self._remote_control = remote_control
 
-    def _find_token(self) -> str | None:
-        # Read again for each request, because the user may log in with another key. An invalid file is no key.
-        with contextlib.suppress(ConfigError):
-            found = find_credential(self._address)
-            return found.token if found is not None else None
-        return None
-
     def follow(self, folder: RunFolder, report: Callable[[str, str, str], None]) -> SenderThread:
         """Return a thread that sends a run."""
-        connection = Connection(self._address, self._find_token)
+        connection = Connection(self._address, lambda: current_token(self._address))
         return SenderThread(RunSender(folder, connection, report, remote_control=self._remote_control))
 
 
