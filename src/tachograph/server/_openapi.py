@@ -140,7 +140,7 @@ def _live_operation(references: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "get_live",
         "summary": "Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); "
-        "`alive` (`StreamAlive`) is sent if there are none for a while.",
+        "a quiet stream sends `alive` (`StreamAlive`) every few seconds.",
         "parameters": [
             {
                 "name": "run",

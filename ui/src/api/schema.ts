@@ -1395,7 +1395,7 @@ export interface Routes {
     body: null;
     response: TrashPage;
   };
-  /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); `alive` (`StreamAlive`) is sent if there are none for a while. */
+  /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); a quiet stream sends `alive` (`StreamAlive`) every few seconds. */
   "GET /api/v1/live": {
     path: {};
     query: { run?: string[] | null };
