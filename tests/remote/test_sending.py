@@ -33,6 +33,15 @@ def test_run_arrives_byte_for_byte(team: Team, make_run: MakeRun):
     assert [run["name"] for run in table["runs"]] == ["default/run"]
 
 
+def test_journal_of_rank_0_is_the_one_of_the_run(team: Team, make_run: MakeRun):
+    folder = make_run()
+    folder.ranks.mkdir()
+    folder.rank_journal(0).write_bytes(lines([step(1)]))  # not a file that a recorder writes
+    sender = team.sender(folder)
+    send_all(sender)
+    assert team.copy_of(sender).journal.read_bytes() == folder.journal.read_bytes()
+
+
 def test_sent_state_tells_what_is_left(team: Team, make_run: MakeRun):
     folder = make_run()
     send_all(team.sender(folder))

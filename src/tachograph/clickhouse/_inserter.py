@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -38,7 +37,6 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _BEFORE_BYTES = 4_096
 _MAX_FIRST_LINE_BYTES = 4 << 20
 _INVALID = (msgspec.MsgspecError, ValueError, RecursionError)
-_JOURNAL_NAME = re.compile(r"(\d{5,9})\.jsonl(\.gz)?")
 
 
 class InserterLag(msgspec.Struct):
@@ -318,13 +316,9 @@ def run_key(path: str | os.PathLike[str], name: str) -> str:
 def rank_journals(folder: RunFolder) -> Iterator[tuple[int, Path]]:
     """Yield the ranks of a run and their journals, rank 0 first."""
     yield 0, folder.journal
-    try:
-        names = sorted(path.name for path in folder.ranks.iterdir())
-    except OSError:
-        return
-    ranks = {int(match[1]) for name in names if (match := _JOURNAL_NAME.fullmatch(name))}
-    for rank in sorted(ranks - {0}):
-        yield rank, folder.rank_journal(rank)
+    for rank in folder.other_ranks():
+        if rank:
+            yield rank, folder.rank_journal(rank)
 
 
 def _hash_before(path: Path, offset: int) -> str:

@@ -20,6 +20,7 @@ from tachograph.journal._csv_main import complete_csv_later
 from tachograph.journal._destination import Destination, read_destination, remove_destination, write_destination
 from tachograph.journal._ends import current_state
 from tachograph.journal._files import (
+    complete_size,
     compress_journal,
     compressed_path,
     journal_size,
@@ -83,6 +84,7 @@ __all__ = [
     "RunState",
     "claim_run_folder",
     "complete_csv_later",
+    "complete_size",
     "compress_journal",
     "compressed_path",
     "count_records",

@@ -34,6 +34,7 @@ from tachograph._base.files import create_file, move_file, open_to_read, replaci
 
 __all__ = [
     "MemberCache",
+    "complete_size",
     "compress_journal",
     "compressed_path",
     "journal_size",
@@ -46,6 +47,7 @@ _MEMBER_BYTES = 1 << 20
 _MAX_MEMBER_BYTES = 1 << 30
 _MAX_MEMBERS = 16_000
 _LEVEL = 6
+_LAST_LINE_BYTES = 64 << 10
 _MAGIC = b"tachogzi"
 _HEADER = struct.Struct("<4sIBB")
 """A gzip header: magic and flags, time, extra flags, system."""
@@ -114,6 +116,23 @@ def journal_size(path: str | os.PathLike[str]) -> int:
     except FileNotFoundError:
         with open_journal(path, is_raw=True) as file:
             return file.seek(0, os.SEEK_END)
+
+
+def complete_size(file: BinaryIO) -> int:
+    """Return the size of an open file up to the end of its last complete line.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _LAST_LINE_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 class _CompressedJournal(io.RawIOBase):

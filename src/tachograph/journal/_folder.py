@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal._files import compressed_path
 
 __all__ = ["RunFolder", "find_run", "list_runs"]
+
+_RANK_JOURNAL = re.compile(r"(\d{5,9})\.jsonl(\.gz)?")
 
 
 class RunFolder:
@@ -102,6 +105,14 @@ class RunFolder:
     def rank_journal(self, rank: int) -> Path:
         """`ranks/00001.jsonl`: the journal of a rank."""
         return self.ranks / f"{rank:05d}.jsonl"
+
+    def other_ranks(self) -> list[int]:
+        """Return the ranks that have journals of their own, plain or compressed, in order."""
+        try:
+            found = [_RANK_JOURNAL.fullmatch(name) for name in os.listdir(self.ranks)]
+        except OSError:
+            return []
+        return sorted({int(match[1]) for match in found if match})
 
     def rank_heartbeat(self, rank: int) -> Path:
         """`.tacho/ranks/00001.json`: the last heartbeat of a rank."""

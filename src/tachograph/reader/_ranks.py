@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +39,7 @@ class RankView(msgspec.Struct, kw_only=True):
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
     """Return the ranks of a run, rank 0 first; empty for a run of one process."""
-    ranks = _other_ranks(folder)
+    ranks = folder.other_ranks()
     if not ranks:
         return []
     views = [_view(0, read_records(folder.journal), folder)]
@@ -53,7 +52,7 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
 def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
     """Return the last `system` records of each rank other than 0; only the end of each journal is read."""
     samples: dict[int, list[dict[str, Any]]] = {}
-    for rank in _other_ranks(folder):
+    for rank in folder.other_ranks():
         with contextlib.suppress(OSError):
             follower = JournalFollower.from_end(folder.rank_journal(rank), _SAMPLES_BYTES)
             samples[rank] = []
@@ -62,15 +61,6 @@ def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
                 records = follower.parse(kept, follower.offset - len(lines))
                 samples[rank] += [record for record in records if record["event"] == "system"]
     return samples
-
-
-def _other_ranks(folder: RunFolder) -> list[int]:
-    """Return the ranks that have journals of their own."""
-    try:
-        found = [re.fullmatch(r"(\d{5,9})\.jsonl(\.gz)?", path.name) for path in folder.ranks.iterdir()]
-    except OSError:
-        return []
-    return sorted({int(match[1]) for match in found if match})
 
 
 def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> RankView:

@@ -37,7 +37,7 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph._base.typed import decode_json
-from tachograph.journal import RunFolder, lock_run_folder, restore_journal, uptime_s
+from tachograph.journal import RunFolder, complete_size, lock_run_folder, restore_journal, uptime_s
 from tachograph.records import suggest_run_name
 from tachograph.remote._usage import KeyUsage
 from tachograph.remote._wire import (
@@ -206,12 +206,10 @@ class RunCopy:
 
     def have(self) -> dict[str, int]:
         """Return the number of bytes of each rank's journal."""
-        ranks = {0} if self.folder.exists() else set()
-        with contextlib.suppress(OSError):
-            names = (re.match(r"(\d{5})\.jsonl(?:\.gz)?$", name) for name in os.listdir(self.folder.ranks))
-            ranks |= {int(found[1]) for found in names if found}
+        ranks = [0] if self.folder.exists() else []
+        ranks += [rank for rank in self.folder.other_ranks() if 0 < rank <= MAX_RANK]
         with self._mutex:
-            return {str(rank): self._journal(rank).have for rank in sorted(ranks)}
+            return {str(rank): self._journal(rank).have for rank in ranks}
 
     def append(self, rank: int, offset: int, data: bytes, before: str) -> int:
         """Append a batch and return how many bytes the copy has now.
@@ -593,14 +591,8 @@ def _made(path: Path, folder: RunFolder) -> Path:
 def _cut_torn_line(fd: int) -> int:
     """Cut off a last line without its end, which a killed server left; return the size."""
     size = os.fstat(fd).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - 65_536)
-        newline = os.pread(fd, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        end = complete_size(file)
     if end < size:
         os.ftruncate(fd, end)
     return end

@@ -22,7 +22,6 @@ failure, after which the sender waits.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import time
@@ -40,6 +39,7 @@ from tachograph.journal import (
     Request,
     RunFolder,
     RunState,
+    complete_size,
     current_state,
     journal_size,
     open_journal,
@@ -51,6 +51,7 @@ from tachograph.remote._connection import Connection, ConnectionFailedError, Ser
 from tachograph.remote._wire import (
     BEFORE_BYTES,
     MAX_BATCH_BYTES,
+    MAX_RANK,
     RUN_ID,
     BatchAnswer,
     Beat,
@@ -74,7 +75,6 @@ _NEVER = 1 << 62
 _MAX_REQUESTS = 100
 """In one answer of the server."""
 _MAX_HANDED = 100_000
-_START_FACTS = ("time", "schema", "world_size", "session_tag")
 
 
 class SendState(msgspec.Struct):
@@ -433,29 +433,17 @@ class _RetryError(Exception):
 def _journals(folder: RunFolder) -> dict[int, Path]:
     """Return the journals of a run by rank."""
     found = {0: folder.journal} if folder.exists() else {}
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder.ranks)):
-            match = re.fullmatch(r"(\d{5})\.jsonl(?:\.gz)?", name)
-            if match:
-                found[int(match[1])] = folder.rank_journal(int(match[1]))
-    return found
+    others = (rank for rank in folder.other_ranks() if 0 < rank <= MAX_RANK)
+    return found | {rank: folder.rank_journal(rank) for rank in others}
 
 
 def _complete_bytes(path: Path) -> int:
-    """Return the size of a journal up to the last newline."""
+    """Return the size of a journal up to the last newline; 0 if it cannot be read."""
     try:
         with open_journal(path) as file:
-            end = file.seek(0, os.SEEK_END)
-            while end > 0:
-                start = max(0, end - 65_536)
-                file.seek(start)
-                newline = file.read(end - start).rfind(b"\n")
-                if newline >= 0:
-                    return start + newline + 1
-                end = start
+            return complete_size(file)
     except OSError:
-        pass
-    return 0
+        return 0
 
 
 def _bounded(limits: SendLimits) -> SendLimits:
