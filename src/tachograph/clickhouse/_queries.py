@@ -25,8 +25,7 @@ from tachograph.clickhouse._schema import SCHEMA_TABLES, StoreSchema
 from tachograph.exceptions import ColumnStoreError
 from tachograph.store import Axis, Line, Mark, MetricAggregates
 from tachograph.store._aggregates import with_window_extremes
-from tachograph.store._columns import CHUNK, AttemptRange, Integers, SeriesPart, StreamRows
-from tachograph.store._query import (
+from tachograph.store._chart_lines import (
     MAX_RAW_POINTS,
     MIN_COARSE_POINTS,
     View,
@@ -35,6 +34,7 @@ from tachograph.store._query import (
     build_marks,
     choose_extremes,
 )
+from tachograph.store._columns import CHUNK, AttemptRange, Integers, SeriesPart, StreamRows
 from tachograph.store._tail import SeriesStats
 from tachograph.store._windows import build_lines_with_extremes
 

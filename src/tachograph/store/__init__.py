@@ -1,10 +1,10 @@
 """Runs as columns, for fast charts. Knows records and journals, but nothing about the server."""
 
 from tachograph.store._aggregates import MetricAggregates
+from tachograph.store._chart_lines import Line, Mark
 from tachograph.store._columns import Axis, Floats
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
 from tachograph.store._group_lines import GroupCurve, average_lines
-from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
 from tachograph.store._segment import SegmentError
 from tachograph.store._source import SeriesSource

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from tachograph.reader import Attempt
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import MARK_KINDS, Column, Floats, Integers
-from tachograph.store._query import ColumnSource
 
 __all__ = [
     "MetricAggregates",

@@ -21,8 +21,8 @@ import numpy as np
 
 from tachograph.records import flatten
 from tachograph.store._axes import AttemptSteps, Knots, RecordedValues, attempt_steps, build_knots, series_of
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import Floats
-from tachograph.store._query import ColumnSource
 
 __all__ = ["Amount", "amount_knots", "window_training_s"]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import CHUNK, Column, Floats, Integers, SeriesPart, StreamRows
-from tachograph.store._query import ColumnSource
 from tachograph.store._tail import SeriesStats
 
 __all__ = [

@@ -8,10 +8,10 @@ from tachograph.reader import RunDigest
 from tachograph.records import finite_or_none
 from tachograph.store._amounts import amount_knots
 from tachograph.store._axes import Knots, PlacedSource, has_increasing_steps
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import Axis, Column
 from tachograph.store._epochs import epoch_knots
 from tachograph.store._kept_knots import compact_knots
-from tachograph.store._query import ColumnSource
 from tachograph.store._training_time import join_attempts, training_time_knots
 
 __all__ = ["AxisKnots", "AxisSources", "find_knots", "place_sources", "training_clock"]

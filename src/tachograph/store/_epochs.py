@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tachograph.store._axes import Knots, has_increasing_steps, rows_of, series_of
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import Floats
-from tachograph.store._query import ColumnSource
 
 __all__ = ["epoch_knots"]
 

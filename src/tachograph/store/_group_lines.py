@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tachograph.store._chart_lines import choose_extremes
 from tachograph.store._columns import Floats, Integers
-from tachograph.store._query import choose_extremes
 
 __all__ = ["GroupCurve", "average_lines"]
 

@@ -46,10 +46,10 @@ from tachograph.store._aggregates import (
     with_window_extremes,
 )
 from tachograph.store._axis_sources import AxisKnots, AxisSources, find_knots, place_sources, training_clock
+from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._kept_knots import KnotsLimit
-from tachograph.store._query import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
 from tachograph.store._span_table import SpanTable, SpanView

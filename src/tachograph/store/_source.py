@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tachograph.store._aggregates import MetricAggregates
+from tachograph.store._chart_lines import Line, Mark
 from tachograph.store._columns import Axis
-from tachograph.store._query import Line, Mark
 
 __all__ = ["SeriesSource"]
 

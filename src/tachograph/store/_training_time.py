@@ -20,8 +20,8 @@ import numpy as np
 
 from tachograph.store._amounts import window_training_s
 from tachograph.store._axes import AttemptSteps, Knots, RecordedValues, attempt_steps, build_knots, rows_of, series_of
+from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import Floats
-from tachograph.store._query import ColumnSource
 
 __all__ = ["join_attempts", "training_time_knots"]
 

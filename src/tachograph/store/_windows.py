@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tachograph.store._chart_lines import ColumnSource, Line, View, build_lines
 from tachograph.store._columns import SeriesPart
-from tachograph.store._query import ColumnSource, Line, View, build_lines
 
 __all__ = ["build_lines_with_extremes"]
 

@@ -1,6 +1,6 @@
 """Turn columns into chart lines: about as many points as pixels, with every visible extreme among them.
 
-For each attempt the query works in four steps:
+For each attempt there are four steps:
 
 1. Find the values inside the view by binary search in each source (segment or tail), plus one neighbour on each side,
    so that lines run to the edges of the chart.
