@@ -51,7 +51,7 @@ ui-check: ui/node_modules/.stamp-dev
 # Programs that tests use: Chromium for the dashboard, Prometheus for its sink, nginx and Caddy in front of the server,
 # ClickHouse for the column store. Debian's ClickHouse is unpacked into .tools; without it, its tests are skipped.
 tools:
-	@sh tests/clickhouse/fetch.sh || true
+	@sh tests/server/columns/fetch.sh || true
 	@missing=; \
 	command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || missing="chromium fonts-dejavu-core"; \
 	{ command -v prometheus && command -v promtool; } >/dev/null || missing="$$missing prometheus"; \

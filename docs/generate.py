@@ -21,7 +21,7 @@ from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
 from tachograph.records._secret_formats import FORMATS
-from tachograph.remote import SCOPES
+from tachograph.server import SCOPES
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table

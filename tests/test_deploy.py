@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from tachograph.cli._serve import serve
-from tachograph.clickhouse import parse_address
 from tachograph.journal import RunFolder
 from tachograph.remote import Connection, RunSender, parse_server
-from tachograph.server import ProxyTrust
+from tachograph.server.columns import parse_address
+from tachograph.server.team import ProxyTrust
 from tests.conftest import HANG_S, wait_for
 from tests.remote.conftest import (
     Team,

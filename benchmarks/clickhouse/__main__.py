@@ -1,6 +1,6 @@
 """Insert, draw and list runs in ClickHouse: ``python -m benchmarks.clickhouse [--points N] [--runs N]``.
 
-Measured on Debian's server 18.16 and on chDB, a recent ClickHouse; see `tests/clickhouse/servers.py`. Each subject
+Measured on Debian's server 18.16 and on chDB, a recent ClickHouse; see `tests/server/columns/servers.py`. Each subject
 alternates with its baseline on the same server.
 """
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tests.clickhouse.servers import ChdbServer, ClickHouseServer, missing_chdb, missing_server
+from tests.server.columns.servers import ChdbServer, ClickHouseServer, missing_chdb, missing_server
 
 from benchmarks.child import temporary_folder
 from benchmarks.measure import Spread, make_rows
 from benchmarks.report import Report, time_text
-from tachograph.clickhouse import ColumnStore
-from tachograph.clickhouse._schema import SCHEMA_TABLES
 from tachograph.journal import RunFolder
+from tachograph.server.columns import ColumnStore
+from tachograph.server.columns._schema import SCHEMA_TABLES
 
 _NUM_INSERTS = 3
 _NUM_ROUNDS = 15

@@ -16,7 +16,8 @@ import msgspec
 from benchmarks.child import run_as_child
 from benchmarks.remote.server import pss_mib, start_server
 from tachograph.records import encode
-from tachograph.remote import Registration, RunCopies, hash_bytes
+from tachograph.remote import Registration, hash_bytes
+from tachograph.server.team import RunCopies
 
 __all__: list[str] = []
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.child import child_environment
-from tachograph.remote import KeyRing, keys_path
+from tachograph.server.team import KeyRing, keys_path
 
 __all__ = ["RunningServer", "cpu_s", "pss_mib", "start_server"]
 
@@ -96,7 +96,7 @@ class _BareApp:
 
 
 def _main(kind: str, data_dir: str, port: str) -> None:
-    from tachograph.server import TeamServer, create_team_server
+    from tachograph.server.team import TeamServer, create_team_server
 
     # As `tacho serve` does.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

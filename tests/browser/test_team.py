@@ -15,7 +15,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tachograph.remote import Connection, KeyRing, RunSender, keys_path, parse_server
+from tachograph.remote import Connection, RunSender, parse_server
+from tachograph.server.team import KeyRing, keys_path
 from tests.conftest import HANG_S, wait_for
 from tests.preloaded import preloaded
 from tests.store import END, START, hears, step, write

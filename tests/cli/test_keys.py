@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tachograph.remote import KeyRing, keys_path
+from tachograph.server.team import KeyRing, keys_path
 from tests.cli.test_cli import tacho
 
 

@@ -22,17 +22,9 @@ import pytest
 
 from tachograph.journal import RunFolder, RunState, current_state
 from tachograph.reader import read
-from tachograph.remote import (
-    Connection,
-    KeyRing,
-    RunSender,
-    SendState,
-    keys_path,
-    parse_server,
-    read_copy_status,
-    read_send_state,
-    store_token,
-)
+from tachograph.remote import Connection, RunSender, SendState, parse_server, read_send_state, store_token
+from tachograph.server._copy_status import read_copy_status
+from tachograph.server.team import KeyRing, keys_path
 from tests.conftest import HANG_S, Script, lines_of, wait_for
 from tests.preloaded import preloaded
 from tests.remote.conftest import send_all

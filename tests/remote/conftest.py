@@ -14,7 +14,7 @@ import pytest
 
 from tachograph.journal import RunFolder
 from tachograph.remote import Connection, RunSender, parse_server
-from tachograph.server import TeamServer, create_team_server
+from tachograph.server.team import TeamServer, create_team_server
 from tests.conftest import HANG_S, wait_for
 from tests.store import END, START, step, write
 

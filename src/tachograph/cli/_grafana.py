@@ -17,6 +17,6 @@ def grafana(database: str, title: str) -> None:
 
     Import it in Grafana. It needs the data source plugin grafana-clickhouse-datasource.
     """
-    from tachograph.clickhouse import grafana_board
+    from tachograph.server.columns import grafana_board
 
     click.echo(json_text(grafana_board(database, title)))

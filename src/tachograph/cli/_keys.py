@@ -13,7 +13,8 @@ from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, format_time, json_text, new_table, plural, safe, size
 from tachograph.cli._options import json_option, parse_duration
-from tachograph.remote import SCOPES, AccessKey, KeyRing, count_kept_bytes, keys_path
+from tachograph.server import SCOPES
+from tachograph.server.team import AccessKey, KeyRing, count_kept_bytes, keys_path
 
 __all__ = ["keys"]
 

@@ -11,7 +11,7 @@ import rich_click as click
 from tachograph._base.importing import without_collection
 from tachograph.cli._format import safe
 from tachograph.exceptions import ServeError
-from tachograph.remote import KeyRing, keys_path
+from tachograph.server.team import KeyRing, keys_path
 
 __all__ = ["serve"]
 
@@ -97,7 +97,7 @@ def serve(
     first one with `tacho keys create`.
     """
     with without_collection():
-        from tachograph.server import ProxyTrust, TlsFiles, check_readiness, serve_team
+        from tachograph.server.team import ProxyTrust, TlsFiles, check_readiness, serve_team
 
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: pass both")

@@ -16,7 +16,7 @@ from tachograph.exceptions import ConfigError, RunNotFoundError, did_you_mean
 from tachograph.journal import FoundRun, LogFolders
 
 if TYPE_CHECKING:
-    from tachograph.clickhouse import ColumnStore
+    from tachograph.server.columns import ColumnStore
 
 __all__ = ["store"]
 
@@ -56,7 +56,7 @@ def _runs_option(command: Command) -> Command:
 
 
 def _open(address: str) -> ColumnStore:
-    from tachograph.clickhouse import ColumnStore
+    from tachograph.server.columns import ColumnStore
 
     if not address:
         raise ConfigError(f"no store is given: pass --store clickhouse://HOST:PORT/DATABASE or set {_VARIABLE}")
@@ -113,7 +113,7 @@ def backfill(
     as_json: bool,
 ) -> None:
     """Insert what the journals have and the store lacks. Stop and repeat it at any time."""
-    from tachograph.clickhouse import run_key
+    from tachograph.server.columns import run_key
 
     with _open(address) as opened:
         opened.schema.migrate()
@@ -156,7 +156,7 @@ def _compare(
     opened: ColumnStore, log_dirs: tuple[str, ...], chosen: list[FoundRun], *, is_quiet: bool
 ) -> list[dict[str, Any]]:
     """Print and return the differences."""
-    from tachograph.clickhouse import verify_runs
+    from tachograph.server.columns import verify_runs
 
     differences: list[dict[str, Any]] = []
     num_runs = 0

@@ -26,7 +26,7 @@ from tachograph._base.paths import config_folder
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.remote._address import ServerAddress
-from tachograph.remote._keys import TOKEN_FORMAT
+from tachograph.remote._wire import TOKEN_FORMAT
 
 __all__ = [
     "API_KEY_VARIABLE",

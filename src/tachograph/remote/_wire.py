@@ -25,14 +25,15 @@ from tachograph.journal import Heartbeat, Request, RunFolder
 
 __all__ = [
     "BEFORE_BYTES",
-    "BatchAnswer",
-    "Beat",
     "MAX_BATCH_BYTES",
     "MAX_RANK",
-    "Registered",
-    "Registration",
     "RUN_FILES",
     "RUN_ID",
+    "TOKEN_FORMAT",
+    "BatchAnswer",
+    "Beat",
+    "Registered",
+    "Registration",
     "SendLimits",
     "hash_bytes",
     "run_files",
@@ -47,6 +48,8 @@ RUN_FILES = {
 """The folders of a run that are sent besides its journals: names of their files, and the largest size of one."""
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:~[1-9][0-9]{0,3})?"
 """The id of a run; `~2` and so on distinguish copies whose bytes differ from the first one."""
+TOKEN_FORMAT = re.compile(r"tk_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
+"""An access key: its id and its secret."""
 MAX_RANK = 99_999
 MAX_BATCH_BYTES = 16 << 20
 """The most plain bytes in a request. A batch is smaller, unless one line is that long."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from starlette.types import Scope as RequestScope
 
-from tachograph.remote import Scope
+__all__ = ["IDENTITY", "SCOPES", "Identity", "Scope", "identity_of"]
 
-__all__ = ["IDENTITY", "Identity", "identity_of"]
+Scope = Literal["write", "read", "control", "admin"]
+SCOPES: dict[Scope, str] = {
+    "write": "send runs",
+    "read": "see runs",
+    "control": "control runs that allow it",
+    "admin": "do everything, also delete runs",
+}
+"""What each scope allows."""
 
 IDENTITY = "tachograph.identity"
 """The key in the state of a request."""

@@ -21,7 +21,6 @@ from tachograph.journal import (
 from tachograph.provenance import (
     RunComparison,
 )
-from tachograph.remote import SCOPES, Scope
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_comparison, download_patch
@@ -30,7 +29,7 @@ from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
 from tachograph.server._errors import ApiError
-from tachograph.server._identity import Identity
+from tachograph.server._identity import SCOPES, Identity, Scope
 from tachograph.server._lineage import LineagePage, build_lineage
 from tachograph.server._models import (
     AlertsPage,
@@ -92,7 +91,7 @@ from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
 if TYPE_CHECKING:
-    from tachograph.clickhouse import ColumnStore
+    from tachograph.server.columns import ColumnStore
 
 __all__ = ["ROUTES", "RequestContext", "Route", "ServerHooks", "handle_request"]
 

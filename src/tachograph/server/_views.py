@@ -25,7 +25,7 @@ from tachograph.reader import (
     request_control,
 )
 from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
-from tachograph.remote import read_copy_status
+from tachograph.server._copy_status import read_copy_status
 from tachograph.server._models import (
     CURSOR_PATTERN,
     AttemptView,

@@ -12,7 +12,7 @@ __all__ = ["SeriesSource"]
 
 
 class SeriesSource(Protocol):
-    """The metrics of one run. `StoredRun` answers from files, `tachograph.clickhouse.ClickHouseRun` from a database."""
+    """The metrics of one run: `StoredRun` reads files, `tachograph.server.columns.ClickHouseRun` a database."""
 
     @property
     def metric_names(self) -> list[str]:

@@ -1,0 +1,69 @@
+"""`StoreFeeder`: keeps the tables in ClickHouse up to date with the runs of a server, in a thread.
+
+The tables are derived from the journals, so nothing depends on them: a server starts and answers without ClickHouse,
+and the thread connects when it can.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from tachograph.exceptions import ColumnStoreError
+from tachograph.server.columns import ColumnStore, Inserter, InserterLag, parse_address
+
+__all__ = ["StoreFeeder"]
+
+_RETRY_S = 5.0
+
+
+class StoreFeeder:
+    """Connects to ClickHouse and inserts the runs below a folder.
+
+    Args:
+        address: for example ``clickhouse://user@host:8123/tacho``.
+        root: the folder.
+
+    Raises:
+        ConfigError: if the address is invalid.
+    """
+
+    def __init__(self, address: str, root: Path) -> None:
+        parse_address(address)
+        self._address = address
+        self._root = root
+        self._stop = threading.Event()
+        self._connected_s = time.time()
+        self._error: str | None = None
+        self._inserter: Inserter | None = None
+        self.store: ColumnStore | None = None
+        """None until ClickHouse could be reached."""
+        self._thread = threading.Thread(target=self._run, name="tachograph-clickhouse", daemon=True)
+        self._thread.start()
+
+    @property
+    def lag(self) -> InserterLag:
+        """How far the tables are behind the journals."""
+        if self._inserter is not None:
+            return self._inserter.lag
+        return InserterLag(behind_since=self._connected_s, error=self._error)
+
+    def close(self) -> None:
+        """Stop inserting. What is missing is inserted after the next start."""
+        self._stop.set()
+        self._thread.join()
+        if self.store is not None:
+            self.store.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                store = ColumnStore(self._address)
+            except ColumnStoreError as error:
+                self._error = str(error)
+                self._stop.wait(_RETRY_S)
+                continue
+            self._inserter = store.inserter(str(self._root))
+            self.store = store
+            self._inserter.run(self._stop)

@@ -1,0 +1,66 @@
+"""The column store of a server: its tables, its runs, and the inserter that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tachograph.journal import RunFolder
+from tachograph.server.columns._address import parse_address
+from tachograph.server.columns._client import ClickHouseClient, quote
+from tachograph.server.columns._inserter import Inserter, run_key
+from tachograph.server.columns._queries import ClickHouseRun, list_aggregates
+from tachograph.server.columns._schema import StoreSchema
+from tachograph.store import MetricAggregates
+
+__all__ = ["ColumnStore"]
+
+
+class ColumnStore:
+    """Runs in ClickHouse. Everything in it is derived from journals."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to a database.
+
+        Args:
+            address: for example ``clickhouse://user@host:8123/tacho``; the password is in TACHO_CLICKHOUSE_PASSWORD.
+
+        Raises:
+            ConfigError: if the address is invalid.
+            ColumnStoreError: if the server cannot be reached.
+        """
+        self.address = parse_address(address)
+        client = ClickHouseClient(self.address)
+        try:
+            self.schema = StoreSchema(client)
+        except BaseException:
+            client.close()
+            raise
+
+    def __enter__(self) -> ColumnStore:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.schema.client.close()
+
+    def run(self, folder: RunFolder, name: str, rank: int = 0) -> ClickHouseRun:
+        """Return a run of a log folder, by its folder and its id there."""
+        return ClickHouseRun(self.schema, run_key(folder.path, name), rank)
+
+    def aggregates(
+        self, names: Collection[str], run_ids: Collection[str] | None = None
+    ) -> dict[str, dict[str, MetricAggregates]]:
+        """Return the aggregates of some metrics, by run and name; of all runs by default."""
+        condition = "rank = 0"
+        if run_ids is not None:
+            if not run_ids:
+                return {}
+            condition += f" AND run_id IN ({', '.join(map(quote, run_ids))})"
+        return list_aggregates(self.schema, names, condition) if names else {}
+
+    def inserter(self, *log_dirs: str, runs: list[str] | None = None) -> Inserter:
+        """Return an inserter for log folders; `Inserter.run` follows them in a thread of the caller."""
+        return Inserter(self.schema, *log_dirs, runs=runs)

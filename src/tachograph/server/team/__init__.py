@@ -1,0 +1,55 @@
+"""A team's server: it receives runs from many machines, checks access keys, and serves the dashboard over them."""
+
+from tachograph.server.team._access import ProxyTrust
+from tachograph.server.team._blobs import BlobStore
+from tachograph.server.team._copies import (
+    CopyBusyError,
+    CopyEntry,
+    CopyError,
+    CopyGoneError,
+    DivergedError,
+    InvalidBatchError,
+    NotYourRunError,
+    OutOfOrderError,
+    RunCopies,
+    RunCopy,
+    StorageFullError,
+    UnknownRunError,
+    check_rank,
+    project_folder,
+)
+from tachograph.server.team._failure_limiter import FailureLimiter
+from tachograph.server.team._key_usage import KeyUsage, count_kept_bytes
+from tachograph.server.team._keys import AccessKey, KeyFileError, KeyRing, keys_path
+from tachograph.server.team._server import TeamServer, TlsFiles, check_readiness, create_team_server, serve_team
+
+__all__ = [
+    "AccessKey",
+    "BlobStore",
+    "CopyBusyError",
+    "CopyEntry",
+    "CopyError",
+    "CopyGoneError",
+    "DivergedError",
+    "FailureLimiter",
+    "InvalidBatchError",
+    "KeyFileError",
+    "KeyRing",
+    "KeyUsage",
+    "NotYourRunError",
+    "OutOfOrderError",
+    "ProxyTrust",
+    "RunCopies",
+    "RunCopy",
+    "StorageFullError",
+    "TeamServer",
+    "TlsFiles",
+    "UnknownRunError",
+    "check_rank",
+    "check_readiness",
+    "count_kept_bytes",
+    "create_team_server",
+    "keys_path",
+    "project_folder",
+    "serve_team",
+]

@@ -1,0 +1,52 @@
+"""Files that belong to records, such as images, on the server: stored once, under the hash of their content.
+
+A client asks for a hash first and sends the file only if the server lacks it. The answer would tell whether anyone has
+sent that file, so each project has blobs of its own, and so have keys for all projects.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tachograph._base.files import add_file, make_folder
+from tachograph.remote import hash_bytes
+from tachograph.server.team._copies import InvalidBatchError, project_folder
+
+__all__ = ["BlobStore"]
+
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class BlobStore:
+    """The blobs below the folder of a server."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def has(self, digest: str, project: str | None) -> bool:
+        """Return whether there is a blob.
+
+        Raises:
+            InvalidBatchError: if the digest is not a SHA-256 in hexadecimal.
+        """
+        return self._path(digest, project).is_file()
+
+    def add(self, digest: str, data: bytes, project: str | None) -> bool:
+        """Store a blob; return False if there is one already.
+
+        Raises:
+            InvalidBatchError: if the digest is not that of the data.
+            OSError: if it cannot be written.
+        """
+        path = self._path(digest, project)
+        if hash_bytes(data) != digest:
+            raise InvalidBatchError("the body does not have this hash: it was changed on its way")
+        make_folder(path.parent, below=self._root, mode=0o700)
+        return add_file(path, data, below=self._root, mode=0o600)
+
+    def _path(self, digest: str, project: str | None) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise InvalidBatchError("the name of a blob is the SHA-256 of its content, in hexadecimal")
+        owner = ("all",) if project is None else ("projects", project_folder(project))
+        return self._root.joinpath(".server", "blobs", *owner, digest[:2], digest)

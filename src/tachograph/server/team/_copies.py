@@ -1,0 +1,570 @@
+"""The server's copies of runs: each journal is byte for byte the trainer's file.
+
+A copy has no other state. The number of bytes that it *has* is the length of the file up to its last newline, so a
+repeated batch, a second client or a reinstalled one all agree with it. A server that is killed in the middle of a write
+leaves a line without its end, which is cut off when the file is opened again; the client sends those bytes again.
+
+The folder of a copy is made by the server from the name and the project that the client sent: ``DIR/<project>/<name>``,
+with a number if that name is in use. `DIR/.server/runs/<id>.json` says which folder a run id has and which key
+registered it. Only keys of the same family (see `_keys`) may append.
+
+Several processes may serve one folder. A process that appends to a copy holds the lock of the run folder, as a recorder
+does, and releases it when the copy was not used for a while. So nothing compresses or thins a copy meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tachograph._base.files import (
+    exclusive_lock,
+    make_folder,
+    open_folder,
+    open_to_append,
+    read_small,
+    replace_file,
+    write_all,
+)
+from tachograph._base.typed import decode_json
+from tachograph.journal import RunFolder, complete_size, lock_run_folder, restore_journal, uptime_s
+from tachograph.records import suggest_run_name
+from tachograph.remote import BEFORE_BYTES, MAX_RANK, RUN_FILES, RUN_ID, Beat, Registration, hash_bytes, run_files
+from tachograph.server._copy_status import CopyStatus, copy_status_path, read_copy_status
+from tachograph.server.team._key_usage import KeyUsage
+
+__all__ = [
+    "CopyBusyError",
+    "CopyEntry",
+    "CopyError",
+    "CopyGoneError",
+    "DivergedError",
+    "InvalidBatchError",
+    "NotYourRunError",
+    "OutOfOrderError",
+    "RunCopies",
+    "RunCopy",
+    "StorageFullError",
+    "UnknownRunError",
+    "check_rank",
+    "project_folder",
+]
+
+DEFAULT_PROJECT = "default"
+_PRIVATE = ".server"
+_MAX_ENTRY_BYTES = 64 << 10
+_MAX_OPEN_COPIES = 1024
+_MAX_FILES = 4096
+_MAX_OPEN_JOURNALS = 8
+"""Of one copy: a run may have thousands of ranks, and a process only so many open files."""
+_SEARCH_INTERVAL_S = 60.0
+_IDLE_S = 60.0
+"""A copy that was not used for so long is closed, so that another process may append to it."""
+_RUN_ID = re.compile(RUN_ID)
+_REMOTE = "remote:"
+_NUM_SKEWS = 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class CopyError(Exception):
+    """A batch or a registration cannot be accepted; the text is for the client."""
+
+
+class InvalidBatchError(CopyError):
+    """The batch is not made of whole lines, or a value is out of range."""
+
+
+class UnknownRunError(CopyError):
+    """The run is not registered."""
+
+
+class NotYourRunError(CopyError):
+    """Another key registered the run."""
+
+
+class CopyGoneError(CopyError):
+    """The copy was deleted on the server."""
+
+
+class CopyBusyError(CopyError):
+    """Another process of the server appends to the copy."""
+
+
+class OutOfOrderError(CopyError):
+    """The batch begins after the end of the copy, which is `have`."""
+
+    def __init__(self, have: int) -> None:
+        super().__init__(f"the copy has {have} bytes: continue there")
+        self.have = have
+
+
+class DivergedError(CopyError):
+    """The batch, or what comes before it, differs from the bytes of the copy."""
+
+
+class StorageFullError(CopyError):
+    """The disk of the server is full."""
+
+
+class CopyEntry(msgspec.Struct):
+    """Where the copy of a run is, and who registered it."""
+
+    run_id: str
+    folder: str
+    """Relative to the folder of the server."""
+    inode: int
+    owner: str
+    """The family of the key."""
+    run_name: str
+    registered: float
+    remote_control: bool = False
+
+
+class _OpenJournal:
+    """The file of one rank, open to append."""
+
+    def __init__(self, path: Path, below: Path) -> None:
+        restore_journal(path, below=below)
+        self.fd = open_to_append(path, below=below)
+        try:
+            self.have = _cut_torn_line(self.fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+
+class RunCopy:
+    """The copy of one run, with its journals open."""
+
+    def __init__(
+        self, folder: RunFolder, entry: CopyEntry, *, is_durable: bool, on_stored: Callable[[str, int], None]
+    ) -> None:
+        self.folder = folder
+        self.entry = entry
+        self.used_s = time.monotonic()
+        self._is_durable = is_durable
+        self._on_stored = on_stored
+        self._mutex = threading.Lock()
+        self._journals: OrderedDict[int, _OpenJournal] = OrderedDict()
+        self._skews: list[float] = []
+        self._lock = contextlib.ExitStack()
+        # As long as it is open, no other folder gets its inode.
+        self._lock.callback(os.close, open_folder(folder.path))
+        if not self._lock.enter_context(lock_run_folder(folder)):
+            self._lock.close()
+            raise CopyBusyError("another process appends to the copy, or compresses it: try again")
+        self._is_open = True
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the folder was neither deleted nor moved."""
+        return _inode(self.folder.path) == self.entry.inode
+
+    def have(self) -> dict[str, int]:
+        """Return the number of bytes of each rank's journal."""
+        ranks = [0] if self.folder.exists() else []
+        ranks += [rank for rank in self.folder.other_ranks() if 0 < rank <= MAX_RANK]
+        with self._mutex:
+            return {str(rank): self._journal(rank).have for rank in ranks}
+
+    def append(self, rank: int, offset: int, data: bytes, before: str) -> int:
+        """Append a batch and return how many bytes the copy has now.
+
+        Args:
+            rank: whose journal.
+            offset: where the batch begins in the trainer's file.
+            data: whole lines.
+            before: the hash of the (at most 4 KiB) bytes before the offset.
+
+        Raises:
+            CopyError: if the batch cannot be accepted; the copy is unchanged.
+            OSError: if the file cannot be written; the copy is unchanged.
+        """
+        if not data.endswith(b"\n"):
+            raise InvalidBatchError("a batch must end with a newline")
+        with self._mutex:
+            journal = self._journal(rank)
+            if offset > journal.have:
+                raise OutOfOrderError(journal.have)
+            context = os.pread(journal.fd, min(offset, BEFORE_BYTES), max(0, offset - BEFORE_BYTES))
+            if hash_bytes(context) != before:
+                raise DivergedError("the bytes before the batch differ from those of the copy")
+            num_known = min(journal.have - offset, len(data))
+            if num_known and not _is_same(journal.fd, offset, memoryview(data)[:num_known]):
+                raise DivergedError("the batch differs from the bytes that the copy has there")
+            if num_known < len(data):
+                self._append(journal.fd, journal.have, memoryview(data)[num_known:])
+                journal.have = offset + len(data)
+            return journal.have
+
+    def files(self) -> dict[str, int]:
+        """Return the number of bytes of each other file of the run."""
+        return run_files(self.folder)
+
+    def append_to_file(self, path: str, offset: int, data: bytes) -> int:
+        """Append to a file that is sent besides the journals; return its size.
+
+        Args:
+            path: its path in the run folder.
+            offset: where the bytes begin in the trainer's file.
+            data: the bytes.
+
+        Raises:
+            CopyError: if the path is not one of such a file, or the bytes cannot be accepted.
+            OSError: if it cannot be written; the file is unchanged.
+        """
+        name, _, file_name = path.partition("/")
+        pattern, max_bytes = RUN_FILES.get(name, ("(?!)", 0))
+        if not re.fullmatch(pattern, file_name, re.ASCII):
+            raise InvalidBatchError("there is no such file in a run")
+        if offset + len(data) > max_bytes:
+            raise InvalidBatchError(f"the file may have at most {max_bytes} bytes")
+        with self._mutex:
+            if not self._is_open:
+                raise CopyBusyError("the copy was closed: try again")
+            target = self.folder.path / name / file_name
+            if offset == 0 and not target.exists() and len(os.listdir(_made(target.parent, self.folder))) >= _MAX_FILES:
+                raise InvalidBatchError(f"a run has at most {_MAX_FILES} files in {name}")
+            fd = open_to_append(target, below=self.folder.path)
+            try:
+                size = os.fstat(fd).st_size
+                if offset > size:
+                    raise OutOfOrderError(size)
+                num_known = min(size - offset, len(data))
+                if num_known and not _is_same(fd, offset, memoryview(data)[:num_known]):
+                    raise DivergedError("the file differs from the one that the copy has")
+                if num_known < len(data):
+                    self._append(fd, size, memoryview(data)[num_known:])
+                    os.utime(target.parent)  # readers look at the time of the folder
+                return max(size, offset + len(data))
+            finally:
+                os.close(fd)
+
+    def store_beat(self, beat: Beat, skew_s: float | None = None) -> None:
+        """Store the heartbeat of the trainer with the time of the server, by which all readers judge its age.
+
+        Args:
+            beat: what the client reports.
+            skew_s: by how much the clock of the client is ahead.
+        """
+        # A delay on the way makes the clock of the client look late, never early: the largest value is the best one.
+        self._skews = [*self._skews[-_NUM_SKEWS:], skew_s] if skew_s is not None else self._skews
+        skew_s = max(self._skews, default=None)
+        status = CopyStatus(self.entry.run_id, time.time(), beat.lag_bytes, beat.media_pending, skew_s)
+        with self._mutex:
+            replace_file(copy_status_path(self.folder), msgspec.json.encode(status), below=self.folder.path)
+        if beat.heartbeat is None:
+            return
+        process = beat.heartbeat.process
+        # Readers compare a process with those of their own machine; names of machines are not unique.
+        process = msgspec.structs.replace(process, pid_namespace=_REMOTE + process.pid_namespace)
+        stored = msgspec.structs.replace(beat.heartbeat, process=process, time=time.time(), uptime_s=uptime_s())
+        with self._mutex:
+            replace_file(self.folder.heartbeat, msgspec.json.encode(stored), below=self.folder.path)
+
+    def close(self) -> None:
+        """Close the files and release the lock."""
+        with self._mutex:
+            for journal in self._journals.values():
+                os.close(journal.fd)
+            self._journals.clear()
+            self._is_open = False
+            self._lock.close()
+
+    def _journal(self, rank: int) -> _OpenJournal:
+        if not self._is_open:
+            raise CopyBusyError("the copy was closed: try again")
+        found = self._journals.get(rank)
+        if found is not None and os.fstat(found.fd).st_nlink == 0:  # someone deleted the file on the server
+            os.close(self._journals.pop(rank).fd)
+        if rank not in self._journals:
+            if rank:
+                make_folder(self.folder.ranks, below=self.folder.path)
+            path = self.folder.rank_journal(rank) if rank else self.folder.journal
+            while len(self._journals) >= _MAX_OPEN_JOURNALS:
+                os.close(self._journals.popitem(last=False)[1].fd)
+            self._journals[rank] = _OpenJournal(path, self.folder.path)
+        self._journals.move_to_end(rank)
+        return self._journals[rank]
+
+    def _append(self, fd: int, size: int, data: memoryview) -> None:
+        """Append to a file of a size, or leave it as it is."""
+        try:
+            write_all(fd, data)
+            if self._is_durable:
+                os.fdatasync(fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
+            if error.errno in _FULL:
+                raise StorageFullError(f"the disk of the server is full ({error.strerror})") from error
+            raise
+        self._on_stored(self.entry.owner, len(data))
+
+
+class RunCopies:
+    """All copies below the folder of a server."""
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, is_durable: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Open the folder, and create it if necessary.
+
+        Args:
+            root: the folder.
+            is_durable: flush each batch to the disk before it is acknowledged.
+            clock: returns the time.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        self.root = Path(root).absolute()
+        self.root.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root / _PRIVATE / "runs", below=self.root, mode=0o700)
+        self.usage = KeyUsage(self.root)
+        self._is_durable = is_durable
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._open: OrderedDict[str, RunCopy] = OrderedDict()
+        self._registering = threading.Lock()
+        self._searched_s: OrderedDict[str, float] = OrderedDict()
+        """When the folders of deleted runs were last searched for."""
+
+    def register(self, run_id: str, registration: Registration, owner: str, project: str | None = None) -> RunCopy:
+        """Return the copy of a run; create it if there is none.
+
+        Args:
+            run_id: the id of the run.
+            registration: what the client says about it.
+            owner: the family of the key.
+            project: the project of the key, which takes the place of the one that the client names.
+
+        Raises:
+            CopyError: if the id is invalid, or the copy belongs to another key or was deleted.
+            OSError: if the folder cannot be created.
+        """
+        with self._registering:
+            entry = self._read_entry(run_id)
+            if entry is None:
+                # One process at a time creates copies.
+                with exclusive_lock(self.root / _PRIVATE / "register.lock", below=self.root, mode=0o600):
+                    entry = self._read_entry(run_id) or self._create(run_id, registration, owner, project)
+            _check_owner(entry, owner, project)
+            if entry.remote_control != registration.remote_control:
+                entry.remote_control = registration.remote_control
+                self._write_entry(entry)
+        return self.open(run_id, owner, project)
+
+    def open(self, run_id: str, owner: str, project: str | None = None) -> RunCopy:
+        """Return the copy of a registered run; see `register`.
+
+        Raises:
+            CopyError: if it is not registered, belongs to another key, was deleted or is in use by another process.
+        """
+        with self._mutex:
+            copy = self._open.get(run_id)
+            if copy is not None and copy.is_in_place:
+                _check_owner(copy.entry, owner, project)
+                copy.used_s = time.monotonic()
+                self._open.move_to_end(run_id)
+                return copy
+            if copy is not None:
+                del self._open[run_id]
+                copy.close()
+            entry = self._read_entry(run_id)
+            if entry is None:
+                raise UnknownRunError("the run is not registered")
+            _check_owner(entry, owner, project)
+            folder = self._find_folder(entry)
+            _check_owner(entry, owner, project)  # it may have been moved to another project
+            copy = RunCopy(folder, entry, is_durable=self._is_durable, on_stored=self.usage.add_bytes)
+            self._open[run_id] = copy
+            self._close_idle()
+            return copy
+
+    def entry_of(self, folder: RunFolder) -> CopyEntry | None:
+        """Return the entry of the copy in a folder; None if it is not a copy."""
+        status = read_copy_status(folder)
+        return self._read_entry(status.run_id) if status is not None else None
+
+    def close(self) -> None:
+        """Close all copies."""
+        with self._mutex:
+            while self._open:
+                self._open.popitem()[1].close()
+
+    @property
+    def num_open(self) -> int:
+        """How many copies are open to append."""
+        return len(self._open)
+
+    def close_idle(self) -> None:
+        """Close the copies that were not used for a while."""
+        with self._mutex:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        oldest_s = time.monotonic() - _IDLE_S
+        while self._open:
+            run_id, copy = next(iter(self._open.items()))
+            if copy.used_s > oldest_s and len(self._open) <= _MAX_OPEN_COPIES:
+                return
+            del self._open[run_id]
+            copy.close()
+
+    # The index -----------------------------------------------------------------------------------------------------
+
+    def _create(self, run_id: str, registration: Registration, owner: str, project: str | None) -> CopyEntry:
+        parent = self.root / project_folder(project or registration.project)
+        name = suggest_run_name(registration.run_name) or "run"
+        make_folder(parent, below=self.root)
+        for number in range(1, 1_000_000):
+            path = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                if _copied_id(path) == run_id:  # a server was killed before it wrote the entry
+                    break
+        try:
+            return self._create_entry(path, run_id, registration, owner)
+        except OSError:
+            if not RunFolder(path).exists():
+                shutil.rmtree(path, ignore_errors=True)  # else the next attempt would find the name in use
+            raise
+
+    def _create_entry(self, path: Path, run_id: str, registration: Registration, owner: str) -> CopyEntry:
+        folder = RunFolder(path)
+        make_folder(folder.private, below=folder.path)
+        replace_file(
+            copy_status_path(folder), msgspec.json.encode(CopyStatus(run_id, self._clock())), below=folder.path
+        )
+        entry = CopyEntry(
+            run_id=run_id,
+            folder=path.relative_to(self.root).as_posix(),
+            inode=os.stat(path).st_ino,
+            owner=owner,
+            run_name=registration.run_name,
+            registered=self._clock(),
+            remote_control=registration.remote_control,
+        )
+        self._write_entry(entry)
+        return entry
+
+    def _find_folder(self, entry: CopyEntry) -> RunFolder:
+        """Return the folder of a copy, which may have been moved on the server, or restored from a backup.
+
+        Neither the name nor the inode alone identifies it: both are used again after a folder was deleted.
+        """
+        path = self.root / entry.folder
+        found = _copied_id(path)
+        is_same_folder = found is None and _inode(path) == entry.inode  # someone deleted `.tacho`
+        if found != entry.run_id and not is_same_folder:
+            # A search looks at every run, so a client that does not accept the answer must not cause many.
+            searched_s = self._searched_s.get(entry.run_id)
+            if searched_s is not None and time.monotonic() - searched_s < _SEARCH_INTERVAL_S:
+                raise CopyGoneError("the run was deleted on the server")
+            folders = (path for path in _all_folders(self.root) if _inode(path) == entry.inode)
+            moved = next((path for path in folders if _copied_id(path) == entry.run_id), None)
+            if moved is None:
+                self._searched_s[entry.run_id] = time.monotonic()
+                self._searched_s.move_to_end(entry.run_id)
+                if len(self._searched_s) > _MAX_OPEN_COPIES:
+                    self._searched_s.popitem(last=False)
+                raise CopyGoneError("the run was deleted on the server")
+            path = moved
+        folder, inode = path.relative_to(self.root).as_posix(), _inode(path)
+        if (folder, inode) != (entry.folder, entry.inode):  # moved, or restored from a backup
+            entry.folder, entry.inode = folder, inode
+            self._write_entry(entry)
+        return RunFolder(path)
+
+    def _entry_path(self, run_id: str) -> Path:
+        if not _RUN_ID.fullmatch(run_id):
+            raise InvalidBatchError("invalid run id")
+        return self.root / _PRIVATE / "runs" / f"{run_id}.json"
+
+    def _read_entry(self, run_id: str) -> CopyEntry | None:
+        path = self._entry_path(run_id)
+        try:
+            return decode_json(read_small(path, _MAX_ENTRY_BYTES, below=self.root), CopyEntry)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise OSError(errno.EIO, f"is damaged ({error})", str(path)) from None
+
+    def _write_entry(self, entry: CopyEntry) -> None:
+        replace_file(self._entry_path(entry.run_id), msgspec.json.encode(entry), below=self.root, mode=0o600)
+
+
+def _check_owner(entry: CopyEntry, owner: str, project: str | None) -> None:
+    """Raise unless a key may append: names of ended keys can be given to new ones, also to those of other projects."""
+    is_elsewhere = project is not None and not entry.folder.startswith(f"{project_folder(project)}/")
+    if entry.owner != owner or is_elsewhere:
+        raise NotYourRunError("another key registered this run: use that one, or ask an administrator")
+
+
+def project_folder(project: str) -> str:
+    """Return the name of the folder of a project: the same for every spelling that a folder cannot have."""
+    return suggest_run_name(project) or DEFAULT_PROJECT
+
+
+def check_rank(text: str) -> int:
+    """Return the rank in an address.
+
+    Raises:
+        InvalidBatchError: if it is not a rank.
+    """
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > MAX_RANK:
+        raise InvalidBatchError("invalid rank")
+    return int(text)
+
+
+def _copied_id(path: Path) -> str | None:
+    """Return the id of the run that a folder has a copy of; None if it is not known, or there is no such folder."""
+    status = read_copy_status(RunFolder(path))
+    return status.run_id if status is not None else None
+
+
+def _inode(path: Path) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _all_folders(root: Path) -> Iterator[Path]:
+    for path, folders, _ in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(path, name) for name in folders)
+        if os.path.exists(os.path.join(path, "metrics.jsonl")):
+            folders.clear()
+
+
+def _made(path: Path, folder: RunFolder) -> Path:
+    make_folder(path, below=folder.path)
+    return path
+
+
+def _cut_torn_line(fd: int) -> int:
+    """Cut off a last line without its end, which a killed server left; return the size."""
+    size = os.fstat(fd).st_size
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        end = complete_size(file)
+    if end < size:
+        os.ftruncate(fd, end)
+    return end
+
+
+def _is_same(fd: int, offset: int, data: memoryview) -> bool:
+    return os.pread(fd, len(data), offset) == data

@@ -1,0 +1,304 @@
+"""Receives runs: the routes below `/api/v1/ingest/`, as an ASGI application of its own.
+
+They are apart from the API of the dashboard, because they have other rules. Only a key in the header `Authorization` is
+accepted, never a cookie, so a page in a browser cannot send anything. A body may be large, and is checked in this
+order: the key, the length, the size after inflating (which is announced in a header and enforced while inflating, so
+that a small body cannot become a large one), and the hash of the plain bytes. Only then are they appended.
+
+Work on files is done in a few threads of its own, so that requests of the dashboard do not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tachograph._base.typed import decode_json
+from tachograph.journal import ControlFileError, read_requests
+from tachograph.remote import MAX_BATCH_BYTES, BatchAnswer, Beat, Registered, Registration, SendLimits, hash_bytes
+from tachograph.server._errors import ApiError, error_response
+from tachograph.server.team._access import TeamAccess
+from tachograph.server.team._blobs import BlobStore
+from tachograph.server.team._copies import (
+    CopyBusyError,
+    CopyError,
+    CopyGoneError,
+    DivergedError,
+    InvalidBatchError,
+    NotYourRunError,
+    OutOfOrderError,
+    RunCopies,
+    RunCopy,
+    StorageFullError,
+    UnknownRunError,
+    check_rank,
+)
+from tachograph.server.team._keys import AccessKey
+from tachograph.server.team._metrics import ServerMetrics
+
+__all__ = ["INGEST_PREFIX", "IngestApp"]
+
+INGEST_PREFIX = "/api/v1/ingest/"
+_MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
+_MAX_JSON_BYTES = 256 << 10
+_NUM_THREADS = 4
+_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|files/([^/]+/[^/]+)))?")
+_BLOB = re.compile(r"/api/v1/ingest/blobs/([^/]+)")
+_STATUS: dict[type[CopyError], tuple[int, str]] = {
+    InvalidBatchError: (400, "invalid_batch"),
+    NotYourRunError: (403, "not_your_run"),
+    UnknownRunError: (404, "no_such_run"),
+    OutOfOrderError: (409, "out_of_order"),
+    CopyGoneError: (410, "deleted"),
+    DivergedError: (412, "diverged"),
+    CopyBusyError: (503, "busy"),
+    StorageFullError: (507, "disk_full"),
+}
+
+
+class IngestApp:
+    """Receives runs from trainers, and returns requests of people to them."""
+
+    def __init__(
+        self, copies: RunCopies, access: TeamAccess, metrics: ServerMetrics, *, limits: SendLimits | None = None
+    ) -> None:
+        self._copies = copies
+        self._blobs = BlobStore(copies.root)
+        self._access = access
+        self._metrics = metrics
+        self._limits = limits or SendLimits()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tachograph-ingest")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            response = await self._respond(scope, Headers(scope=scope), receive)
+        except ApiError as error:
+            response = error_response(error)
+        except CopyError as error:
+            response = _copy_error_response(error)
+        except OSError as error:
+            # The reason may name files of the server, which are none of the client's business.
+            self._metrics.add_fault("cannot write a copy", error)
+            response = error_response(
+                ApiError(503, "storage", "the server cannot store runs now", {"Retry-After": "5"})
+            )
+        self._metrics.count("ingest_requests", status=response.status_code)
+        response.headers["Cache-Control"] = "no-store"
+        await response(scope, receive, send)
+
+    def close(self) -> None:
+        """Wait for the work on files that has begun."""
+        self._threads.shutdown(wait=True)
+
+    async def _respond(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
+        self._access.check_request(scope, headers)
+        key = self._access.authenticate_key(scope, headers, "write")
+        blob = _BLOB.fullmatch(scope["path"])
+        if blob is not None:
+            return await self._respond_to_blob(blob[1], scope, headers, receive, key)
+        found = _RUN.fullmatch(scope["path"])
+        if found is None:
+            raise ApiError(404, "not_found", "there is no such route for sending runs")
+        if scope["method"] != "PUT":
+            raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "PUT"})
+        run_id, part, rank, path = found.groups()
+        if part is None:
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
+        if part == "beat":
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._beat, run_id, _parse(body, Beat), key, headers)
+        offset = _parse_offset(scope)
+        self._access.check_rate(key)
+        body = await _read_body(receive, headers, _MAX_BODY_BYTES)
+        if path is not None:
+            return await self._in_thread(self._append_to_file, run_id, path, offset, body, key, headers)
+        return await self._in_thread(self._append, run_id, check_rank(rank), offset, body, key, headers)
+
+    async def _respond_to_blob(
+        self, digest: str, scope: Scope, headers: Headers, receive: Receive, key: AccessKey
+    ) -> Response:
+        if scope["method"] == "HEAD":
+            return Response(status_code=200 if self._blobs.has(digest, key.project) else 404)
+        if scope["method"] != "PUT":
+            raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "HEAD, PUT"})
+        self._access.check_rate(key)
+        body = await _read_body(receive, headers, MAX_BATCH_BYTES)
+        return await self._in_thread(self._add_blob, digest, body, key)
+
+    def _add_blob(self, digest: str, body: bytes, key: AccessKey) -> Response:
+        self._check_room(key, len(body))
+        is_new = self._blobs.add(digest, body, key.project)
+        self._count(key, body, body)
+        return Response(status_code=201 if is_new else 200)
+
+    async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
+        found: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await found
+
+    def _register(self, run_id: str, registration: Registration, key: AccessKey) -> Response:
+        usage = self._copies.usage
+        if key.max_open_runs is not None and not usage.open_run(key.name, run_id, key.max_open_runs):
+            message = f"the key {key.name!r} may send {key.max_open_runs} runs at once; one that ends makes room soon"
+            raise ApiError(429, "too_many_runs", message, {"Retry-After": "30"})
+        copy = self._copies.register(run_id, registration, key.name, key.project)
+        self._metrics.count("registrations")
+        version, _ = _control_of(copy, "")
+        limits = msgspec.structs.replace(self._limits, max_bytes=key.max_bytes, max_open_runs=key.max_open_runs)
+        if key.max_bytes_per_s is not None:
+            limits = msgspec.structs.replace(limits, bytes_per_s=float(key.max_bytes_per_s))
+        name = copy.folder.path.relative_to(self._copies.root).as_posix()
+        return _json(Registered(name, copy.have(), limits, copy.files(), version))
+
+    def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
+        copy = self._copies.open(run_id, key.name, key.project)
+        data = _plain_bytes(body, headers)
+        self._check_room(key, len(data))
+        have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
+        self._count(key, data, body)
+        return self._answer(copy, have, headers)
+
+    def _append_to_file(
+        self, run_id: str, path: str, offset: int, body: bytes, key: AccessKey, headers: Headers
+    ) -> Response:
+        copy = self._copies.open(run_id, key.name, key.project)
+        data = _plain_bytes(body, headers)
+        self._check_room(key, len(data))
+        have = copy.append_to_file(path, offset, data)
+        self._count(key, data, body)
+        return _json(BatchAnswer(have))
+
+    def _check_room(self, key: AccessKey, num_bytes: int) -> None:
+        if key.max_bytes is not None and not self._copies.usage.has_room(key.name, num_bytes, key.max_bytes):
+            message = f"the runs of the key {key.name!r} have reached {key.max_bytes} bytes, which is its limit"
+            raise ApiError(507, "quota", f"{message}: delete some, or ask an administrator", {"Retry-After": "60"})
+
+    def _count(self, key: AccessKey, data: bytes, body: bytes) -> None:
+        self._access.note_bytes(key, len(data))
+        self._metrics.count("ingest_bytes", len(data))
+        self._metrics.count("ingest_body_bytes", len(body))
+
+    def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
+        copy = self._copies.open(run_id, key.name, key.project)
+        copy.store_beat(beat, _skew_s(headers))
+        if key.max_open_runs is not None:
+            self._copies.usage.open_run(key.name, run_id, key.max_open_runs)
+        self._copies.close_idle()
+        return self._answer(copy, 0, headers)
+
+    def _answer(self, copy: RunCopy, have: int, headers: Headers) -> Response:
+        if not copy.entry.remote_control:
+            return _json(BatchAnswer(have))
+        known = headers.get("tacho-control", "")
+        version, requests = _control_of(copy, known)
+        return _json(BatchAnswer(have, requests, version))
+
+
+def _control_of(copy: RunCopy, known: str) -> tuple[str, list[Any]]:
+    """Return the version of the control file, and its requests if the version is another than the known one."""
+    try:
+        found = os.lstat(copy.folder.control)
+        version = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+        if version == known:
+            return version, []
+        return version, read_requests(copy.folder)
+    except (OSError, ControlFileError):
+        return "none", []
+
+
+def _plain_bytes(body: bytes, headers: Headers) -> bytes:
+    """Inflate a body and check it against its headers."""
+    num_bytes = _parse_size(headers.get("tacho-bytes", ""))
+    if not 0 < num_bytes <= MAX_BATCH_BYTES:
+        raise ApiError(413, "too_large", f"Tacho-Bytes must be between 1 and {MAX_BATCH_BYTES}")
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding == "gzip":
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            data = inflater.decompress(body, num_bytes + 1)
+        except zlib.error:
+            raise ApiError(400, "invalid_batch", "the body is not valid gzip") from None
+        if not inflater.eof or inflater.unused_data:
+            raise ApiError(400, "invalid_batch", "the body is longer or shorter than Tacho-Bytes")
+    elif encoding == "identity":
+        data = body
+    else:
+        raise ApiError(415, "unknown_encoding", "use Content-Encoding: gzip, or none")
+    if len(data) != num_bytes:
+        raise ApiError(400, "invalid_batch", "the body is longer or shorter than Tacho-Bytes")
+    if hash_bytes(data) != headers.get("tacho-sha256", ""):
+        raise ApiError(400, "invalid_batch", "the body does not match Tacho-Sha256: it was changed on its way")
+    return data
+
+
+def _skew_s(headers: Headers) -> float | None:
+    """Return by how much the clock of the client is ahead."""
+    try:
+        ahead_s = float(headers.get("tacho-now", "")) - time.time()
+    except ValueError:
+        return None
+    return ahead_s if math.isfinite(ahead_s) else None
+
+
+def _parse_size(text: str) -> int:
+    """Return a number of bytes in a header; -1 if it is none."""
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+
+
+async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    if not 0 <= _parse_size(headers.get("content-length", "0")) <= max_bytes:
+        raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "cut_off", "the client closed the connection")
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise ApiError(413, "too_large", f"the body exceeds {max_bytes} bytes")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _parse_offset(scope: Scope) -> int:
+    found = re.fullmatch(rb"offset=([0-9]{1,15})", scope["query_string"])
+    if found is None:
+        raise ApiError(400, "bad_query", "expected one parameter, the offset: ?offset=0")
+    return int(found[1])
+
+
+def _parse(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return decode_json(body, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_body", str(error)[:300]) from None
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), 200, media_type="application/json")
+
+
+def _copy_error_response(error: CopyError) -> Response:
+    status, code = _STATUS[type(error)]
+    headers = {"Retry-After": "2"} if status == 503 else {"Retry-After": "60"} if status == 507 else {}
+    response = error_response(ApiError(status, code, str(error), headers))
+    if isinstance(error, OutOfOrderError):
+        body = {"have": error.have, "error": {"code": code, "message": str(error)}}
+        response = Response(msgspec.json.encode(body), status, media_type="application/json")
+    return response

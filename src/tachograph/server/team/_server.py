@@ -1,0 +1,362 @@
+"""A team's server: it receives runs, and serves the dashboard and the API over them, in one process.
+
+    /api/v1/ingest/…   IngestApp          keys only
+    /metrics           here               a key with `read` for all projects
+    /readyz            here               open; its details as /metrics
+    everything else    the dashboard      keys, cookies or a proxy
+
+A key may be limited to a project, which is a folder below the data folder. Such a key gets a dashboard of its own over
+that folder alone, so nothing that a handler forgets can show it the runs of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uvicorn
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tachograph._base.files import create_file, make_folder
+from tachograph._version import __version__
+from tachograph.exceptions import ServeError
+from tachograph.journal import RunFolder
+from tachograph.server._access import AccessGate
+from tachograph.server._app import create_dashboard
+from tachograph.server._copy_status import read_copy_status
+from tachograph.server._errors import ApiError
+from tachograph.server._identity import identity_of
+from tachograph.server._protocol import LimitedProtocol
+from tachograph.server._routes import ServerHooks
+from tachograph.server._serve import bind_address
+from tachograph.server.team._access import ProxyTrust, TeamAccess
+from tachograph.server.team._copies import RunCopies, project_folder
+from tachograph.server.team._ingest import INGEST_PREFIX, IngestApp
+from tachograph.server.team._keys import KeyFileError, KeyRing, keys_path
+from tachograph.server.team._metrics import ServerMetrics
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from tachograph.server.columns import ColumnStore
+    from tachograph.server.columns._feeder import StoreFeeder
+
+__all__ = ["ReadinessReport", "TeamServer", "TlsFiles", "check_readiness", "create_team_server", "serve_team"]
+
+_MAX_PROJECT_APPS = 64
+_MIN_FREE_BYTES = 256 << 20
+_READY_INTERVAL_S = 1.0
+_MAX_OPEN_FILES = 65_536
+
+
+class TlsFiles(msgspec.Struct, frozen=True):
+    """The certificate of the server and its private key."""
+
+    certificate: str
+    key: str
+
+
+class StoreReport(msgspec.Struct):
+    """How far the column store is behind."""
+
+    lag_s: float
+    num_bytes: int
+    """Bytes of journals that are not inserted."""
+    error: str | None
+    """Why it does not accept rows."""
+
+
+class ReadinessReport(msgspec.Struct):
+    """Whether the server can do its work; the answer of `/readyz` and of `tacho serve --check`."""
+
+    status: str
+    problems: list[str] = []
+    free_bytes: int | None = None
+    version: str = __version__
+    store: StoreReport | None = None
+
+
+class TeamServer:
+    """The ASGI application of a team's server.
+
+    Args:
+        data_dir: the folder that holds the runs and the keys.
+        hosts: accepted names of this server.
+        proxy: the proxies in front of it.
+        is_durable: flush each batch to the disk before it is acknowledged.
+        static: the folder of the built user interface; defaults to the one in the package.
+        store: the address of a database in ClickHouse that is kept up to date with the runs.
+
+    Raises:
+        ConfigError: if the address of the store is invalid.
+        OSError: if the folder cannot be created or written.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        hosts: tuple[str, ...] = (),
+        *,
+        proxy: ProxyTrust | None = None,
+        is_durable: bool = False,
+        static: Path | None = None,
+        store: str | None = None,
+    ) -> None:
+        self.copies = RunCopies(data_dir, is_durable=is_durable)
+        self.metrics = ServerMetrics()
+        self.keys = KeyRing(keys_path(self.copies.root))
+        self.access = TeamAccess(self.keys, self.copies.root, hosts, proxy=proxy, metrics=self.metrics)
+        self.server: uvicorn.Server | None = None
+        """Live streams end when this server shuts down."""
+        self._static = static
+        self._feeder = _create_feeder(store, self.copies.root) if store else None
+        self._ready = ReadinessReport("starting")
+        self._ready_s = -_READY_INTERVAL_S
+        self._checking = asyncio.Lock()
+        self._ingest = IngestApp(self.copies, self.access, self.metrics)
+        self._apps: OrderedDict[str, ASGIApp] = OrderedDict()
+        self._gate = AccessGate(self._dashboard_of_identity, self.access)
+        self._all = self._create_dashboard(self.copies.root)
+        self.metrics.add_gauge("open_copies", "Copies of runs that are open to append.", lambda: self.copies.num_open)
+        self.metrics.add_gauge(
+            "free_bytes", "Free space on the disk of the runs.", lambda: _free_bytes(self.copies.root)
+        )
+        self.metrics.add_gauge("start_time_seconds", "When the server started.", lambda: self.metrics.started)
+        feeder = self._feeder
+        if feeder is not None:
+            self.metrics.add_gauge(
+                "store_lag_seconds", "How far the column store is behind the journals.", lambda: feeder.lag.lag_s
+            )
+            self.metrics.add_gauge("store_rows", "Rows inserted since the start.", lambda: feeder.lag.num_rows)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and scope["path"].startswith(INGEST_PREFIX):
+            await self._ingest(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._all(scope, receive, send)
+        else:
+            await self._gate(scope, receive, send)
+
+    def close(self) -> None:
+        """Close the copies."""
+        self._ingest.close()
+        self.copies.close()
+        if self._feeder is not None:
+            self._feeder.close()
+
+    async def _dashboard_of_identity(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/readyz":
+            await (await self._report_readiness(scope))(scope, receive, send)
+            return
+        if path == "/metrics":
+            await self._send_metrics(scope, receive, send)
+            return
+        identity = identity_of(scope)
+        app = self._all if identity is None or identity.project is None else self._project_app(identity.project)
+        await app(scope, receive, send)
+
+    async def _report_readiness(self, scope: Scope) -> Response:
+        """Return whether the server is ready, and to those who may see its metrics also why not."""
+        async with self._checking:
+            if time.monotonic() - self._ready_s >= _READY_INTERVAL_S:  # anyone can ask, and it writes a file
+                self._ready = await run_in_threadpool(check_readiness, self.copies.root, self.keys)
+                self._ready_s = time.monotonic()
+            report = self._ready
+        status = 200 if report.status == "ok" else 503
+        identity = self.access.identify(scope, Headers(scope=scope))
+        if identity is None or identity.project is not None or not identity.allows("read"):
+            report = ReadinessReport(report.status)
+        elif self._feeder is not None:  # being behind is not a problem: answers then come from files
+            lag = self._feeder.lag
+            report = msgspec.structs.replace(report, store=StoreReport(lag.lag_s, lag.num_bytes, lag.error))
+        return Response(msgspec.json.encode(report), status, media_type="application/json")
+
+    async def _send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        identity = self.access.identify(scope, Headers(scope=scope))
+        if identity is None:
+            raise ApiError(401, "no_token", "metrics need a key with the scope `read` for all projects")
+        if identity.project is not None or not identity.allows("read"):
+            raise ApiError(403, "not_allowed", f"{identity.name!r} lacks the scope `read` for all projects")
+        response = Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        await response(scope, receive, send)
+
+    def _project_app(self, project: str) -> ASGIApp:
+        app = self._apps.get(project)
+        if app is None:
+            folder = self.copies.root / project_folder(project)
+            make_folder(folder, below=self.copies.root)
+            app = self._apps[project] = self._create_dashboard(folder)
+        self._apps.move_to_end(project)
+        while len(self._apps) > _MAX_PROJECT_APPS:
+            self._apps.popitem(last=False)
+        return app
+
+    def _create_dashboard(self, folder: Path) -> ASGIApp:
+        return create_dashboard(
+            folder,
+            self.access,
+            static=self._static,
+            is_closing=lambda: self.server is not None and self.server.should_exit,
+            hooks=ServerHooks(self._control_problem, self._column_store, self.copies.close),
+            needs_identity=True,
+        )
+
+    def _column_store(self, folder: RunFolder) -> ColumnStore | None:
+        """Return the column store for a copy whose rows are its own: those of a diverged copy are not there."""
+        status = read_copy_status(folder) if self._feeder is not None else None
+        if self._feeder is None or status is None or "~" in status.run_id or self._feeder.lag.error is not None:
+            return None
+        return self._feeder.store
+
+    def _control_problem(self, folder: RunFolder) -> str | None:
+        entry = self.copies.entry_of(folder)
+        if entry is None or entry.remote_control:
+            return None
+        return f"{folder.name!r} does not accept requests from the server: start it with remote_control=True"
+
+
+def _create_feeder(address: str, root: Path) -> StoreFeeder:
+    from tachograph.server.columns._feeder import StoreFeeder
+
+    return StoreFeeder(address, root)
+
+
+def check_readiness(root: Path, keys: KeyRing) -> ReadinessReport:
+    """Check that runs can be stored and keys can be read."""
+    problems = []
+    free = _free_bytes(root)
+    if free < _MIN_FREE_BYTES:
+        problems.append(f"the disk of {root} has only {free >> 20} MiB left")
+    probe = root / ".server" / f"probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        os.close(create_file(probe, below=root, mode=0o600))
+        probe.unlink()
+    except OSError as error:
+        problems.append(f"{root} cannot be written: {error.strerror}")
+    try:
+        keys.check("")
+    except KeyFileError as error:
+        problems.append(str(error))
+    return ReadinessReport("ok" if not problems else "not ready", problems, free)
+
+
+def _free_bytes(root: Path) -> int:
+    try:
+        return shutil.disk_usage(root).free
+    except OSError:
+        return 0
+
+
+class _TeamProtocol(LimitedProtocol):
+    """More clients, and slower ones, than a private dashboard has."""
+
+    request_timeout_s = 120.0
+    max_connections = 8_192
+    max_foreign_connections = 8_192
+
+
+def serve_team(
+    data_dir: str | os.PathLike[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8501,
+    allow_hosts: tuple[str, ...] = (),
+    proxy: ProxyTrust | None = None,
+    tls: TlsFiles | None = None,
+    is_durable: bool = False,
+    store: str | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve a team until interrupted, or until SIGTERM.
+
+    Args:
+        data_dir: The folder that holds the runs and the keys.
+        host: The address to listen on.
+        port: The port; 0 picks a free one.
+        allow_hosts: Additional `Host` names to accept, such as that of a proxy.
+        proxy: The proxies in front of the server.
+        tls: The certificate, if clients connect without a proxy.
+        is_durable: Flush each batch to the disk before it is acknowledged.
+        store: The address of a database in ClickHouse that is kept up to date with the runs.
+        on_ready: Called with the URL once the server accepts connections.
+
+    Raises:
+        ServeError: The address cannot be bound, or the folder or the certificate cannot be used.
+    """
+    if RunFolder(data_dir).exists():
+        raise ServeError(f"{os.fspath(data_dir)!r} is a single run; pass a folder for the runs of the team")
+    _allow_open_files()
+    tls_options = _tls_options(tls)
+    listener = bind_address(host, port)
+    try:
+        app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable, store=store)
+    except OSError as error:
+        listener.close()
+        raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error
+    server = create_team_server(app, **tls_options)
+    port = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    on_ready(f"{'https' if tls else 'http'}://{shown}:{port}/")
+    try:
+        server.run(sockets=[listener])
+    finally:
+        app.close()
+
+
+def create_team_server(app: TeamServer, **options: Any) -> uvicorn.Server:
+    """Return a server for an application; `options` are more arguments of `uvicorn.Config`."""
+    config = uvicorn.Config(
+        app,
+        http=_TeamProtocol,
+        ws="none",
+        proxy_headers=False,  # `ProxyTrust` reads them
+        log_level=logging.ERROR,
+        access_log=False,
+        timeout_graceful_shutdown=10,
+        server_header=False,
+        timeout_keep_alive=75,
+        **options,
+    )
+    app.server = uvicorn.Server(config)
+    return app.server
+
+
+def _allow_open_files() -> None:
+    """Allow as many open files as the system does: each client and each run that is received needs some."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _tls_options(tls: TlsFiles | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServeError(f"--tls-cert {tls.certificate!r} and --tls-key {tls.key!r}: {reason}") from error
+    return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}

@@ -1,0 +1,296 @@
+"""Copies on the server: byte for byte the trainer's file, whatever arrives."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import msgspec
+import pytest
+
+from tachograph.journal import Heartbeat, RunState, compress_journal, current_state, lock_run_folder, this_process
+from tachograph.remote import Beat, Registration, hash_bytes
+from tachograph.server.team import (
+    CopyBusyError,
+    CopyGoneError,
+    DivergedError,
+    InvalidBatchError,
+    NotYourRunError,
+    OutOfOrderError,
+    RunCopies,
+    RunCopy,
+    StorageFullError,
+    UnknownRunError,
+)
+from tests.conftest import Script
+from tests.store import START, fresh_folder, lines, step
+
+RUN = "0123456789abcdef"
+JOURNAL = lines([{**START, "run_id": RUN}, *(step(number, loss=0.5) for number in range(200))])
+
+
+def before(data: bytes, offset: int) -> str:
+    return hash_bytes(data[max(0, offset - 4096) : offset])
+
+
+def append(copy: RunCopy, data: bytes, start: int, end: int, rank: int = 0) -> int:
+    return copy.append(rank, start, data[start:end], before(data, start))
+
+
+def cut(data: bytes, position: int) -> int:
+    """Return the end of the line at a position."""
+    return data.index(b"\n", position) + 1
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> RunCopies:
+    return RunCopies(tmp_path / "data")
+
+
+def register(copies: RunCopies, run_id: str = RUN, name: str = "run", owner: str = "ci", **options: str) -> RunCopy:
+    return copies.register(run_id, Registration(name, **options), owner)
+
+
+def test_copy_has_the_same_bytes(copies: RunCopies):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    assert append(copy, JOURNAL, 0, middle) == middle
+    assert append(copy, JOURNAL, middle, len(JOURNAL)) == len(JOURNAL)
+    assert copy.folder.journal.read_bytes() == JOURNAL
+    assert copy.have() == {"0": len(JOURNAL)}
+    assert copy.folder.path == copies.root / "default" / "run"
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, len(JOURNAL) - 1), st.integers(0, len(JOURNAL) - 1)), max_size=12),
+    st.booleans(),
+)
+def test_batches_in_any_order_give_the_same_bytes(ranges: list[tuple[int, int]], reopens: bool):
+    """Batches may overlap, be repeated, be lost and come out of order; a client continues where the server is."""
+    with fresh_folder() as root:
+        copies = RunCopies(root)
+        copy = register(copies)
+        have = 0
+        for low, high in [*ranges, (0, len(JOURNAL) - 1)]:
+            start = 0 if low == 0 else cut(JOURNAL, low)
+            end = cut(JOURNAL, high)
+            if end <= start:
+                continue
+            if start > have:
+                with pytest.raises(OutOfOrderError) as caught:
+                    append(copy, JOURNAL, start, end)
+                assert caught.value.have == have
+            else:
+                have = max(have, end)
+                assert append(copy, JOURNAL, start, end) == have
+            assert copy.folder.journal.read_bytes() == JOURNAL[:have]
+            if reopens:
+                copies.close()
+                copies = RunCopies(root)
+                copy = register(copies)
+        copies.close()
+
+
+def test_other_bytes_are_rejected(copies: RunCopies):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    append(copy, JOURNAL, 0, middle)
+    other = JOURNAL.replace(b"0.5", b"0.6")
+    with pytest.raises(DivergedError):
+        append(copy, other, 0, middle)
+    with pytest.raises(DivergedError):  # the batch fits, but not what comes before it
+        append(copy, other, middle, len(other))
+    with pytest.raises(DivergedError):  # the known part of an overlapping batch differs
+        copy.append(0, 0, other, before(other, 0))
+    assert copy.folder.journal.read_bytes() == JOURNAL[:middle]
+
+
+@pytest.mark.parametrize("data", [b"", b'{"event": "st', b"a\nb"])
+def test_batches_of_partial_lines_are_rejected(copies: RunCopies, data: bytes):
+    with pytest.raises(InvalidBatchError):
+        register(copies).append(0, 0, data, hash_bytes(b""))
+
+
+@pytest.mark.parametrize("tail", [b'{"event":', b'{"event": "step"}', b"\0" * 100])
+def test_torn_line_is_cut_when_opened(copies: RunCopies, tail: bytes):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    append(copy, JOURNAL, 0, middle)
+    copies.close()
+    with open(copy.folder.journal, "ab") as file:
+        file.write(tail)
+    again = register(RunCopies(copies.root))
+    assert again.have() == {"0": middle}
+    append(again, JOURNAL, middle, len(JOURNAL))
+    assert again.folder.journal.read_bytes() == JOURNAL
+
+
+def test_full_disk_leaves_the_copy_as_it_was(copies: RunCopies):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    append(copy, JOURNAL, 0, middle)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (middle + 100, limits[1]))
+        with pytest.raises(StorageFullError):
+            append(copy, JOURNAL, middle, len(JOURNAL))
+        assert copy.folder.journal.read_bytes() == JOURNAL[:middle]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    append(copy, JOURNAL, middle, len(JOURNAL))
+    assert copy.folder.journal.read_bytes() == JOURNAL
+
+
+def test_ranks_have_files_of_their_own(copies: RunCopies):
+    copy = register(copies)
+    append(copy, JOURNAL, 0, len(JOURNAL))
+    append(copy, JOURNAL, 0, cut(JOURNAL, 100), rank=7)
+    assert copy.have() == {"0": len(JOURNAL), "7": cut(JOURNAL, 100)}
+    assert copy.folder.rank_journal(7).read_bytes() == JOURNAL[: cut(JOURNAL, 100)]
+
+
+def test_equal_names_get_numbers(copies: RunCopies):
+    names = [register(copies, f"id{number}", "run", project="vision").folder.path for number in range(3)]
+    assert [path.name for path in names] == ["run", "run-2", "run-3"]
+    assert {path.parent.name for path in names} == {"vision"}
+    assert register(copies, "id1").folder.path == names[1]
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "..", ".", "\0", "x" * 500, "\u202e", "CON", "-"])
+def test_names_never_leave_the_data_folder(copies: RunCopies, name: str):
+    copy = register(copies, name=name, project=name)
+    parts = copy.folder.path.relative_to(copies.root).parts
+    assert len(parts) == 2
+    assert not any(part.startswith(".") for part in parts)
+    assert copy.folder.path.resolve().is_relative_to(copies.root.resolve())
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "a/b", "a~0", "a~2~3", "~2", "x" * 65, "a\n", "a b", "ä"])
+def test_invalid_ids_are_rejected(copies: RunCopies, run_id: str):
+    with pytest.raises(InvalidBatchError):
+        register(copies, run_id)
+
+
+def test_other_keys_cannot_append(copies: RunCopies):
+    register(copies, owner="ci")
+    with pytest.raises(NotYourRunError):
+        register(copies, owner="other")
+    with pytest.raises(NotYourRunError):
+        copies.open(RUN, "other")
+    with pytest.raises(UnknownRunError):
+        copies.open("unknown", "ci")
+
+
+def test_deleted_run_stays_deleted(copies: RunCopies):
+    copy = register(copies)
+    append(copy, JOURNAL, 0, len(JOURNAL))
+    copy.folder.path.rename(copies.root / ".trash")
+    with pytest.raises(CopyGoneError):
+        copies.open(RUN, "ci")
+    with pytest.raises(CopyGoneError):
+        register(copies)
+    (copies.root / ".trash").rename(copy.folder.path)
+    assert register(copies).have() == {"0": len(JOURNAL)}
+
+
+def test_moved_run_is_continued(copies: RunCopies):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    append(copy, JOURNAL, 0, middle)
+    moved = copies.root / "other" / "new-name"
+    moved.parent.mkdir()
+    copy.folder.path.rename(moved)
+    append(copies.open(RUN, "ci"), JOURNAL, middle, len(JOURNAL))
+    assert (moved / "metrics.jsonl").read_bytes() == JOURNAL
+
+
+def test_folder_of_another_run_is_not_taken(copies: RunCopies):
+    """A new run may get the name of a deleted one, and the file system may give it the same inode."""
+    deleted = register(copies)
+    append(deleted, JOURNAL, 0, len(JOURNAL))
+    copies.close()
+    deleted.folder.path.rename(copies.root / ".elsewhere")
+    other = register(copies, "other", owner="other")
+    assert other.folder.path == deleted.folder.path
+    entry = copies.root / ".server" / "runs" / f"{RUN}.json"
+    for inode in (deleted.entry.inode, other.entry.inode):
+        entry.write_text(msgspec.json.encode(msgspec.structs.replace(deleted.entry, inode=inode)).decode())
+        again = RunCopies(copies.root)
+        with pytest.raises(CopyGoneError):
+            again.open(RUN, "ci")
+        entry.write_text(
+            msgspec.json.encode(msgspec.structs.replace(deleted.entry, inode=inode, folder="default/gone")).decode()
+        )
+        with pytest.raises(CopyGoneError):
+            again.open(RUN, "ci")
+
+
+def test_name_of_a_key_gives_no_access_to_another_project(copies: RunCopies):
+    """An administrator may give the name of an ended key to a new one."""
+    copies.register(RUN, Registration("run"), "ci", "vision")
+    for project in ("text", "visio", "vision/run"):
+        with pytest.raises(NotYourRunError):
+            copies.open(RUN, "ci", project)
+        with pytest.raises(NotYourRunError):
+            copies.register(RUN, Registration("run"), "ci", project)
+    assert copies.open(RUN, "ci", "vision").folder.path == copies.root / "vision" / "run"
+    assert copies.open(RUN, "ci").folder.path == copies.root / "vision" / "run"
+
+
+def test_ranks_do_not_use_up_open_files(copies: RunCopies):
+    copy = register(copies)
+    end = cut(JOURNAL, 100)
+    num_before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for rank in range(200):
+            assert append(copy, JOURNAL, 0, end, rank=rank) == end
+    assert len(os.listdir("/proc/self/fd")) < num_before + 20
+    assert copy.have() == {str(rank): end for rank in range(200)}
+
+
+def test_compressed_copy_is_continued(copies: RunCopies):
+    copy = register(copies)
+    middle = cut(JOURNAL, 5000)
+    append(copy, JOURNAL, 0, middle)
+    with lock_run_folder(copy.folder) as is_ours:
+        assert not is_ours, "nothing may compress a copy that is open"
+    copies.close()
+    compress_journal(copy.folder.journal, below=copy.folder.path, publishing=lambda: lock_run_folder(copy.folder))
+    assert not copy.folder.journal.exists()
+    again = register(RunCopies(copies.root))
+    append(again, JOURNAL, middle, len(JOURNAL))
+    assert again.folder.journal.read_bytes() == JOURNAL
+
+
+def test_two_processes_do_not_append_to_one_copy(copies: RunCopies, script: Callable[..., Script]):
+    copy = register(copies)
+    program = f"""
+        from tachograph.remote import CopyBusyError, Registration, RunCopies
+        try:
+            RunCopies({str(copies.root)!r}).register({RUN!r}, Registration("run"), "ci")
+        except CopyBusyError:
+            print("busy")
+    """
+    assert "busy" in script(program).ok()
+    copies.close()
+    assert "busy" not in script(program).ok()
+    with pytest.raises(CopyBusyError):
+        copy.append(0, 0, JOURNAL, before(JOURNAL, 0))
+
+
+def test_heartbeat_has_the_time_of_the_server(copies: RunCopies):
+    """A copy is never judged by processes of this machine, and a clock that is an hour off does not matter."""
+    copy = register(copies)
+    append(copy, JOURNAL, 0, len(JOURNAL))
+    gone = this_process().__class__(os.uname().nodename, "another boot", 1, 1, this_process().pid_namespace)
+    copy.store_beat(Beat(Heartbeat(RUN, gone, time=1.0, uptime_s=1e12)), skew_s=-3600.0)
+    assert current_state(copy.folder) is RunState.RUNNING
+    copy.store_beat(Beat(None), skew_s=-3599.5)
+    assert current_state(copy.folder) is RunState.RUNNING

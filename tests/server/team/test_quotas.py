@@ -1,0 +1,95 @@
+"""Limits of keys: what is over them arrives later, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+
+from click.testing import CliRunner
+
+from tachograph.cli._main import main
+from tachograph.journal import RunFolder
+from tachograph.server.team import KeyUsage, count_kept_bytes
+from tests.remote.conftest import Team, send_all
+from tests.store import append, step
+
+MakeRun = Callable[..., RunFolder]
+
+
+class SteadyClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def with_clock(team: Team) -> SteadyClock:
+    clock = SteadyClock()
+    team.app.copies.usage = KeyUsage(team.data_dir, clock=clock)
+    return clock
+
+
+def test_run_over_the_limit_arrives_after_another_was_deleted(team: Team, make_run: MakeRun):
+    first, second = make_run("first", 500, run_id="a" * 16), make_run("second", 500, run_id="b" * 16)
+    size = first.journal.stat().st_size
+    token = team.token("write", name="small", max_bytes=size + size // 2)
+    clock = with_clock(team)
+    one = team.sender(first, token)
+    send_all(one)
+    sender = team.sender(second, token)
+    assert sender.poll(flush=True) > 30
+    assert "HTTP 507: the runs of the key 'small' have reached" in sender.state.error
+    assert sender._limits.max_bytes == size + size // 2
+    send_all(team.sender(make_run("other", 500, run_id="c" * 16)))  # of another key
+    team.app.copies.close()
+    shutil.rmtree(team.copy_of(one).path)
+    clock.now_s += 11
+    send_all(sender)
+    assert team.copy_of(sender).journal.read_bytes() == second.journal.read_bytes()
+
+
+def test_kept_bytes_are_counted_again_after_a_restart(team: Team, make_run: MakeRun):
+    folder = make_run("run", 500, ends=False)
+    token = team.token("write", name="small", max_bytes=folder.journal.stat().st_size + 10)
+    send_all(team.sender(folder, token))
+    assert count_kept_bytes(team.data_dir) == {"small": folder.journal.stat().st_size}
+    team.stop()
+    team.start()
+    append(folder, [step(1_000)])
+    sender = team.sender(folder, token)
+    sender.poll(flush=True)
+    assert "HTTP 507" in sender.state.error
+
+
+def test_repeated_batches_are_counted_once(team: Team, make_run: MakeRun):
+    folder = make_run("run", 500)
+    token = team.token("write", name="small", max_bytes=10**9)
+    for _ in range(3):
+        shutil.rmtree(folder.private, ignore_errors=True)
+        send_all(team.sender(folder, token))
+    assert team.app.copies.usage._kept == count_kept_bytes(team.data_dir)
+
+
+def test_run_over_the_number_of_open_runs_waits(team: Team, make_run: MakeRun):
+    clock = with_clock(team)
+    token = team.token("write", name="two", max_open_runs=2)
+    for number in range(2):
+        send_all(team.sender(make_run(f"run{number}", run_id=str(number) * 16), token))
+    folder = make_run("third", run_id="3" * 16)
+    sender = team.sender(folder, token)
+    assert 20 < sender.poll(flush=True) < 40
+    assert "HTTP 429: the key 'two' may send 2 runs at once" in sender.state.error
+    assert sorted(path.name for path in (team.data_dir / "default").iterdir()) == ["run0", "run1"]
+    send_all(team.sender(make_run("run1", run_id="1" * 16), token))  # one that is open may be registered again
+    clock.now_s += 301
+    send_all(sender)
+    assert team.copy_of(sender).journal.read_bytes() == folder.journal.read_bytes()
+
+
+def test_list_of_keys_shows_what_is_kept(team: Team, make_run: MakeRun):
+    folder = make_run("run", 500)
+    send_all(team.sender(folder, team.token("write", name="ci", max_bytes=10**9)))
+    result = CliRunner().invoke(main, ["keys", "list", "--data", str(team.data_dir), "--json"])
+    assert [key["kept_bytes"] for key in json.loads(result.output)] == [folder.journal.stat().st_size]
