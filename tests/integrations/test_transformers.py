@@ -486,8 +486,8 @@ def test_two_ranks_stop_at_the_same_step(start, ranks, tmp_path, logs):
 
 
 def test_callbacks_of_other_loggers_are_timed(logs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tachograph.recorder._loggers._MIN_STEPS", 5)
-    monkeypatch.setattr("tachograph.recorder._loggers._MIN_S", 0.0)
+    monkeypatch.setattr("tachograph.recorder.collectors.loggers._MIN_STEPS", 5)
+    monkeypatch.setattr("tachograph.recorder.collectors.loggers._MIN_S", 0.0)
     log_s = 0.1
 
     class SwanLabCallback(transformers.TrainerCallback):

@@ -10,7 +10,7 @@ import pytest
 import tachograph
 from tachograph.reader import read
 from tachograph.recorder import LoggerCosts, loggers_in
-from tachograph.recorder._loggers import _cpu_s
+from tachograph.recorder.collectors.loggers import _cpu_s
 from tests.conftest import HANG_S, wait_for
 
 OPTIONS = {"git": False, "system_interval_s": 0, "exit_timeout_s": HANG_S}
@@ -19,8 +19,8 @@ OPTIONS = {"git": False, "system_interval_s": 0, "exit_timeout_s": HANG_S}
 @pytest.fixture
 def few_steps(monkeypatch):
     """Report after a few steps."""
-    monkeypatch.setattr("tachograph.recorder._loggers._MIN_STEPS", 5)
-    monkeypatch.setattr("tachograph.recorder._loggers._MIN_S", 0.0)
+    monkeypatch.setattr("tachograph.recorder.collectors.loggers._MIN_STEPS", 5)
+    monkeypatch.setattr("tachograph.recorder.collectors.loggers._MIN_S", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import tachograph
 from tachograph._base.nvml import GpuProbe
 from tachograph.reader import read
-from tachograph.recorder._system import SystemSampler, memory_fields
+from tachograph.recorder.collectors.system import SystemSampler, memory_fields
 from tests.conftest import wait_for
 
 

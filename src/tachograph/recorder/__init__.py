@@ -1,16 +1,16 @@
 """The recorder: the `Run` that a training loop logs to, and the writer thread."""
 
-from tachograph.recorder._ab import ab
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
-from tachograph.recorder._completion_rows import completion_row, text_of
-from tachograph.recorder._completions import Completions
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
-from tachograph.recorder._loggers import LoggerCosts, logger_name, loggers_in, watch_loggers
 from tachograph.recorder._process import latest_run, process_state
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._start import current_run, log, start_run, worker_run
+from tachograph.recorder.collectors.ab import ab
+from tachograph.recorder.collectors.completion_rows import completion_row, text_of
+from tachograph.recorder.collectors.completions import Completions
+from tachograph.recorder.collectors.loggers import LoggerCosts, logger_name, loggers_in, watch_loggers
 
 __all__ = [
     "Completions",

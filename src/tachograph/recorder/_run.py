@@ -31,10 +31,10 @@ from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, size_bytes
-from tachograph.recorder._completion_rows import completion_fields
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
-from tachograph.recorder._system import SystemSampler
+from tachograph.recorder.collectors.completion_rows import completion_fields
+from tachograph.recorder.collectors.system import SystemSampler
 from tachograph.records import (
     CONFIG_CHANGED,
     PARENT,

@@ -16,8 +16,6 @@ from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
 from tachograph.reader import overview
-from tachograph.recorder._baseline_speed import BaselineReader
-from tachograph.recorder._code import CodeCollector
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
@@ -25,8 +23,10 @@ from tachograph.recorder._process import _runs, latest_run, process_state, watch
 from tachograph.recorder._rank_files import RankFiles
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
-from tachograph.recorder._system import MemorySampler, SystemSampler
 from tachograph.recorder._writer import Writer
+from tachograph.recorder.collectors.baseline_speed import BaselineReader
+from tachograph.recorder.collectors.code.collector import CodeCollector
+from tachograph.recorder.collectors.system import MemorySampler, SystemSampler
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
 

@@ -37,7 +37,7 @@ from tachograph.recorder._files import Files, ReportError, WriterState
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
 from tachograph.recorder._record_builder import RecordBuilder
-from tachograph.recorder._system import memory_fields
+from tachograph.recorder.collectors.system import memory_fields
 from tachograph.records import Encodable, StepTable, encode
 from tachograph.settings import Settings
 

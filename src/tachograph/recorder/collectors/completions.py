@@ -16,9 +16,9 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.recorder._completion_rows import completion_row
 from tachograph.recorder._run import RankRun, Run
 from tachograph.recorder._start import current_run
+from tachograph.recorder.collectors.completion_rows import completion_row
 
 __all__ = ["Completions"]
 

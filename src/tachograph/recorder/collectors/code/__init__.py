@@ -1,0 +1,1 @@
+"""Captures the code of a run in a process of its own."""
