@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import tachograph
+from tachograph._base.detached import DetachedProcess
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 from tachograph.provenance import CaptureRequest, capture, read_blob, remove_unused_blobs
 from tachograph.provenance._git import run_git
-from tachograph.provenance._read import last_code, read_sources, section_of
+from tachograph.provenance._read import last_code, read_sources
 from tachograph.provenance._result import read_result
 from tachograph.provenance._sources import loaded_files
 from tests.conftest import HANG_S, lines_of, wait_for
@@ -33,6 +39,8 @@ with tachograph.init("x", log_dir="logs", console=False, system_interval_s=0) as
     while code and '"event":"code"' not in run.folder.journal.read_text():
         time.sleep(0.02)
 """
+
+CUT_SHORT = "the run ended before this was captured"
 
 
 def git(repository: Path, *arguments: str) -> str:
@@ -112,41 +120,117 @@ def test_code_can_be_turned_off(repository: Path):
     assert not (repository / "logs" / ".tachograph").exists()
 
 
-def test_a_run_does_not_wait_for_its_code(repository: Path):
-    (repository / "helper.py").write_text("value = 2\n")
-    short = TRAIN.replace("while code", "while False")
-    for name in ("train.py", "other.py"):
-        (repository / name).write_text(short)
-        command = [sys.executable, name]
-        environment = {**os.environ, "TACHO_CODE": "1"}
-        subprocess.run(command, cwd=repository, env=environment, check=True, timeout=HANG_S)
-    for name in ("x", "x-2"):
-        history = tachograph.read(name, log_dir=repository / "logs")
-        code = wait_for(lambda read=history: "diff" in last_code(read) and last_code(read), "the captured code")
-        assert code["git"]["dirty"] and code["diff"]["num_files"] == 2 and code["command"]
-        assert {source.path for source in read_sources(history.folder, code)} >= {"helper.py"}
-        # A result that is missing or is not ours says so.
-        if "result" in code:
-            (history.folder.code / code["result"]).unlink()
-            assert "has not finished" in last_code(history)["missing"]
-            assert read_result(history.folder, "../metrics.jsonl") is None
+def test_the_end_of_a_short_run_waits_for_its_code(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tachograph.recorder.collectors.code.collector._MAX_WAIT_S", HANG_S)  # a busy machine
+    run = start_run(repository, monkeypatch, exit_timeout_s=600)
+    run.finish()
+    (code,) = (line for line in lines_of(repository / "logs" / "x") if line["event"] == "code")
+    assert code["git"]["branch"] == "trunk" and code["command"]
+    assert all("missing" not in code[part] for part in ("git", "diff", "files", "packages"))
 
 
-def test_a_hanging_git_delays_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "git").write_text("#!/bin/sh\nsleep 1000\n")
-    (tools / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+def start_run(repository: Path, monkeypatch: pytest.MonkeyPatch, exit_timeout_s: float = 5.0) -> tachograph.Run:
     monkeypatch.chdir(repository)
-    run = tachograph.init("x", log_dir="logs", code=True, git=True, console=False, system_interval_s=0)
+    options: dict[str, Any] = {"console": False, "system_interval_s": 0, "exit_timeout_s": exit_timeout_s}
+    return tachograph.init("x", log_dir="logs", code=True, git=True, **options)
+
+
+@pytest.fixture
+def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A git that hangs in a command of the capture, ``hanging_git("diff")``, and writes its process ids to a file."""
+
+    def install(command: str) -> Path:
+        tools, pids, new = tmp_path / "tools", tmp_path / "pids", tmp_path / "new"
+        tools.mkdir()
+        (tools / "git").write_text(
+            f"""#!/bin/sh
+            case "$*" in
+            --no-pager*" {command} "*) echo $$ $PPID > {new}; mv {new} {pids}; exec sleep 1000;;
+            *) exec {shutil.which("git")} "$@";;
+            esac
+            """
+        )
+        (tools / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        return pids
+
+    return install
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; if its parent has too, no one may collect it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_hanging_git_is_stopped(
+    repository: Path, hanging_git: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    hanging_git("status")
+    with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
+        run_git("status", "-z", cwd=str(repository), timeout_s=0.1)
+    monkeypatch.setattr(run_git, "__kwdefaults__", {**run_git.__kwdefaults__, "timeout_s": 0.1})
+    _, found = capture_in(repository, repository / "train.py")
+    assert "took longer than" in found["git"]["missing"]
+
+
+@pytest.mark.parametrize("ignores_sigterm", [False, True])
+def test_nothing_writes_after_the_end_of_a_run(
+    repository: Path, hanging_git: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, ignores_sigterm: bool
+):
+    """The capture is still running when the run ends: it is stopped, and the record says so."""
+    pids = hanging_git("status")
+    if ignores_sigterm:
+        monkeypatch.setattr(DetachedProcess, "terminate", lambda self: None)
+    run = start_run(repository, monkeypatch)
+    wait_for(pids.exists, "the git command")
     run.log(train_loss=1.0)
     run.finish(timeout_s=HANG_S)
-    assert sum(line["event"] == "code" for line in lines_of(repository / "logs" / "x")) == 1
-    found = wait_for(lambda: section_of(last_code(tachograph.read(run)), "git"), "the process that captures the code")
-    assert "took longer than" in found["missing"]
-    with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
-        run_git("status", cwd=str(repository), timeout_s=0.1)
+    git_pid, capture_pid = map(int, pids.read_text().split())
+    assert not psutil.pid_exists(capture_pid)
+    if ignores_sigterm:
+        os.kill(git_pid, signal.SIGKILL)  # only the capturing process could stop it
+    wait_for(lambda: has_ended(git_pid), "the end of the git command")
+    (code,) = (line for line in lines_of(repository / "logs" / "x") if line["event"] == "code")
+    assert code["missing"] == CUT_SHORT
+
+
+def test_the_capture_ends_with_the_training_process(repository: Path, hanging_git: Callable[[str], Path]):
+    pids = hanging_git("status")
+    environment = {**os.environ, "TACHO_CODE": "1"}
+    with subprocess.Popen([sys.executable, "train.py"], cwd=repository, env=environment) as process:
+        wait_for(pids.exists, "the git command")
+        process.kill()
+    for pid in map(int, pids.read_text().split()):
+        wait_for(lambda pid=pid: has_ended(pid), "the end of the capture")
+
+
+def test_parts_captured_before_the_end_are_kept(
+    repository: Path, hanging_git: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    pids = hanging_git("diff")
+    run = start_run(repository, monkeypatch)
+    wait_for(pids.exists, "the diff")
+    run.finish(timeout_s=HANG_S)
+    (code,) = (line for line in lines_of(repository / "logs" / "x") if line["event"] == "code")
+    assert code["git"]["branch"] == "trunk"
+    assert code["diff"] == code["files"] == code["packages"] == {"missing": CUT_SHORT}
+    assert list((repository / "logs" / "x" / "code").glob(".*")) == []
+
+
+def test_results_in_files_of_earlier_versions_are_read(tmp_path: Path):
+    run = RunFolder(tmp_path / "logs" / "x")
+    run.code.mkdir(parents=True)
+    name = "result-0123456789abcdef.json"
+    start = {"event": "start", "time": 1.0, "run_name": "x", "run_id": "1"}
+    lines = [start, {"event": "code", "time": 2.0, "result": name, "command": ["python"]}]
+    run.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "has not finished" in last_code(tachograph.read("x", log_dir=tmp_path / "logs"))["missing"]
+    (run.code / name).write_text('{"git": {"branch": "trunk"}}')
+    assert last_code(tachograph.read("x", log_dir=tmp_path / "logs"))["git"] == {"branch": "trunk"}
+    assert read_result(run, "../metrics.jsonl") is None
 
 
 def test_what_only_looks_like_a_module_is_skipped(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -65,6 +67,9 @@ class DetachedProcess:
             env={name: value for name, value in os.environ.items() if name not in _NOT_INHERITED},
         )
         self.pid = process.pid
+        self._lock = threading.Lock()
+        """Held while the process is collected: afterwards another process may have its id."""
+        self._is_collected = False
         assert process.stdin is not None and process.stdout is not None  # noqa: S101 - pipes, as requested above
         self._requests = os.dup(process.stdin.fileno())
         self._replies = os.dup(process.stdout.fileno())
@@ -93,18 +98,35 @@ class DetachedProcess:
             *lines, rest = (rest + block).split(b"\n")
             yield from lines
         os.close(self._replies)
-        with contextlib.suppress(OSError):  # the program may have collected it
-            os.waitpid(self.pid, 0)
+        with self._lock:
+            with contextlib.suppress(OSError):  # the program may have collected it
+                os.waitpid(self.pid, 0)
+            self._is_collected = True
 
     def close_requests(self) -> None:
         """Send no more requests, so that the process finds the end of them."""
         with contextlib.suppress(OSError):
             os.close(self._requests)
 
+    def terminate(self) -> None:
+        """Ask the process to end (SIGTERM); `replies` finds its end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process at once; `replies` finds its end."""
+        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._lock.acquire(blocking=False):  # otherwise it has ended and is being collected
+            try:
+                if not self._is_collected:
+                    with contextlib.suppress(OSError):
+                        os.kill(self.pid, signum)
+            finally:
+                self._lock.release()
+
     def leave(self) -> None:
         """Leave the process to itself: send no more requests, and ignore its replies."""
-        import threading
-
         self.close_requests()
         reaper = threading.Thread(target=lambda: list(self.replies()), name="tachograph-reaper", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter is exiting, so nothing is left to collect

@@ -9,7 +9,6 @@ from tachograph.provenance._environment import determinism, environment, torch_b
 from tachograph.provenance._lineage import RUN_FILE, find_parent, read_stamp, stamp_path, write_stamp
 from tachograph.provenance._read import last_code, read_patch, read_sources, section_of
 from tachograph.provenance._reproduce import Rebuilt, rebuild, reproduction_script
-from tachograph.provenance._result import new_result_name, remove_result
 from tachograph.provenance._sources import loaded_files, script_file
 
 __all__ = [
@@ -36,13 +35,11 @@ __all__ = [
     "is_seed",
     "last_code",
     "loaded_files",
-    "new_result_name",
     "read_blob",
     "read_patch",
     "read_sources",
     "read_stamp",
     "rebuild",
-    "remove_result",
     "remove_unused_blobs",
     "reproduction_script",
     "script_file",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tachograph.provenance._git import GitStatus, diff_sections, find_root, read
 from tachograph.provenance._sources import project_files
 from tachograph.records import mask_text
 
-__all__ = ["CaptureRequest", "SourceFile", "capture"]
+__all__ = ["CaptureRequest", "SourceFile", "capture", "capture_parts"]
 
 _MAX_DIFF_BYTES = 1 << 20
 _MAX_SECTION_BYTES = 100 << 10
@@ -35,6 +35,7 @@ _EXTRA_LIMITS = (100 << 10, 1 << 20, 200)
 """The same for untracked files that are not modules, which may be data."""
 _MAX_LISTED = 50
 _PACKAGES_S = 5.0
+_NO_COMMIT = {"missing": "no commit yet"}
 _SOURCE_SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".sh", ".md", ".cfg", ".ini")
 
 
@@ -49,8 +50,6 @@ class CaptureRequest(msgspec.Struct, frozen=True):
     """The files of loaded modules."""
     git: bool = True
     """Whether to read the repository."""
-    result: str = ""
-    """The name of the file in the folder `code` for the result, in case that the run ends first."""
 
 
 class SourceFile(msgspec.Struct, omit_defaults=True):
@@ -90,30 +89,31 @@ class _LeftOut:
 
 def capture(request: CaptureRequest) -> dict[str, Any]:
     """Store the code and return the fields of a `code` record."""
+    return dict(capture_parts(request))
+
+
+def capture_parts(request: CaptureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Store the code part by part, and yield the name and the content of each field of a `code` record."""
     folder = RunFolder(request.run_folder)
     root: str | None = None
     untracked: list[bytes] = []
-    diff: dict[str, Any] | None = None
     try:
         root = _find_root(request) if request.git else None
-        if root is None:
-            git: dict[str, Any] = {"missing": "not in a git repository" if request.git else "the setting git is off"}
+        status = None if root is None else read_status(root, without=os.path.dirname(request.run_folder))
+    except CodeError as error:
+        yield "git", {"missing": str(error)}
+        yield "diff", {"missing": str(error)}
+    else:
+        if root is None or status is None:
+            yield "git", {"missing": "not in a git repository" if request.git else "the setting git is off"}
         else:
-            status = read_status(root, without=os.path.dirname(request.run_folder))
             untracked = status.untracked
             git = _git_fields(root, status)
-            diff = _part(lambda: _store_diff(folder, git["root"])) if status.commit else {"missing": "no commit yet"}
-    except CodeError as error:
-        git = {"missing": str(error)}
-        diff = {"missing": str(error)}
-    found = {
-        "git": git,
-        "diff": diff,
-        "files": _part(lambda: _store_files(folder, root, request, untracked)),
-        "packages": _part(lambda: _store_packages(folder)),
-        "interpreter": {**interpreter(), **_driver()},
-    }
-    return {name: value for name, value in found.items() if value is not None}
+            yield "git", git
+            yield "diff", _part(lambda: _store_diff(folder, git["root"])) if status.commit else _NO_COMMIT
+    yield "files", _part(lambda: _store_files(folder, root, request, untracked))
+    yield "packages", _part(lambda: _store_packages(folder))
+    yield "interpreter", {**interpreter(), **_driver()}
 
 
 def _find_root(request: CaptureRequest) -> str | None:

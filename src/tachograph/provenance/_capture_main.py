@@ -1,7 +1,7 @@
 """The process that captures the code of a run, so that the work takes no time from the training.
 
-The result is written to a file first, then sent. A run that is still recorded adds it to its journal and deletes the
-file; one that has ended meanwhile has named the file in its journal, and readers find the result there.
+It sends each part of the `code` record once the files of that part are stored, and an empty line at the end. It ends
+early, leaving no partial file, when the run ends or when the training process is gone.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
+import sys
 import threading
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
 from tachograph._base.detached import ReplyChannel
-from tachograph.journal import RunFolder
-from tachograph.provenance._capture import CaptureRequest, capture
-from tachograph.provenance._result import write_result
+from tachograph.provenance._capture import capture_parts
+from tachograph.provenance._git import kill_running_git
 from tachograph.records import mask_mapping, mask_text
 
 __all__ = ["MAX_S", "main"]
@@ -27,21 +28,35 @@ MAX_S = 60.0
 
 
 def main(requests: BinaryIO, replies: ReplyChannel) -> None:
-    """Capture what the first request names, and reply with the fields of the record as JSON."""
+    """Capture what the first request names, and send the fields of the record as lines of JSON."""
+    signal.signal(signal.SIGTERM, _exit)
     timer = threading.Timer(MAX_S, os._exit, (1,))  # a network disk may hang in a way that no limit can end
     timer.daemon = True
     timer.start()
     if hasattr(os, "nice"):
         os.nice(10)  # nobody waits for it
-    request: CaptureRequest | None = None
-    try:
-        request = pickle.load(requests)  # noqa: S301 - from the process that started it
-        reply = msgspec.json.encode(mask_mapping(capture(request)))
-    except Exception as error:  # noqa: BLE001 - reported in the record; such as a folder whose name is not UTF-8
-        reason = mask_text(f"{type(error).__name__}: {error!a}")[:500]
-        reply = msgspec.json.encode({"missing": reason})
-    if request is not None and request.result:
-        with contextlib.suppress(OSError):  # such as a run that was removed
-            write_result(RunFolder(request.run_folder), request.result, reply)
-    with contextlib.suppress(OSError):  # the program has ended
-        replies.write(reply + b"\n")
+    with contextlib.suppress(OSError):  # the training process has ended
+        try:
+            request = pickle.load(requests)  # noqa: S301 - from the process that started it
+            threading.Thread(target=_exit_with_parent, args=(requests,), daemon=True).start()
+            for name, part in capture_parts(request):
+                _send(replies, mask_mapping({name: part}))
+        except Exception as error:  # noqa: BLE001 - reported in the record; such as a folder whose name is not UTF-8
+            _send(replies, {"missing": mask_text(f"{type(error).__name__}: {error!a}")[:500]})
+        replies.write(b"\n")
+
+
+def _send(replies: ReplyChannel, fields: dict[str, Any]) -> None:
+    replies.write(msgspec.json.encode(fields) + b"\n")
+
+
+def _exit(*_: object) -> None:
+    kill_running_git()
+    sys.exit(1)  # unlike `os._exit`, removes a file that is being written
+
+
+def _exit_with_parent(requests: BinaryIO) -> None:
+    """Wait for the end of the requests: no process is left that could use the result."""
+    while os.read(requests.fileno(), 4_096):  # not `requests.read`, whose lock blocks the exit of the interpreter
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tachograph.exceptions import CodeError
 from tachograph.records import mask_text
 
-__all__ = ["GitStatus", "Submodule", "diff_sections", "find_root", "read_status", "run_git"]
+__all__ = ["GitStatus", "Submodule", "diff_sections", "find_root", "kill_running_git", "read_status", "run_git"]
 
 _TIMEOUT_S = 5.0
 _MAX_OUTPUT_BYTES = 16 << 20
@@ -37,6 +37,7 @@ _ENVIRONMENT = {
     "GIT_PAGER": "cat",
     "LC_ALL": "C",
 }
+_running: set[subprocess.Popen[bytes]] = set()
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=dirty")
 _AS_PATCH = ("--binary", "--full-index", "--no-color", "--submodule=short", "--src-prefix=a/", "--dst-prefix=b/")
 
@@ -73,6 +74,7 @@ def run_git(
     except (OSError, ValueError) as error:
         raise CodeError(f"{what} cannot be started: {error}") from error
     assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as requested above
+    _running.add(process)
     is_late = threading.Event()
 
     def stop() -> None:
@@ -91,6 +93,7 @@ def run_git(
         if is_large:
             _kill(process)
         process.wait()
+        _running.discard(process)
         timer.cancel()
         error_reader.join(1.0)
     if is_late.is_set():
@@ -103,6 +106,12 @@ def run_git(
         lines = mask_text(bytes(errors).decode("utf-8", "replace")).strip().splitlines()
         raise CodeError(f"{what}: {lines[0][:_MAX_ERROR_CHARS] if lines else f'exit code {process.returncode}'}")
     return output
+
+
+def kill_running_git() -> None:
+    """End every git command that is running, before this process exits."""
+    for process in list(_running):
+        _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -609,6 +609,7 @@ class Run:
         timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
         if self.status != "running" or self._is_forked:
             return self._is_forked or self.backend is None or self.backend.close(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
         if self._sampler is not None:
             self._sampler.stop()
         if self.span_recorder is not None:
@@ -617,14 +618,14 @@ class Run:
         for collector in list(self.collectors):
             with guard("collecting"):
                 collector.close()
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = max(deadline_s, time.monotonic() + timeout_s / 2)  # for the records, whatever the collectors took
         fields = {"status": status, "reason": reason}
         self.add_record("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
         self._use_slow_path()
         written = True
         if self.backend is not None:
-            written = self.backend.close(timeout_s)
+            written = self.backend.close(deadline_s - time.monotonic())
             if not written:
                 how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
                 self.print_line(f"the last records of {self.name!r} could not be written{how}")

@@ -1,8 +1,11 @@
 """Captures the code of a run in a process of its own, and records the result as a `code` record.
 
 Reading a repository, hashing and masking take up to seconds of work that would compete with the training for the
-interpreter lock. So a detached process does it. Here a thread starts it, waits for its reply without holding the lock,
-and adds the record. If the run ends first, it does not wait: the record names the file that the process will write.
+interpreter lock. So a detached process does it. Here a thread starts it, waits for its replies without holding the
+lock, and adds the record.
+
+The end of a short run waits for the process, within limits, and then stops it: after `finish`, nothing may write to the
+folder of the run. The record then has the parts that were captured, and says that the others were cut short.
 """
 
 from __future__ import annotations
@@ -10,18 +13,25 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
 from tachograph.recorder._run import Run
 
+if TYPE_CHECKING:
+    from tachograph._base.detached import DetachedProcess
+
 __all__ = ["CodeCollector"]
 
-_MAX_START_S = 2.0
-_MAX_START_SHARE = 0.2
-"""How long the end of a short run waits for the start of the process, in seconds and as a share of `exit_timeout_s`."""
-_MAX_WAIT_S = 0.05
-"""How long it waits for the reply."""
+_MAX_WAIT_S = 2.0
+_MAX_WAIT_SHARE = 0.4
+"""How long the end of a short run waits for the process, in seconds and as a share of `exit_timeout_s`."""
+_TERMINATE_SHARE = 0.1
+"""How long the process may take to end by itself. It needs a few milliseconds."""
+_KILL_SHARE = 0.2
+"""How long a killed process may take to be gone. Only one that hangs in the kernel needs so long."""
+_PARTS = ("git", "diff", "files", "packages")
+_CUT_SHORT = "the run ended before this was captured"
 
 
 class CodeCollector:
@@ -32,9 +42,11 @@ class CodeCollector:
         self._cwd = cwd
         self._lock = threading.Lock()
         self._is_recorded = False
-        self._result = ""
-        self._is_started = threading.Event()
-        """Set once the process does its work, or cannot be started."""
+        self._is_complete = False
+        self._is_cut_short = False
+        self._process: DetachedProcess | None = None
+        self._fields: dict[str, Any] = {}
+        """The fields of the record that have arrived."""
         self._thread = threading.Thread(target=self._capture, name="tachograph-code", daemon=True)
         self._thread.start()
 
@@ -42,13 +54,17 @@ class CodeCollector:
         """Do nothing: the thread records the result."""
 
     def close(self) -> None:
-        """Wait a moment for the result; without one, record where it will be."""
-        is_started = self._is_started.wait(min(_MAX_START_S, _MAX_START_SHARE * self._run.settings.exit_timeout_s))
-        self._thread.join(_MAX_WAIT_S)
+        """Wait a moment for the result, then stop the process and record the parts that it has captured."""
+        exit_timeout_s = self._run.settings.exit_timeout_s
+        self._thread.join(min(_MAX_WAIT_S, _MAX_WAIT_SHARE * exit_timeout_s))
         if self._thread.is_alive():
-            has_result = is_started and self._result
-            missing = {"missing": "the run ended before the process that captures its code was started"}
-            self._record({"result": self._result} if has_result else missing)
+            self._is_cut_short = True  # before the next line: the thread stops a process that it is just starting
+            if self._process is not None:
+                self._process.terminate()
+                self._thread.join(_TERMINATE_SHARE * exit_timeout_s)
+                self._process.kill()
+                self._thread.join(_KILL_SHARE * exit_timeout_s)
+            self._record()
 
     def forget(self) -> None:
         """In a forked child: the parent records the result."""
@@ -56,19 +72,16 @@ class CodeCollector:
 
     def _capture(self) -> None:
         with guard("capturing the code"):
-            fields: dict[str, Any] = {"missing": "the process that captures the code has ended"}
             try:
-                fields = self._ask() or fields
+                self._ask()
             except OSError as error:
-                fields = {"missing": f"the process that captures the code cannot be started: {error}"}
-            finally:
-                self._is_started.set()
-            self._record(fields)
+                self._fields = {"missing": f"the process that captures the code cannot be started: {error}"}
+            self._record()
 
-    def _ask(self) -> dict[str, Any] | None:
+    def _ask(self) -> None:
         from tachograph._base.detached import DetachedProcess
         from tachograph._base.typed import decode_json
-        from tachograph.provenance import CaptureRequest, loaded_files, new_result_name, script_file
+        from tachograph.provenance import CaptureRequest, loaded_files, script_file
 
         assert self._run.folder is not None  # noqa: S101 - only recorded runs have a collector
         request = CaptureRequest(
@@ -77,18 +90,29 @@ class CodeCollector:
             script=script_file(),
             files=loaded_files(),
             git=self._run.settings.git,
-            result=new_result_name(),
         )
-        process = DetachedProcess("tachograph.provenance._capture_main", "code", self._run.name)
+        if self._is_cut_short:
+            return
+        process = self._process = DetachedProcess("tachograph.provenance._capture_main", "code", self._run.name)
+        if self._is_cut_short:
+            process.kill()
         process.send(request)
+        for line in process.replies():
+            self._fields |= decode_json(line, dict[str, Any]) if line else {}
+            self._is_complete = not line
         process.close_requests()
-        self._result = request.result
-        self._is_started.set()
-        replies = list(process.replies())
-        return decode_json(replies[0], dict[str, Any]) if replies else None
 
-    def _record(self, fields: dict[str, Any]) -> None:
-        from tachograph.provenance import determinism, environment, remove_result, torch_build
+    def _all_fields(self) -> dict[str, Any]:
+        """Return the fields of the record; a part that did not arrive says why."""
+        if self._is_complete or "missing" in self._fields:
+            return self._fields
+        reason = _CUT_SHORT if self._is_cut_short else "the process that captures the code has ended"
+        if not self._fields:
+            return {"missing": reason}
+        return {**{part: {"missing": reason} for part in _PARTS}, **self._fields}
+
+    def _record(self) -> None:
+        from tachograph.provenance import determinism, environment, torch_build
         from tachograph.records import mask_arguments
 
         # Read now: a program often sets its seeds after it has started the run.
@@ -101,6 +125,6 @@ class CodeCollector:
         with self._lock:
             if not self._is_recorded and self._run.status == "running":
                 self._is_recorded = True
-                self._run.add_record("code", {**fields, **{name: value for name, value in more.items() if value}})
-                if self._result and "result" not in fields and self._run.folder is not None:
-                    remove_result(self._run.folder, self._result)
+                self._run.add_record(
+                    "code", self._all_fields() | {name: value for name, value in more.items() if value}
+                )
