@@ -163,7 +163,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         Meta(
             description=(
-                "Write `<checkpoint>.tacho.json` beside each checkpoint, so that `tacho whence` knows its run even "
+                "Write `<checkpoint>.tacho.json` beside each checkpoint, so that `tacho origin` knows its run even "
                 "after it was moved."
             )
         ),

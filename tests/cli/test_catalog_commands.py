@@ -250,7 +250,7 @@ def test_run_can_be_named_by_its_path(runs):
 @pytest.mark.parametrize(
     "command",
     [
-        *("show", "tail", "export", "doctor", "control", "sync"),
+        *("show", "tail", "export", "doctor", "control", "sync", "origin"),
         *("tag", "note", "rename", "group", "archive", "unarchive", "rm"),
     ],
 )

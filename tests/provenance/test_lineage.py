@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import tachograph
@@ -36,12 +37,12 @@ def train(logs: Path, name: str, checkpoint: Path, *, step: int = 10, **options:
 
 
 def found(path: object, logs: Path) -> dict[str, Any]:
-    result = msgspec.json.decode(tacho("whence", path, "--log-dir", logs, "--json"))
+    result = msgspec.json.decode(tacho("origin", path, "--log-dir", logs, "--json"))
     assert isinstance(result, dict)
     return result
 
 
-def test_whence_follows_a_checkpoint_through_two_forks(logs: Path, tmp_path: Path):
+def test_origin_follows_a_checkpoint_through_two_forks(logs: Path, tmp_path: Path):
     a, b, c = (tmp_path / f"{name}.pt" for name in "abc")
     first = train(logs, "first", a, step=10)
     second = train(logs, "second", b, step=20, parent=a)
@@ -54,7 +55,7 @@ def test_whence_follows_a_checkpoint_through_two_forks(logs: Path, tmp_path: Pat
         ("second", second, None, 0),
         ("first", first, 10, 1),
     ]
-    text = tacho("whence", c, "--log-dir", logs)
+    text = tacho("origin", c, "--log-dir", logs)
     assert "third at step 30" in text and "← first at step 10 (init)" in text
     assert found("third", logs)["ancestors"] == answer["ancestors"]
     assert "first at step 10 (init)" in tacho("show", "second", "--log-dir", logs)
@@ -76,7 +77,7 @@ def test_whence_follows_a_checkpoint_through_two_forks(logs: Path, tmp_path: Pat
     assert third
 
 
-def test_whence_says_how_sure_it_is(logs: Path, tmp_path: Path):
+def test_origin_says_how_sure_it_is(logs: Path, tmp_path: Path):
     a = tmp_path / "a.pt"
     train(logs, "x", a)
     moved = tmp_path / "elsewhere" / "a.pt"
@@ -100,10 +101,25 @@ def test_whence_says_how_sure_it_is(logs: Path, tmp_path: Path):
     assert certainty(a) == ("likely", "the run saved it at this path; it is no longer there")
     unknown = tmp_path / "unknown.pt"
     unknown.write_bytes(b"x")
-    assert "no run in" in tacho("whence", unknown, "--log-dir", logs, code=1)
+    assert "no run in" in tacho("origin", unknown, "--log-dir", logs, code=1)
     # The same path saved by two runs: the file decides.
     train(logs, "y", a, step=50)
     assert [origin["run"] for origin in found(a, logs)["origins"]] == ["y", "x"]
+
+
+def test_old_name_of_origin_works_and_warns(logs: Path, tmp_path: Path):
+    path = tmp_path / "a.pt"
+    train(logs, "x", path)
+    arguments = [str(path), "--log-dir", str(logs), "--json"]
+    expected = CliRunner().invoke(main, ["origin", *arguments])
+    result = CliRunner().invoke(main, ["whence", *arguments])
+    assert (result.exit_code, result.stdout) == (0, expected.stdout)
+    assert result.stderr == "`tacho whence` is deprecated and will be removed: use `tacho origin`\n"
+    assert expected.stderr == ""
+    shell = ShellComplete(main, {}, "tacho", "_TACHO_COMPLETE")
+    assert not shell.get_completions([], "when")
+    assert [item.value for item in shell.get_completions([], "orig")] == ["origin"]
+    assert "whence" not in CliRunner().invoke(main, ["--help"]).output
 
 
 def test_a_stamp_survives_moving(logs: Path, tmp_path: Path):

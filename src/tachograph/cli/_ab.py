@@ -45,7 +45,7 @@ _MAX_LINES = 50
 @click.option(
     "--pairs", default=5, show_default=True, type=click.IntRange(min=3), help="How often to run each command."
 )
-@click.option("--name", help="Name of the test: the group of its runs, and the start of their names.")
+@click.option("--name", help="Name of the test. Its runs are named NAME-ARM-NUMBER, and NAME is their group.")
 @click.option("--show-output", is_flag=True, help="Print the output of the commands while they run.")
 @log_dir_option
 @json_option
@@ -65,8 +65,8 @@ def ab(
     """Judge whether a change makes training faster or slower.
 
     With RUN, compare the arms of a run whose training loop calls `tachograph.ab`. With --arms, run two commands one at
-    a time in the order A B B A …, record each like `tacho run`, and compare neighbours. Ctrl-C ends the test and
-    reports the pairs that are complete.
+    a time in the order A B B A …, record each like `tacho run`, and compare the runs in pairs. After Ctrl-C, the
+    report covers the complete pairs.
     """
     from tachograph.comparison import html_report, markdown_report
 

@@ -65,10 +65,12 @@ def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
 @run_argument
 @click.argument("text", required=False)
 @log_dir_option
-@click.option("--at-step", type=click.IntRange(min=0), metavar="N", help="Make it a remark about step N.")
+@click.option(
+    "--at-step", type=click.IntRange(min=0), metavar="N", help="Attach TEXT to step N instead of the whole run."
+)
 @click.option("--clear", is_flag=True, help="Remove the note.")
 def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: bool) -> None:
-    """Write a note about a run, in Markdown; without TEXT, print it with all remarks about steps."""
+    """Write a note about a run, in Markdown. Without TEXT, print the note and all remarks about steps."""
     from tachograph.catalog import annotate
 
     if at_step is not None and text is None:
@@ -88,9 +90,9 @@ def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: b
 @run_argument
 @click.argument("name", required=False)
 @log_dir_option
-@click.option("--clear", is_flag=True, help="Show the name of the folder again.")
+@click.option("--clear", is_flag=True, help="Remove the display name.")
 def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
-    """Give a run a name to show. Its folder keeps its own, by which commands find it."""
+    """Set the display name of a run. Its folder keeps its name, which commands still expect."""
     from tachograph.catalog import annotate
 
     if (name is None) != clear:
@@ -105,7 +107,7 @@ def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
 @log_dir_option
 @where_option
 def group(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
-    """Put runs into the group NAME; "" removes them from their group. A group is a word to filter by."""
+    """Put runs into the group NAME; "" removes them from their group. Use a group to filter runs."""
     *runs, name = words
     change = {"op": "set", "field": "group", "value": name}
     _annotate_each(log_dir, runs, where, [change], f"in group {safe(name)!r}" if name else "in no group")
@@ -116,7 +118,7 @@ def group(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
 @log_dir_option
 @where_option
 def archive(runs: tuple[str, ...], log_dir: str, where: str | None) -> None:
-    """Leave runs out of lists. Find them again with: tacho ls --archived"""
+    """Hide runs from lists. Show them with: tacho ls --archived"""
     change = {"op": "set", "field": "archived", "value": True}
     _annotate_each(log_dir, runs, where, [change], "archived")
 

@@ -36,7 +36,7 @@ def _file_option(command: Command) -> Command:
 
 @click.group()
 def baseline() -> None:
-    """Keep runs in a small file, for git, to check later runs against: see tacho check."""
+    """Keep the numbers of good runs in a small file for git; `tacho check` compares later runs with it."""
 
 
 @baseline.command()
@@ -49,16 +49,17 @@ def baseline() -> None:
     default=20,
     show_default=True,
     metavar="N",
-    help="Keep the N newest runs.",
+    help="Keep only the N newest runs in the file.",
 )
 @click.option(
-    "--accept", metavar="REASON", help="Add a run although it differs; it and later runs are the baseline from now on."
+    "--accept", metavar="REASON", help="Add the run although it differs; later checks ignore the runs before it."
 )
 @log_dir_option
 def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) -> None:
     """Add a run to the baseline, and create the file if it does not exist.
 
-    A run that differs from those in the file, or that failed, needs --accept with a reason, which is stored.
+    A run that failed or differs from the baseline is rejected, unless you give the reason with --accept. The reason is
+    stored in the file.
     """
     from tachograph.comparison import Baseline, load_baseline, save_baseline
 

@@ -40,16 +40,20 @@ class _InputError(click.ClickException):
     metavar="RUN",
     multiple=True,
     shell_complete=complete_run,
-    help="Compare with this run; repeatable. Without it or --baseline: earlier runs of the same perf_tag.",
+    help="Compare with this run. Can be repeated. Default without --baseline: earlier runs with the same perf_tag.",
 )
 @click.option(
     "--metrics",
     metavar="NAMES",
     multiple=True,
-    help="Only these can fail the check, with commas in between: step_time, device_memory, train_loss, val_loss, "
-    "device_memory_reserved, host_memory. Default: the first four, if the runs have them.",
+    help="Metrics that can fail the check, separated by commas: step_time, device_memory, train_loss, val_loss, "
+    "device_memory_reserved, host_memory. Default: the first four, if recorded.",
 )
-@click.option("--history", is_flag=True, help="Also look for a change in the series of runs with the same perf_tag.")
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Also find the run at which speed, memory or loss changed, among runs with the same perf_tag.",
+)
 @click.option("--require-evidence", is_flag=True, help="Exit with 3 if the run cannot be judged.")
 @click.option("--junit", metavar="FILE", type=click.Path(dir_okay=False), help="Write a JUnit file.")
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report as JSON.")
@@ -69,9 +73,9 @@ def check(
 ) -> None:
     """Check whether a run is slower, needs more memory or has a worse loss than a baseline.
 
-    Exits with 0 if nothing is worse, also if there is not enough evidence; with 1 if something is certainly worse or
-    the run failed; with 2 if something cannot be read; and with 3, only with --require-evidence, if the run cannot be
-    judged: it is too short, not comparable, or there is nothing to compare with.
+    Exits with 0 if nothing is certainly worse, with 1 if something is or the run failed, and with 2 if the run or the
+    baseline cannot be read. With --require-evidence, exits with 3 if there is too little evidence: the run is too
+    short or not comparable, or there is nothing to compare with.
     """
     if baseline is not None and against:
         raise click.UsageError("--baseline and --against cannot be combined")

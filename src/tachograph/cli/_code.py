@@ -34,8 +34,8 @@ _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | None, as_json: bool) -> None:
     """Show how runs differ: config, git, packages, environment and code.
 
-    Of two runs, all differences are shown, with the changed lines of their code. Three or more runs are compared in one
-    table beside their results; config keys that do not describe the training, such as output paths, are only counted.
+    For two runs, shows all differences, including changed lines of code. For three or more runs, prints one table with
+    the results of each; config keys that do not describe the training, such as output paths, are only counted.
     """
     if where is None and len(runs) < 2:
         raise click.UsageError("name at least two runs, or select them with --where EXPR")

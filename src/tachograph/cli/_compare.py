@@ -63,9 +63,13 @@ def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
     multiple=True,
     shell_complete=complete_run,
     callback=resolve_run,
-    help="Runs to compare with, as a group of repeats; those before this option are the other group.",
+    help="Group of repeated runs to compare with; the runs before this option are the other group.",
 )
-@click.option("--group", metavar="FIELD", help="Compare groups of runs that agree in this field, such as config.lr.")
+@click.option(
+    "--group",
+    metavar="FIELD",
+    help="Put runs with the same value of this field, such as config.lr, into one group, and compare the groups.",
+)
 @where_option
 @log_dir_option
 @json_option
@@ -83,8 +87,8 @@ def compare(
 ) -> None:
     """Judge whether runs differ in speed, memory and loss.
 
-    The first run is the one to compare with; every other one is judged. Repeated runs, with other seeds or at other
-    times, are compared as groups with --against or --group, which finds smaller differences:
+    Compares every other run with the first one. If you repeated runs, for example with other seeds, compare them as
+    groups with --against or --group, which detects smaller differences:
 
     tacho compare new-1 new-2 new-3 --against old-1 old-2 old-3
     """

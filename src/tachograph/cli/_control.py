@@ -29,18 +29,26 @@ _FINAL_STATUSES = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 @click.option(
     "--log-every",
     metavar="N|default",
-    help=f"Steps per step record; clamped to {LOG_EVERY_MIN} … {LOG_EVERY_MAX}. `default` is the value at the start.",
+    help=f"Record every Nth step ({LOG_EVERY_MIN} to {LOG_EVERY_MAX}); `default` restores the initial value.",
 )
-@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Set a control that the run registered.")
-@click.option("--checkpoint-now", is_flag=True, help="Request a checkpoint.")
+@click.option(
+    "--set",
+    "values",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a control that the training loop registered, such as lr_scale=0.5.",
+)
+@click.option("--checkpoint-now", is_flag=True, help="Ask the training loop to save a checkpoint.")
 @click.option(
     "--profile-steps",
     type=int,
     metavar="N",
     help=f"Trace the next N steps (1 to {PROFILE_STEPS_MAX}) with torch's profiler.",
 )
-@click.option("--stop", is_flag=True, help="Request the training loop to stop.")
-@click.option("--wait", "wait_s", type=float, default=0.0, help="Seconds to wait for the trainer's answer.")
+@click.option("--stop", is_flag=True, help="Ask the training loop to stop.")
+@click.option(
+    "--wait", "wait_s", type=float, default=0.0, help="Seconds to wait until the trainer confirms the request."
+)
 def control(
     run: str,
     log_dir: str,
@@ -52,7 +60,7 @@ def control(
     stop: bool,
     wait_s: float,
 ) -> None:
-    """List the controls of a run, or request new values."""
+    """List the values of a running training that you can change, or change them."""
     history = read(run, log_dir)
     wanted: dict[str, Any] = dict(_parse_assignment(text) for text in values)
     if log_every is not None:

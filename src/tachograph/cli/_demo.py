@@ -35,11 +35,13 @@ _NOTES = {
 
 @click.command()
 @log_dir_option
-@click.option("--name", default="demo", show_default=True, help="Name of the run, and the start of the others' names.")
+@click.option(
+    "--name", default="demo", show_default=True, help="Name of the first run; the names of the others start with it."
+)
 @click.option(
     "--steps", type=click.IntRange(1), help=f"Steps per run; default: {_NUM_STEPS}, or {_NUM_STEPS_WITH_UI} with --ui."
 )
-@click.option("--log-every", default=1, show_default=True, type=click.IntRange(1), help="Steps per step record.")
+@click.option("--log-every", default=1, show_default=True, type=click.IntRange(1), help="Record every Nth step.")
 @click.option("--seed", default=0, show_default=True, help="Seed for the data and the weights.")
 @click.option("--ui", "with_ui", is_flag=True, help="Train in the background and serve the dashboard.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(0, 65_535), help="Port of the dashboard.")

@@ -30,24 +30,26 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 @click.argument("run", required=False, shell_complete=complete_run, callback=resolve_run)
 @log_dir_option
 @json_option
-@click.option("--explain", "rule", metavar="RULE", help="Explain a rule: what it finds, how, and what to do about it.")
+@click.option(
+    "--explain", "rule", metavar="RULE", help="Explain how a rule works, and how to fix the problem that it finds."
+)
 @click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.option(
     "--set",
     "settings",
     metavar="RULE.THRESHOLD=NUMBER",
     multiple=True,
-    help="Set a threshold; RULE=off turns a rule off.",
+    help="Set a threshold of a rule; RULE=off turns the rule off.",
 )
 @click.option(
     "--signal",
     "signals",
     metavar="SIGNAL=METRIC",
     multiple=True,
-    help="Use a metric as a signal, as in loss=my/objective.",
+    help="Name the metric that rules read as a signal, such as loss=my/objective.",
 )
 @click.option(
-    "--require-signals", is_flag=True, help="Exit with status 1 if no known signal was recorded, so nothing was judged."
+    "--require-signals", is_flag=True, help="Exit with status 1 if the run has no metric that a rule can check."
 )
 @click.option(
     "--fail-on",

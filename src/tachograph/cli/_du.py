@@ -29,7 +29,7 @@ _MAX_SHOWN = 20
     "--limit", type=click.IntRange(min=1), default=_MAX_SHOWN, show_default=True, help="Show the N largest runs."
 )
 def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
-    """Show the space that runs take on disk, by part, project, tag and month; EXPR selects runs as in tacho ls."""
+    """Show the disk usage of runs by part, project, tag and month. EXPR selects runs, as in tacho ls."""
     from tachograph.catalog import Catalog, disk_usage, list_trash, trash_folder
     from tachograph.catalog import parse_query as parse
 

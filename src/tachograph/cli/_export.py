@@ -32,7 +32,7 @@ __all__ = ["export"]
     "--to",
     "format_name",
     type=click.Choice(list(FORMATS)),
-    help="Format. By default it follows from the suffix of --output.",
+    help="Format. Default: the suffix of --output.",
 )
 @click.option(
     "-o",

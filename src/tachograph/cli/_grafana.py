@@ -13,9 +13,9 @@ __all__ = ["grafana"]
 @click.option("--database", default="tacho", show_default=True, help="Database with the tables of `tacho store`.")
 @click.option("--title", default="Tachograph", show_default=True, help="Title of the dashboard.")
 def grafana(database: str, title: str) -> None:
-    """Print a dashboard for Grafana as JSON, over the tables of `tacho store` in ClickHouse.
+    """Print a Grafana dashboard, as JSON, for the ClickHouse tables of `tacho store`.
 
-    Import it in Grafana. It needs the data source plugin grafana-clickhouse-datasource.
+    Import the output in Grafana, which needs the data source plugin grafana-clickhouse-datasource.
     """
     from tachograph.server.columns import grafana_board
 

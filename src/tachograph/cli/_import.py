@@ -21,16 +21,16 @@ _MAX_WARNINGS = 20
 @click.argument("format")
 @click.argument("path", nargs=-1, required=True)
 @log_dir_option
-@click.option("--name", help="Name of the run, if PATH holds only one.")
+@click.option("--name", help="Name of the run, if PATH contains only one.")
 @click.option("--dry-run", is_flag=True, help="Print what would be imported and write nothing.")
 @json_option
 def import_(format: str, path: tuple[str, ...], log_dir: str, name: str | None, dry_run: bool, as_json: bool) -> None:  # noqa: A002
-    """Make runs from the logs of other tools.
+    """Convert the logs of other tools into runs.
 
     FORMAT is tensorboard, wandb, swanlab, mlflow, trackio, aim, csv, jsonl, trainer-state, or an installed importer.
 
-    PATH is a file or a folder, which may hold several runs. Imported again, a run gets only what is new. Exits with
-    status 1 if a run could not be imported, or if there was nothing to import.
+    PATH is a file, or a folder with one or more runs. Importing again adds only new records. Exits with status 1 if a
+    run could not be imported, or if there was nothing to import.
     """
     reports = import_runs(format.replace("-", "_"), path, log_dir, name=name, dry_run=dry_run)
     if as_json:

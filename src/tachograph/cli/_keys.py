@@ -51,9 +51,18 @@ def keys() -> None:
 )
 @click.option("--project", help="Only runs of this project. Default: all.")
 @click.option("--expires", metavar="AGE", help="When the key expires, such as 90d. Default: never.")
-@click.option("--max-bytes-per-s", type=click.IntRange(1), metavar="N", help="How fast the key may send.")
-@click.option("--max-bytes", type=click.IntRange(1), metavar="N", help="How much of what the key sends is kept.")
-@click.option("--max-open-runs", type=click.IntRange(1), metavar="N", help="How many runs the key may send at once.")
+@click.option(
+    "--max-bytes-per-s", type=click.IntRange(1), metavar="N", help="Maximum bytes that the key may send per second."
+)
+@click.option(
+    "--max-bytes", type=click.IntRange(1), metavar="N", help="Maximum bytes that the server stores for this key."
+)
+@click.option(
+    "--max-open-runs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Maximum number of runs that the key may send at the same time.",
+)
 @_data_option
 def create(
     name: str,
@@ -87,7 +96,7 @@ def create(
 @_data_option
 @json_option
 def list_(data: Path, as_json: bool) -> None:
-    """List the keys, also those that ended within the last 90 days. Secrets are not stored, so none is shown."""
+    """List the keys, including keys that expired or were revoked in the last 90 days. Secrets are never shown."""
     ring, now_s = KeyRing(keys_path(data)), time.time()
     found, kept = ring.list(), count_kept_bytes(data)
     if as_json:
@@ -112,7 +121,7 @@ def list_(data: Path, as_json: bool) -> None:
 @click.argument("key")
 @_data_option
 def revoke(key: str, data: Path) -> None:
-    """Revoke a key by its id, or all keys of a name. Servers refuse it at once."""
+    """Revoke a key by its id, or all keys with a name. The server rejects them at once."""
     for revoked in KeyRing(keys_path(data)).revoke(key):
         click.echo(f"revoked the key {safe(revoked.name)} (id {revoked.id})")
 
@@ -122,7 +131,10 @@ def revoke(key: str, data: Path) -> None:
 @click.option("--overlap", default="1d", show_default=True, metavar="AGE", help="How long the old key stays valid.")
 @_data_option
 def rotate(key: str, overlap: str, data: Path) -> None:
-    """Replace a key, by its id or name, with a new one with the same rights, and print the new one."""
+    """Create a key with the same rights as an old one, print it, and let the old key expire.
+
+    KEY is the id or the name of the old key.
+    """
     new, token = KeyRing(keys_path(data)).rotate(key, overlap_s=parse_duration("--overlap", overlap))
     click.echo(f"created the key {_describe(new)}", err=True)
     click.echo(f"the old key (id {new.rotated_from}) is valid for another {overlap} at most", err=True)

@@ -15,11 +15,11 @@ __all__ = ["lm_eval"]
 @click.command("lm-eval")
 @click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 def lm_eval(config: Path) -> None:
-    """Evaluate a model with the LM Evaluation Harness, as a training config says.
+    """Evaluate a model with the LM Evaluation Harness.
 
-    CONFIG is a YAML file. The keys lm_eval_tasks and other lm_eval_... keys say what is evaluated. The model is
-    lm_eval_model, else hub_model_id, else the one in output_dir. Prints a table and writes JSON to
-    lm_eval_results in output_dir. Other keys have no effect here.
+    CONFIG is the YAML file of a training. Its key lm_eval_tasks lists the tasks, and other lm_eval_... keys their
+    options. The model is lm_eval_model, else hub_model_id, else the model in output_dir. Prints a table and writes JSON
+    to lm_eval_results in output_dir. Other keys have no effect here.
     """
     values = read_config(config)
     try:

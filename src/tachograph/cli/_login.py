@@ -57,7 +57,7 @@ def _plain_http_option(command: Command) -> Command:
         "--allow-plain-http",
         is_flag=True,
         envvar="TACHO_ALLOW_PLAIN_HTTP",
-        help="Accept http:// also for another machine: anyone on the way can read the key.",
+        help="Allow http:// to another machine. Anyone on the network path can then read the key.",
     )(command)
 
 
@@ -73,8 +73,8 @@ def login(
 ) -> None:
     """Store your access key for a server.
 
-    Asks for the key without showing it, and asks the server whether it is valid. A key cannot be an argument: it would
-    be in the history of your shell, and visible to every user of the machine.
+    Prompts for the key without showing it, and checks it with the server. A key cannot be an argument: it would be in
+    the history of your shell, and visible to every user of the machine.
     """
     if context.args or key is not None:
         raise click.UsageError(
@@ -117,7 +117,7 @@ def logout(url: str | None) -> None:
 @_plain_http_option
 @json_option
 def whoami(url: str | None, allow_plain_http: bool, as_json: bool) -> None:
-    """Show which key is used for a server, and what it allows."""
+    """Show the key that is used for a server, and its rights."""
     server = _choose_server(url, allow_plain_http=allow_plain_http)
     credential = find_credential(server)
     if credential is None:

@@ -31,7 +31,7 @@ _STYLES = {"stderr": "red", "notice": "yellow"}
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run ends.")
 @click.option("-t", "--time", "with_time", is_flag=True, help="Print the time of each line.")
 def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_time: bool) -> None:
-    """Print what a program printed under `tacho run`, with secrets masked."""
+    """Print the recorded output of a program that ran under `tacho run`, with secrets masked."""
     if follow and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to tidy up
     folder = find_run(run, log_dir)

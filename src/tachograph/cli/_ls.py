@@ -61,26 +61,26 @@ def _complete_view(context: click.Context, parameter: click.Parameter, incomplet
     "states",
     multiple=True,
     type=click.Choice([str(state) for state in RunState]),
-    help="Only runs in this state; repeatable.",
+    help="Only runs in this state. Can be repeated.",
 )
-@click.option("--columns", metavar="FIELDS", help="Fields to show, with commas in between: config.lr,val_loss.min")
-@click.option("--sort", metavar="FIELD", help="Sort by a field; a minus in front means highest first.")
+@click.option("--columns", metavar="FIELDS", help="Fields to show, such as config.lr,val_loss.min.")
+@click.option("--sort", metavar="FIELD", help="Sort by a field; -FIELD puts the highest value first.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show at most N runs.")
 @click.option(
     "--group",
     metavar="FIELDS",
-    help="Group by up to three fields; config means the whole config except seeds, names and paths.",
+    help="Group by up to three fields; config is the whole config without seeds, names and paths.",
 )
-@click.option("--archived", is_flag=True, help="Show archived runs, and only these.")
-@click.option("--all", "show_all", is_flag=True, help="Show archived runs, too.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without --columns with all facts of the runs.")
+@click.option("--archived", is_flag=True, help="Show only archived runs.")
+@click.option("--all", "show_all", is_flag=True, help="Also show archived runs.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV; without --columns, with every field.")
 @click.option(
     "--view",
     metavar="SLUG",
     shell_complete=_complete_view,
-    help="Show a saved view; EXPR selects among its runs, and other options replace its own.",
+    help="Show a saved view. EXPR narrows it down, and other options override the view.",
 )
-@click.option("--save-view", metavar="NAME", help="Save expression, columns, order and groups as a view.")
+@click.option("--save-view", metavar="NAME", help="Save EXPR, --columns, --sort and --group as a view with this name.")
 def ls(
     words: tuple[str, ...],
     log_dirs: tuple[str, ...],
@@ -98,8 +98,9 @@ def ls(
 ) -> None:
     """List the runs in the log folder, newest first.
 
-    EXPR selects runs, for example: 'state:crashed tag:paper config.lr>=1e-4 loss.min<0.3 started>-14d'. A word is
-    looked for in names, tags and notes. See the page on runs for all fields and operators.
+    EXPR selects runs, for example: 'state:crashed tag:paper config.lr>=1e-4 loss.min<0.3 started>-14d'. A word
+    without a field is searched in names, tags and notes. The documentation of runs lists all fields
+    and operators.
     """
     from tachograph.catalog import Catalog, differing_fields, parse_query
 

@@ -26,7 +26,7 @@ _COMMANDS = {
     "_check": "check",
     "_baseline": "baseline",
     "_code": "diff reproduce",
-    "_whence": "whence",
+    "_origin": "origin",
     "_tail": "tail",
     "_logs": "logs",
     "_export": "export",
@@ -53,23 +53,36 @@ _COMMANDS = {
 }
 """The commands of each module, in the order of the reference. A module is imported when one of its commands is used."""
 _MODULES = {name: module for module, names in _COMMANDS.items() for name in names.split()}
+_RENAMED_COMMANDS = {"whence": "origin"}
+"""Old names of commands, which still work in this version but are not listed."""
 
 
 class _Commands(click.RichGroup):
     """Prints a Tachograph error as one line, without a traceback, and also has the commands of other packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the built-in commands, then those of other packages."""
+        """Return the names of the built-in commands, then of commands from other packages."""
         return [*_MODULES, *(name for name in installed_commands() if name not in _MODULES)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
-        """Return a command, or None if there is none of that name."""
+        """Return a command, also by its old name, or None if there is no such command."""
+        cmd_name = _RENAMED_COMMANDS.get(cmd_name, cmd_name)
         if cmd_name in _MODULES:
             with without_collection():
                 module = import_module(f"tachograph.cli.{_MODULES[cmd_name]}")
             attribute = cmd_name.replace("-", "_")
             return getattr(module, f"{attribute}_" if iskeyword(attribute) else attribute)
         return InstalledCommand(cmd_name) if cmd_name in installed_commands() else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the name, the command and its arguments; warn if the command is called by its old name."""
+        name, command, arguments = super().resolve_command(ctx, args)
+        if name not in _RENAMED_COMMANDS:
+            return name, command, arguments
+        new_name = _RENAMED_COMMANDS[name]
+        if not ctx.resilient_parsing:
+            click.echo(f"`tacho {name}` is deprecated and will be removed: use `tacho {new_name}`", err=True)
+        return new_name, command, arguments
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; exit with 130 on Ctrl-C."""

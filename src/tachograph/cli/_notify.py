@@ -52,7 +52,7 @@ def notify() -> None:
 @notify.command("settings")
 @json_option
 def settings(as_json: bool) -> None:
-    """List the settings of notifications: key below `telemetry.notify`, environment variable and meaning."""
+    """List the settings of notifications: config key in `telemetry.notify`, environment variable and meaning."""
     rows = notify_table()
     if as_json:
         click.echo(json_text([row._asdict() for row in rows]))
@@ -63,7 +63,7 @@ def settings(as_json: bool) -> None:
 
 @notify.command("test")
 @click.option(
-    "--channel", type=click.Choice(list(CHANNELS)), help="Test only this channel; all configured channels if not given."
+    "--channel", type=click.Choice(list(CHANNELS)), help="Test only this channel. Default: all configured channels."
 )
 @click.option(
     "--config", "config_path", type=click.Path(dir_okay=False), help="Config file with a `telemetry.notify` section."

@@ -42,7 +42,7 @@ def log_dir_option(command: Command) -> Command:
         is_eager=True,  # runs are looked for in these folders
         callback=_choose_log_dir,
         type=click.Path(file_okay=False),
-        help="Folder that contains the runs.",
+        help="Folder with the runs.",
     )(command)
 
 
@@ -99,7 +99,7 @@ def log_dirs_option(command: Command) -> Command:
         show_default=Settings().log_dir,
         multiple=True,
         type=click.Path(file_okay=False),
-        help="Folder that contains the runs, also in folders below it; repeatable.",
+        help="Folder with the runs, which may be in subfolders. Can be repeated.",
     )(command)
 
 

@@ -21,13 +21,13 @@ __all__ = ["plugins"]
 
 @click.group()
 def plugins() -> None:
-    """List training plugins, show one, and check those of a config."""
+    """List training plugins, show one, and check the plugins of a config."""
 
 
 @plugins.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the plugins that can be named in `plugins:`; others have a dotted path."""
+    """List the plugins that a config can load by name in `plugins:`; others need their dotted path."""
     loading = _import_loading()
     built_in = loading.PLUGINS.built_in
     rows = [

@@ -24,18 +24,24 @@ _MAX_SHOWN = 50
 
 
 @click.command()
-@click.option("--policy", type=click.Path(dir_okay=False), help="A YAML or JSON list of {where: EXPR, do: [ACTION]}.")
+@click.option(
+    "--policy", type=click.Path(dir_okay=False), help="YAML or JSON file with a list of {where: EXPR, do: [ACTION]}."
+)
 @where_option
 @click.option(
     "--do",
     "actions",
     metavar="ACTION,...",
-    help="What to do with these runs: drop_rebuildable, gzip, drop_traces, thin:N or trash.",
+    help="Actions for these runs: drop_rebuildable, gzip, drop_traces, thin:N or trash.",
 )
 @log_dir_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be done; the default without --yes.")
 @click.option("-y", "--yes", is_flag=True, help="Do it.")
-@click.option("--force", is_flag=True, help="Also runs that are pinned, tagged keep, a parent, or perhaps recorded.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Include runs that are pinned, tagged keep, parents of others, or maybe still recording.",
+)
 @json_option
 def prune(
     policy: str | None,

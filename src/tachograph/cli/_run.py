@@ -31,22 +31,22 @@ class _NotFound(click.ClickException):
 @log_dir_option
 @click.option("--name", help="Name of the run. Default: the name of the script.")
 @click.option("--resume", is_flag=True, help="Continue the run of that name, if it exists.")
-@click.option("--tag", "tags", multiple=True, help="Tag of the run. May be repeated.")
+@click.option("--tag", "tags", multiple=True, help="Tag of the run. Can be repeated.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Setting of the run, such as log_every=10. May be repeated.",
+    help="Setting of the run, such as log_every=10. Can be repeated.",
 )
 @click.option(
     "--as",
     "stand_ins",
     multiple=True,
     type=click.Choice(["wandb"]),
-    help="Let Tachograph stand in for this tracker: `import wandb` gives the script `tachograph.wandb`.",
+    help="Replace this tracker: `import wandb` in the program then imports `tachograph.wandb`.",
 )
-@click.option("--no-output", is_flag=True, help="Do not capture the output: it is not recorded.")
+@click.option("--no-output", is_flag=True, help="Do not record the output of the program.")
 def run(
     command: tuple[str, ...],
     log_dir: str,

@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def where_option(command: Command) -> Command:
     """Add `--where`."""
-    return click.option("--where", metavar="EXPR", help="Every run that matches this expression; see tacho ls.")(
+    return click.option("--where", metavar="EXPR", help="Select all runs that match this expression, as in tacho ls.")(
         command
     )
 

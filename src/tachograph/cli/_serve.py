@@ -49,7 +49,7 @@ _SCOPES = ("read", "control", "admin")
     "trusted_proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Address or network of a proxy whose X-Forwarded headers count, such as 127.0.0.1. Can be repeated.",
+    help="Address or network of a proxy whose X-Forwarded headers are trusted, such as 127.0.0.1. Can be repeated.",
 )
 @click.option(
     "--auth-header",
@@ -61,20 +61,20 @@ _SCOPES = ("read", "control", "admin")
     "auth_scopes",
     multiple=True,
     type=click.Choice(_SCOPES),
-    help="What such users may do. Can be repeated.  [default: read]",
+    help="Rights of users that the proxy authenticated. Can be repeated.  [default: read]",
 )
 @click.option(
     "--durability",
     default="write",
     show_default=True,
     type=click.Choice(("write", "fsync")),
-    help="When a batch is acknowledged: written to the operating system, or flushed to the disk.",
+    help="When to acknowledge received records: after writing them to the file, or after flushing the file to disk.",
 )
 @click.option(
     "--store",
     envvar="TACHO_STORE",
     metavar="clickhouse://…",
-    help="Also keep the metrics of all runs as tables in this database. The password is in TACHO_CLICKHOUSE_PASSWORD.",
+    help="Also keep the metrics of all runs in this ClickHouse database. The password is TACHO_CLICKHOUSE_PASSWORD.",
 )
 @click.option("--check", "only_check", is_flag=True, help="Check the folder and the keys, and exit.")
 def serve(
@@ -91,10 +91,10 @@ def serve(
     store: str | None,
     only_check: bool,
 ) -> None:
-    """Receive the runs of a team, and serve the dashboard over them.
+    """Run the server of a team: receive runs from other machines, and serve the dashboard.
 
-    Machines send their runs with a key that has the scope `write`; people log in with one that has `read`. Create the
-    first one with `tacho keys create`.
+    Machines send their runs with a key that has the scope `write`; people log in with a key that has `read`. Create
+    keys with `tacho keys create`.
     """
     with without_collection():
         from tachograph.server.team import ProxyTrust, TlsFiles, check_readiness, serve_team

@@ -83,12 +83,12 @@ _MAX_OUTPUT_LINES = 15
 @click.option(
     "--best-checkpoint",
     metavar="METRIC",
-    help="Print only the path of the checkpoint with the best value; METRIC:min or METRIC:max says which is best.",
+    help="Print only the path of the checkpoint with the best METRIC. METRIC:min or METRIC:max selects the direction.",
 )
 @click.option(
     "--with-parents",
     is_flag=True,
-    help="With --best-checkpoint: also choose among the checkpoints of the runs that it started from, up to that step.",
+    help="With --best-checkpoint: also consider parent runs, up to the step at which this run continued from them.",
 )
 def show(
     run: str, log_dir: str, as_json: bool, rebuild_csv: bool, best_checkpoint: str | None, with_parents: bool

@@ -1,4 +1,4 @@
-"""`tacho store`: create, fill, compare and thin out the tables of a column store."""
+"""`tacho store`: create, fill, verify and thin out the tables of runs in ClickHouse."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MAX_SHOWN = 20
 
 @click.group()
 def store() -> None:
-    """Keep runs as tables in ClickHouse, for lists and charts of more runs than files can serve.
+    """Keep a copy of runs in ClickHouse, so that lists and charts stay fast with very many runs.
 
-    Everything in the tables is derived from the journals: they can be dropped and filled again.
+    The files of the runs stay complete: you can drop the tables and fill them again with `tacho store backfill`.
     """
 
 
@@ -40,7 +40,7 @@ def _store_option(command: Command) -> Command:
         default=lambda: os.environ.get(_VARIABLE, ""),
         show_default=_VARIABLE,
         metavar="ADDRESS",
-        help="Address of the store, clickhouse://USER@HOST:PORT/DATABASE; the password is TACHO_CLICKHOUSE_PASSWORD.",
+        help="ClickHouse database: clickhouse://USER@HOST:PORT/DATABASE. The password is TACHO_CLICKHOUSE_PASSWORD.",
     )(command)
 
 
@@ -51,7 +51,7 @@ def _runs_option(command: Command) -> Command:
         multiple=True,
         metavar="RUN",
         shell_complete=complete_run,
-        help="Only this run; repeatable.",
+        help="Only this run. Can be repeated.",
     )(command)
 
 
@@ -76,7 +76,7 @@ def _select(log_dirs: tuple[str, ...], runs: tuple[str, ...], since: datetime | 
 @store.command()
 @_store_option
 def init(address: str) -> None:
-    """Create the database and its tables on one server. In a cluster, run it for each server."""
+    """Create the database and its tables on a ClickHouse server. In a cluster, run it once per server."""
     with _open(address) as opened:
         applied = opened.schema.migrate()
         state = f"created schema {applied[-1]}" if applied else f"schema {opened.schema.applied()} exists already"
@@ -86,7 +86,7 @@ def init(address: str) -> None:
 @store.command()
 @_store_option
 def migrate(address: str) -> None:
-    """Change the tables of an older version to those of this one. Nothing is removed."""
+    """Upgrade tables that an older version of Tachograph created. Removes no data."""
     with _open(address) as opened:
         if not opened.schema.applied():
             raise ConfigError(f"{opened.address.text} has no tables; create them with: tacho store init")
@@ -99,9 +99,19 @@ def migrate(address: str) -> None:
 @_store_option
 @log_dirs_option
 @_runs_option
-@click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="Only runs that were recorded on this day or later.")
-@click.option("--again", is_flag=True, help="Remove the rows of the runs first, and insert all of them again.")
-@click.option("--verify", "is_verified", is_flag=True, help="Compare with the files afterwards.")
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
+    help="Only runs with records from this day or later.",
+)
+@click.option("--again", is_flag=True, help="Delete the rows of these runs first, and insert all of them again.")
+@click.option(
+    "--verify",
+    "is_verified",
+    is_flag=True,
+    help="Compare the tables with the files afterwards, as `tacho store verify` does.",
+)
 @json_option
 def backfill(
     address: str,
@@ -112,7 +122,10 @@ def backfill(
     is_verified: bool,
     as_json: bool,
 ) -> None:
-    """Insert what the journals have and the store lacks. Stop and repeat it at any time."""
+    """Insert the records of existing runs that are missing in the tables.
+
+    You can interrupt it: the next call continues from there.
+    """
     from tachograph.server.columns import run_key
 
     with _open(address) as opened:
@@ -140,9 +153,10 @@ def backfill(
 @_runs_option
 @json_option
 def verify(address: str, log_dirs: tuple[str, ...], runs: tuple[str, ...], as_json: bool) -> None:
-    """Compare each series with the files: number of points, lowest, highest and last value, hash of all points.
+    """Check that the tables have the same metrics as the files of the runs.
 
-    Exits with 1 if there is a difference. Runs that are being recorded differ until the store has caught up.
+    Compares for each metric the number of points, the lowest, highest and last value, and a hash of all points. Exits
+    with 1 if something differs. A run that is still being recorded differs until its latest records are inserted.
     """
     with _open(address) as opened:
         differences = _compare(opened, log_dirs, _select(log_dirs, runs), is_quiet=as_json)
@@ -181,12 +195,13 @@ def _compare(
 
 @store.command()
 @_store_option
-@click.option("--days", required=True, type=click.IntRange(1, 100_000), help="How many days of points to keep.")
+@click.option("--days", required=True, type=click.IntRange(1, 100_000), help="Keep the points of this many days.")
 def retain(address: str, days: int) -> None:
-    """Remove old points; tiles, summaries and events stay. Zooming into old runs then reads their files.
+    """Delete points that are older than --days from the tables. The files of the runs stay complete.
 
-    A recent ClickHouse removes points by itself from then on. One older than 20.1 drops whole months, and only when
-    this command runs: run it daily.
+    Overview charts, summaries and events stay in the tables; zooming into an old run then reads its files. ClickHouse
+    20.1 and newer keep deleting old points afterwards. Older versions delete only when this command runs, and only
+    whole months: run it daily.
     """
     with _open(address) as opened:
         done = opened.schema.retain(days, int(time.time() // 86_400))

@@ -1,4 +1,4 @@
-"""`tacho sync`: deliver to sinks and to a team's server what they have not received."""
+"""`tacho sync`: send unsent records to sinks and to the team server."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ class _Delivery(NamedTuple):
     "sinks",
     multiple=True,
     metavar="NAME",
-    help='A sink: a name, or \'{"wandb": {"project": "x"}}\'; repeatable. Default: every sink that lacks records.',
+    help='Only send to this sink: a name, or \'{"wandb": {"project": "x"}}\'. Also exports runs that never used the '
+    "sink, from their first record. Can be repeated.",
 )
 @click.option(
     "--server",
     metavar="URL",
-    help="Send the runs to this server, also those that are not marked for one. Default: where each is marked for.",
+    help="Only send to this server, also runs that were not recorded for a server. Default: the server of each run.",
 )
-@click.option("--watch", is_flag=True, help="Keep sending runs to the server as they grow, until interrupted.")
-@click.option("--status", is_flag=True, help="Only print how far the runs were sent to the server.")
-@click.option("--dry-run", is_flag=True, help="Only print what is missing.")
+@click.option("--watch", is_flag=True, help="Keep sending new records to the server, until you press Ctrl-C.")
+@click.option("--status", is_flag=True, help="Print how much of each run the server still lacks, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Print how much would be sent, and send nothing.")
 @click.option(
     "--timeout",
     "timeout_s",
     default=600.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds to wait for each sink of a run, and for the server.",
+    help="Give up on a sink or the server after this many seconds per run.",
 )
 @json_option
 def sync(
@@ -66,13 +67,14 @@ def sync(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Deliver to sinks and to the server of the team what they have not received.
+    """Send unsent records to sinks and to the team server.
 
-    They may have been down, the run may have ended before they were done, or it was recorded with `mode="offline"`.
-    Without RUN, all runs in the log folder; DIR is a folder with runs. With `--sink`, also runs that never had this
-    sink: they are exported from their beginning. Options come from `--sink` or TACHO_SINKS.
+    Records stay unsent if a sink or the server was unreachable, if the run ended before everything was sent, or if it
+    was recorded with `mode="offline"`. Name runs or folders with runs; the default is every run in the log folder.
+    Without --sink and --server, each run goes to the sinks and the server that it was recorded for. The options of
+    a sink come from --sink or from the environment variable TACHO_SINKS.
 
-    Exits with 0 only if everything was received.
+    Exits with 0 if everything was received, and with 1 otherwise.
     """
     if sinks and (server or watch or status):
         raise click.UsageError("--sink is about sinks, and --server, --watch and --status are about the server")

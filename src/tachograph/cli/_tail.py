@@ -86,7 +86,7 @@ _LONG_TEXT_FIELDS = {"reason", "error_message", "where"}
     multiple=True,
     type=click.Choice(list(KINDS)),
     metavar="KIND",
-    help="Only records of this kind, such as alert; repeatable.",
+    help="Only records of this kind, such as alert. Can be repeated.",
 )
 def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
     """Print the last records of a run, and follow new ones."""

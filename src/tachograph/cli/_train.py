@@ -28,14 +28,14 @@ _MAX_WAIT_S = 60
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a key of the config, such as learning_rate=1e-4 or datasets.0.path=other.jsonl. May be repeated.",
+    help="Change a key of the config, such as learning_rate=1e-4 or datasets.0.path=other.jsonl. Can be repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the config and the data, and print what would happen.")
 def train(config: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Train a language model from a config file, with plugins, and record the run.
 
-    Pre-training, SFT, DPO, KTO, ORPO and GRPO; full, LoRA and QLoRA. The keys are those of Axolotl. Config and data are
-    checked before the model is loaded. For several processes, run `torchrun -m tachograph train CONFIG` or
+    Pre-training, SFT, DPO, KTO, ORPO and GRPO; full, LoRA and QLoRA. Uses the config keys of Axolotl. Config and data
+    are checked before the model is loaded. For several processes, run `torchrun -m tachograph train CONFIG` or
     `accelerate launch -m tachograph train CONFIG`. Needs `pip install 'tachograph[train]'`.
     """
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cp", "mv"]
 
-_force_option = click.option("--force", is_flag=True, help="Also runs that may still be recorded on another machine.")
+_force_option = click.option("--force", is_flag=True, help="Include runs that another machine may still be recording.")
 
 
 @click.command()
@@ -24,7 +24,7 @@ _force_option = click.option("--force", is_flag=True, help="Also runs that may s
 @where_option
 @_force_option
 def mv(paths: tuple[str, ...], log_dir: str, where: str | None, force: bool) -> None:
-    """Give a run another name, or move runs into a folder, also on another disk.
+    """Rename the folder of a run, or move runs into another folder, also on another disk.
 
     TARGET is a new name in the log folder, a path, or an existing folder.
     """
@@ -37,7 +37,7 @@ def mv(paths: tuple[str, ...], log_dir: str, where: str | None, force: bool) -> 
 @where_option
 @_force_option
 def cp(paths: tuple[str, ...], log_dir: str, where: str | None, force: bool) -> None:
-    """Copy runs with everything that belongs to them.
+    """Copy runs with all their files and annotations.
 
     TARGET is a new name in the log folder, a path, or an existing folder. A copy keeps the id of the run.
     """

@@ -33,8 +33,8 @@ def _complete_trashed(context: click.Context, parameter: click.Parameter, incomp
 @click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
 @log_dir_option
 @where_option
-@click.option("--force", is_flag=True, help="Also runs that may still be recorded on another machine.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before removing what --where matches.")
+@click.option("--force", is_flag=True, help="Include runs that another machine may still be recording.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before removing runs that --where matches.")
 def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes: bool) -> None:
     """Move runs to the trash. Bring one back with: tacho trash restore RUN"""
     from tachograph.catalog import trash_run
@@ -55,7 +55,7 @@ def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes:
 
 
 def empty_old_trash(log_dir: str) -> int:
-    """Delete what has been in the trash for longer than the setting `trash_keep_days`; return the number of runs."""
+    """Delete runs that have been in the trash for longer than `trash_keep_days`; return the number of runs."""
     from tachograph.catalog import empty_trash
 
     days = resolve_settings({}).trash_keep_days
@@ -100,7 +100,7 @@ def list_(log_dir: str, as_json: bool) -> None:
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_trashed)
 @log_dir_option
 def restore(runs: tuple[str, ...], log_dir: str) -> None:
-    """Move runs back from the trash. A run gets a number if its name is taken."""
+    """Move runs back from the trash. If the name of a run is taken, a number is appended."""
     from tachograph.catalog import restore_run, tidy_trash
 
     tidy_trash(log_dir)

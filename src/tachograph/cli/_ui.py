@@ -40,8 +40,8 @@ _MAX_TOKEN_CHARS = 4096
     "--token-file",
     type=click.File(),
     metavar="FILE",
-    help="File with the token that every client must send; - reads it from the standard input. The environment "
-    "variable TACHO_TOKEN does the same. By default only your own processes have access without a token.",
+    help="File with the token that every client must send; - reads the standard input. You can also set the "
+    "environment variable TACHO_TOKEN. By default, only processes of your user have access, without a token.",
 )
 @click.option("--token", hidden=True)
 @click.option(
@@ -49,7 +49,7 @@ _MAX_TOKEN_CHARS = 4096
     "allow_hosts",
     multiple=True,
     metavar="NAME",
-    help="Additional host name to accept, such as that of a proxy. Can be repeated.",
+    help="Additional host name to accept, such as the name of a proxy. Can be repeated.",
 )
 @click.option(
     "--also",

@@ -2,7 +2,7 @@
 
 In order: a stamp beside the checkpoint, the file that integrations write into a checkpoint folder, and the journals of
 the log folder. Reading journals has a time limit, because a training waits for it. If no run is found, the path itself
-is recorded; `tacho whence` can still find the run later.
+is recorded; `tacho origin` can still find the run later.
 """
 
 from __future__ import annotations

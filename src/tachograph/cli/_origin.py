@@ -1,4 +1,4 @@
-"""`tacho whence`: the run that a checkpoint comes from, and the runs before it."""
+"""`tacho origin`: the run that saved a checkpoint, and the parents of this run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._format import json_text, safe
-from tachograph.cli._options import json_option, log_dirs_option
+from tachograph.cli._options import complete_run, json_option, log_dirs_option
 from tachograph.exceptions import RunNotFoundError
 
 if TYPE_CHECKING:
     from tachograph.catalog import Catalog, RelatedRun, RunRow
 
-__all__ = ["whence"]
+__all__ = ["origin"]
 
 _MAX_SHOWN = 5
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete_run)
 @log_dirs_option
 @json_option
-def whence(path: str, log_dirs: tuple[str, ...], as_json: bool) -> None:
-    """Show which run saved the checkpoint PATH, and which runs that one started from. PATH may also be a run.
+def origin(path: str, log_dirs: tuple[str, ...], as_json: bool) -> None:
+    """Show which run saved the checkpoint PATH, and the chain of runs that this run was started from.
 
-    Exits with 1 if no run is known to have saved it.
+    PATH may also be a run; then only the chain is looked up. Exits with 1 if no run saved the checkpoint.
     """
     from tachograph.catalog import Catalog, Origin, ancestors_of, find_origins
 
@@ -48,12 +48,12 @@ def whence(path: str, log_dirs: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"no run in {safe(folders)} is known to have saved {safe(path)}", err=True)
     else:
         console = Console()
-        for origin in origins[:_MAX_SHOWN]:
-            step = f" at step {origin.global_step}" if origin.global_step is not None else ""
-            why = f"  {origin.certainty}: {origin.reason}" if origin.reason else ""
-            console.print(Text.assemble((safe(origin.run), "bold"), step, (why, "dim")), soft_wrap=True)
-            if origin.saved_as is not None and origin.saved_as != os.path.abspath(path):
-                console.print(Text(f"  saved as {safe(origin.saved_as, 1_000)}", style="dim"), soft_wrap=True)
+        for candidate in origins[:_MAX_SHOWN]:
+            step = f" at step {candidate.global_step}" if candidate.global_step is not None else ""
+            why = f"  {candidate.certainty}: {candidate.reason}" if candidate.reason else ""
+            console.print(Text.assemble((safe(candidate.run), "bold"), step, (why, "dim")), soft_wrap=True)
+            if candidate.saved_as is not None and candidate.saved_as != os.path.abspath(path):
+                console.print(Text(f"  saved as {safe(candidate.saved_as, 1_000)}", style="dim"), soft_wrap=True)
         if len(origins) > _MAX_SHOWN:
             console.print(Text(f"… and {len(origins) - _MAX_SHOWN} more", style="dim"))
         for ancestor in chain:
