@@ -53,24 +53,24 @@ class Appender:
         """Write the pending bytes and the data; return the error if not everything could be written."""
         self._check_size()
         if not self.pending:
-            written, fault = self._write(data)
-            if fault is None:
+            num_written, error = self._write(data)
+            if error is None:
                 return None
-            data = data[written:]
+            data = data[num_written:]
             self._add_pending(data)
-            return fault
+            return error
         self._add_pending(data)
-        written, fault = self._write(bytes(self.pending))
-        del self.pending[:written]
-        return fault
+        num_written, error = self._write(bytes(self.pending))
+        del self.pending[:num_written]
+        return error
 
     def is_in_place(self) -> bool:
         """Return whether the path still refers to the open file."""
         try:
-            at_path, opened = os.stat(self._path), os.fstat(self._fd)
+            path_status, open_status = os.stat(self._path), os.fstat(self._fd)
         except OSError:
             return False
-        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
+        return (path_status.st_dev, path_status.st_ino) == (open_status.st_dev, open_status.st_ino)
 
     def is_cut(self) -> bool:
         """Return whether the file was truncated since the last call."""
@@ -89,7 +89,7 @@ class Appender:
         """
         if path is not None:
             self._path, self._below = path, path.parent
-        saved = False
+        is_recovered = False
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
             move_file(self._path, _free_path(self._path), below=self._below)
         old = self._fd
@@ -99,11 +99,11 @@ class Appender:
                 while block := os.pread(old, _COPY_BYTES, offset):
                     offset += write_all(copy, block)
             os.close(copy)
-            saved = True
+            is_recovered = True
         self._open()
         if old >= 0:
             os.close(old)
-        return saved
+        return is_recovered
 
     def sync(self) -> None:
         """Flush the file to the disk."""
@@ -137,18 +137,18 @@ class Appender:
 
     def _write(self, data: bytes) -> tuple[int, OSError | None]:
         view = memoryview(data)
-        written = 0
+        num_written = 0
         try:
-            while written < len(data):
-                count = os.write(self._fd, view[written:])
-                if count == 0:  # treat it as a full disk; retrying here could spin for ever
+            while num_written < len(data):
+                num_accepted = os.write(self._fd, view[num_written:])
+                if num_accepted == 0:  # treat it as a full disk; retrying here could spin for ever
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                written += count
+                num_written += num_accepted
         except OSError as fault:
-            return written, fault
+            return num_written, fault
         finally:
-            self.size_bytes += written
-        return written, None
+            self.size_bytes += num_written
+        return num_written, None
 
     def _add_pending(self, data: bytes) -> None:
         room = self._max_pending_bytes - len(self.pending)
@@ -156,9 +156,9 @@ class Appender:
             self.pending += data
             return
         # Keep whole lines only: half a line would join with the next one that is kept.
-        cut = data.rfind(b"\n", 0, max(room, 0)) + 1
-        self.pending += data[:cut]
-        self.num_dropped_lines += data.count(b"\n", cut)
+        end = data.rfind(b"\n", 0, max(room, 0)) + 1
+        self.pending += data[:end]
+        self.num_dropped_lines += data.count(b"\n", end)
 
 
 def _free_path(path: Path) -> Path:

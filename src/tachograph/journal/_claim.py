@@ -44,9 +44,9 @@ _claim_mutex = threading.Lock()
 class Claim:
     """The exclusive right to write a run folder, until `release`."""
 
-    def __init__(self, folder: RunFolder, *, resumed: bool, notes: list[str]) -> None:
+    def __init__(self, folder: RunFolder, *, is_resume: bool, notes: list[str]) -> None:
         self.folder = folder
-        self.resumed = resumed
+        self.is_resume = is_resume
         self.notes = notes
         self._key = os.path.realpath(folder.path)
 
@@ -87,10 +87,10 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
                 # Resume only the run with the exact name: a numbered one is a different run.
                 reason = _try_claim(folder, resume=resume and number == 1)
             if reason is None:
-                resumed = folder.exists() and stat_journal(folder.journal).st_size > 0
+                is_resume = folder.exists() and stat_journal(folder.journal).st_size > 0
                 if number > 1:
                     notes.append(f"{notes.pop()}; recording as {folder.name!r}")
-                return Claim(folder, resumed=resumed, notes=notes)
+                return Claim(folder, is_resume=is_resume, notes=notes)
             notes = [notes[0] if notes else reason]
     raise AssertionError("unreachable")
 

@@ -76,14 +76,14 @@ class ControlFile:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._last_stat: tuple[int, ...] | None = None
-        self._handled: set[tuple[str, str]] = set()
-        """Name and id of the requests in the file that were returned."""
+        self._returned_ids: set[tuple[str, str]] = set()
+        """Name and id of each request in the file that `poll` has returned."""
 
     def reset(self, values: Mapping[str, Any], timestamp: float) -> None:
         """Write the current values; requests to an earlier attempt are discarded."""
         content = {**values, "timestamp": timestamp, "source": "trainer"}
         replace_file(self._folder.control, msgspec.json.encode(content), below=self._folder.path)
-        self._handled = {(request.name, request.id) for request in read_requests(self._folder)}
+        self._returned_ids = {(request.name, request.id) for request in read_requests(self._folder)}
         self._last_stat = self._stat()
 
     def poll(self) -> list[Request]:
@@ -99,25 +99,25 @@ class ControlFile:
         if current is None:
             return []
         requests = read_requests(self._folder)
-        new = [request for request in requests if (request.name, request.id) not in self._handled]
-        self._handled = {(request.name, request.id) for request in requests}
+        new = [request for request in requests if (request.name, request.id) not in self._returned_ids]
+        self._returned_ids = {(request.name, request.id) for request in requests}
         return [request for request in new if request.source != "trainer"]
 
     def _stat(self) -> tuple[int, ...] | None:
         try:
-            found = os.lstat(self._folder.control)
+            status = os.lstat(self._folder.control)
         except OSError:
             return None
-        return (found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
+        return (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def read_requests(folder: RunFolder) -> list[Request]:
-    """Return the requests in the file, those that were replaced first.
+    """Return the requests in the file: first the replaced ones, then the current ones.
 
     Raises:
         ControlFileError: if it is not a small regular file with a JSON object.
     """
-    content = _read(folder)
+    content = _read_content(folder)
     return [*_replaced_requests(content), *_requests(content)]
 
 
@@ -129,7 +129,7 @@ def write_requests(
     Args:
         folder: the run.
         values: the value of each control.
-        source: who requests them.
+        source: the program that requests them.
         ids: the id of each request, if it was made elsewhere; new ones by default.
 
     Raises:
@@ -137,20 +137,23 @@ def write_requests(
     """
     with _exclusive_access(folder):
         try:
-            content = _read(folder)
+            content = _read_content(folder)
         except ControlFileError:
             content = {}
         ids = {name: (ids or {}).get(name) or os.urandom(6).hex() for name in values}
         # Requests of others keep their ids; otherwise the trainer would handle them again.
-        kept = _requests(content)
-        replaced = [*_replaced_requests(content), *(request for request in kept if request.name in values)]
+        current_requests = _requests(content)
+        replaced_requests = [
+            *_replaced_requests(content),
+            *(request for request in current_requests if request.name in values),
+        ]
         content.update(values)
         content.update(
             timestamp=time.time(),
             source=source,
-            sources={**{request.name: request.source for request in kept}, **dict.fromkeys(values, source)},
-            ids={**{request.name: request.id for request in kept}, **ids},
-            replaced=replaced[-_MAX_REPLACED:],
+            sources={**{request.name: request.source for request in current_requests}, **dict.fromkeys(values, source)},
+            ids={**{request.name: request.id for request in current_requests}, **ids},
+            replaced=replaced_requests[-_MAX_REPLACED:],
         )
         while len(data := msgspec.json.encode(content)) > MAX_BYTES and content["replaced"]:
             content["replaced"] = content["replaced"][len(content["replaced"]) // 2 + 1 :]
@@ -160,7 +163,7 @@ def write_requests(
 
 def _requests(content: dict[str, Any]) -> list[Request]:
     timestamp = content.get("timestamp", 0)
-    ids, sources = (found if isinstance(found := content.get(name), dict) else {} for name in ("ids", "sources"))
+    ids, sources = (entry if isinstance(entry := content.get(name), dict) else {} for name in ("ids", "sources"))
     source = content.get("source", "file")
     return [
         Request(
@@ -187,7 +190,7 @@ def _source(source: Any) -> str:
     return source[:100] if isinstance(source, str) else "file"
 
 
-def _read(folder: RunFolder) -> dict[str, Any]:
+def _read_content(folder: RunFolder) -> dict[str, Any]:
     try:
         text = read_small(folder.control, MAX_BYTES)
     except OSError as error:

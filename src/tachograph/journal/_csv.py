@@ -112,9 +112,9 @@ class CsvMirror:
         self._columns: dict[str, int] = {}
         self._csv_bytes = 0
         self._layouts: dict[tuple[str, ...], tuple[list[int] | None, list[bytes], bytes]] = {}
-        self._rewrite_ended_s = float("-inf")
+        self._rewrite_ended_at = float("-inf")
         self._rewrite_took_s = 0.0
-        self._cursor_saved_s = time.monotonic()
+        self._cursor_saved_at = time.monotonic()
         self.journal_bytes = 0
         """How many bytes of the journal are mirrored."""
 
@@ -166,11 +166,11 @@ class CsvMirror:
                 rows = b"".join(self._rows(record) for record in records)
                 self._append(rows, follower.offset)
                 self._yield_to_writer()
-        if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
+        if time.monotonic() - self._cursor_saved_at >= _SAVE_CURSOR_EVERY_S:
             self._save_cursor()
         return self.journal_bytes >= journal_end
 
-    def lost(self) -> None:
+    def close_after_error(self) -> None:
         """Close the file after an error; the next call reopens it and continues from the cursor."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class CsvMirror:
 
     def start_over(self) -> None:
         """Rebuild the file from scratch, because the journal was replaced."""
-        self.lost()
+        self.close_after_error()
         self._columns = {}
         self._folder.csv_cursor.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ class CsvMirror:
         if self._fd >= 0:
             with contextlib.suppress(OSError):  # such as a full disk; the previous cursor is still valid
                 self._save_cursor()
-        self.lost()
+        self.close_after_error()
 
     def _ensure_open(self) -> None:
         if self._fd >= 0:
@@ -215,7 +215,7 @@ class CsvMirror:
             self._append(_header(self._columns), 0)
 
     def _save_cursor(self) -> None:
-        self._cursor_saved_s = time.monotonic()
+        self._cursor_saved_at = time.monotonic()
         if self._path != self._folder.csv:  # a file that is not in its place yet
             return
         try:
@@ -237,11 +237,11 @@ class CsvMirror:
         now_s = time.monotonic()
         # Rewriting a small file is cheap, so early columns appear at once.
         is_small = self._csv_bytes <= _COPY_BYTES
-        if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _MAX_REWRITE_SHARE:
+        if not (force or is_small) and now_s - self._rewrite_ended_at < self._rewrite_took_s / _MAX_REWRITE_SHARE:
             return False
         self._widen(new)
-        self._rewrite_ended_s = time.monotonic()
-        self._rewrite_took_s = self._rewrite_ended_s - now_s
+        self._rewrite_ended_at = time.monotonic()
+        self._rewrite_took_s = self._rewrite_ended_at - now_s
         return True
 
     def _widen(self, new: list[str]) -> None:
@@ -299,17 +299,17 @@ class CsvMirror:
         """Return the arguments of `StepTable.csv_rows`: order of the tokens, bytes before each, end of a row."""
         columns = self._columns
         order = sorted(range(len(names)), key=lambda index: columns[names[index]])
-        fixed = dict.fromkeys(range(len(columns)), b"")
-        fixed.update({columns[name]: text for name, text in StepTable.CONSTANTS})
+        constants = dict.fromkeys(range(len(columns)), b"")
+        constants.update({columns[name]: text for name, text in StepTable.CONSTANTS})
         separators: list[bytes] = []
         column = 0
         for index in order:
             end = columns[names[index]]
-            separators.append(b"".join(fixed[skipped] + b"," for skipped in range(column, end)))
+            separators.append(b"".join(constants[gap] + b"," for gap in range(column, end)))
             if column > 0:
                 separators[-1] = b"," + separators[-1]
             column = end + 1
-        tail = b"".join(b"," + fixed[skipped] for skipped in range(column, len(columns))) + b"\n"
+        tail = b"".join(b"," + constants[gap] for gap in range(column, len(columns))) + b"\n"
         separators[0] = tail + separators[0]
         return (None if order == list(range(len(names))) else order), separators, tail
 
@@ -324,7 +324,7 @@ def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
     Returns:
         The number of rows, or None if a process records the run: its writer maintains the file.
     """
-    with _locked(folder, wait_s) as is_ours:
+    with _lock_within(folder, wait_s) as is_ours:
         if not is_ours:
             return None
     identity = _identity(folder.journal)
@@ -339,7 +339,7 @@ def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
     try:
         mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=math.inf, force=True)
         # A writer appends rows by offset: replacing the file underneath it would corrupt it.
-        with _locked(folder, wait_s) as is_ours:
+        with _lock_within(folder, wait_s) as is_ours:
             if not is_ours or _identity(folder.journal) != identity:
                 return None
             mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=math.inf, force=True)
@@ -347,12 +347,12 @@ def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
             mirror.close()
         return count_records(folder.csv) - 1
     finally:
-        mirror.lost()
+        mirror.close_after_error()
         temporary.unlink(missing_ok=True)  # if it was not published
 
 
 @contextlib.contextmanager
-def _locked(folder: RunFolder, wait_s: float) -> Iterator[bool]:
+def _lock_within(folder: RunFolder, wait_s: float) -> Iterator[bool]:
     """Lock a run folder; yield False if another process has the lock for longer than `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while True:
@@ -364,8 +364,8 @@ def _locked(folder: RunFolder, wait_s: float) -> Iterator[bool]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = stat_journal(path)
-    return found.st_dev, found.st_ino
+    status = stat_journal(path)
+    return status.st_dev, status.st_ino
 
 
 def is_csv_current(folder: RunFolder) -> bool:

@@ -31,16 +31,16 @@ class JournalEnds(NamedTuple):
     @property
     def start(self) -> dict[str, Any]:
         """The `start` record of the last attempt, or an empty dict if it was not among the records read."""
-        found = (
+        starts = (
             record for record in [*reversed(self.tail), *self.attempt_head, *self.head] if record["event"] == "start"
         )
-        return next(found, {})
+        return next(starts, {})
 
     @property
     def end(self) -> dict[str, Any] | None:
         """The `end` record of the last attempt, or None if there is none."""
-        found = next((record for record in reversed(self.tail) if record["event"] in {"start", "end"}), None)
-        return found if found is not None and found["event"] == "end" else None
+        boundary = next((record for record in reversed(self.tail) if record["event"] in {"start", "end"}), None)
+        return boundary if boundary is not None and boundary["event"] == "end" else None
 
     def state(self, heartbeat: Heartbeat | None) -> RunState:
         """Return the state of the run, from its `end` record or inferred from its heartbeat."""

@@ -2,18 +2,18 @@
 
 An ended journal can be compressed. ``metrics.jsonl.gz`` then takes the place of ``metrics.jsonl``. It is a gzip file of
 *members*, each with the same number of plain bytes (1 MiB, more if there would be too many), so that any part can be
-read without what is before it. The last member is empty; its header has the index, in an extra field that other
+read without the part before it. The last member is empty; its header has the index, in an extra field that other
 programs ignore:
 
     "TG" length | version, bytes per member, plain bytes, compressed bytes of each member | length of the header, magic
 
-The index in the file itself is always that of this file, and one rename puts both in place. Offsets are always those of
-the plain bytes, so cursors and cached columns stay valid when a journal is compressed or restored.
+The file contains its own index, so one rename puts both in place. Offsets always count plain bytes, so cursors and
+cached columns stay valid when a journal is compressed or restored.
 
 If both files exist, a command was killed between creating the one and removing the other. Then both have the same
 content, unless a process has continued the plain one since. So the plain one counts.
 
-Nothing in the file is trusted: sizes are checked against those of the file, and each member against its checksum.
+Nothing in the file is trusted: sizes are checked against the size of the file, and each member against its checksum.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LAST_LINE_BYTES = 64 << 10
 _MAGIC = b"tachogzi"
 _HEADER = struct.Struct("<4sIBB")
 """A gzip header: magic and flags, time, extra flags, system."""
-_FIXED = struct.Struct("<BIQ")
+_INDEX_START = struct.Struct("<BIQ")
 """Version, bytes per member, plain bytes."""
 _MARK = struct.Struct("<H8s")
 """Length of the header of the last member, and the magic."""
@@ -69,7 +69,7 @@ def compressed_path(path: Path) -> Path:
 
 
 def open_journal(path: str | os.PathLike[str], *, is_raw: bool = False, cache: MemberCache | None = None) -> BinaryIO:
-    """Open a journal, plain or compressed; offsets are those of the plain bytes.
+    """Open a journal, plain or compressed; offsets count plain bytes.
 
     Args:
         path: the plain journal, ``metrics.jsonl``, whether it exists or not.
@@ -91,7 +91,7 @@ def open_journal(path: str | os.PathLike[str], *, is_raw: bool = False, cache: M
 
 
 def stat_journal(path: str | os.PathLike[str]) -> os.stat_result:
-    """Return the status of the file that has the journal; its size is that of the compressed file.
+    """Return the status of the file that has the journal; of a compressed journal, its size counts compressed bytes.
 
     Raises:
         OSError: if there is none.
@@ -145,9 +145,9 @@ class _CompressedJournal(io.RawIOBase):
         self._position = 0
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with this object
         try:
-            found = os.fstat(self._file.fileno())
-            self._identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-            self._read_index(found.st_size)
+            status = os.fstat(self._file.fileno())
+            self._identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            self._read_index(status.st_size)
         except BaseException:
             self._file.close()
             raise
@@ -155,21 +155,21 @@ class _CompressedJournal(io.RawIOBase):
     def _read_index(self, file_bytes: int) -> None:
         tail = self._pread(_MARK.size + len(_EMPTY), max(0, file_bytes - _MARK.size - len(_EMPTY)))
         if len(tail) != _MARK.size + len(_EMPTY) or tail[_MARK.size :] != _EMPTY:
-            raise self._damaged("it was not compressed by tacho; decompress it with: gunzip")
+            raise self._damage_error("it was not compressed by tacho; decompress it with: gunzip")
         header_bytes, magic = _MARK.unpack(tail[: _MARK.size])
         start = file_bytes - len(_EMPTY) - header_bytes
         fixed_at = _HEADER.size + 6  # length of the extra fields, and name and length of ours
-        if magic != _MAGIC or header_bytes < fixed_at + _FIXED.size + _MARK.size or start < 0:
-            raise self._damaged("it was not compressed by tacho; decompress it with: gunzip")
+        if magic != _MAGIC or header_bytes < fixed_at + _INDEX_START.size + _MARK.size or start < 0:
+            raise self._damage_error("it was not compressed by tacho; decompress it with: gunzip")
         header = self._pread(header_bytes, start)
-        version, self._member_bytes, self._size = _FIXED.unpack_from(header, fixed_at)
-        table = header[fixed_at + _FIXED.size : -_MARK.size]
+        version, self._member_bytes, self._size = _INDEX_START.unpack_from(header, fixed_at)
+        table = header[fixed_at + _INDEX_START.size : -_MARK.size]
         sizes = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
         if version != _VERSION:
-            raise self._damaged("it was compressed by a newer version; update tachograph")
+            raise self._damage_error("it was compressed by a newer version; update tachograph")
         num_members = -(-self._size // self._member_bytes) if 0 < self._member_bytes <= _MAX_MEMBER_BYTES else -1
         if sum(sizes) != start or len(sizes) != num_members:
-            raise self._damaged("its index is invalid")
+            raise self._damage_error("its index is invalid")
         self._starts = [0]
         for size in sizes:
             self._starts.append(self._starts[-1] + size)
@@ -178,7 +178,7 @@ class _CompressedJournal(io.RawIOBase):
         self._file.seek(offset)
         return self._file.read(size)
 
-    def _damaged(self, reason: str) -> OSError:
+    def _damage_error(self, reason: str) -> OSError:
         return OSError(errno.EIO, f"cannot be read: {reason}", str(self._path))
 
     def _member(self, index: int) -> bytes:
@@ -186,14 +186,14 @@ class _CompressedJournal(io.RawIOBase):
         if key in self._cache:
             return self._cache[key]
         start, end = self._starts[index], self._starts[index + 1]
-        expected = min(self._member_bytes, self._size - index * self._member_bytes)
+        num_plain_bytes = min(self._member_bytes, self._size - index * self._member_bytes)
         decompressor = zlib.decompressobj(wbits=31)
         try:
-            data = decompressor.decompress(self._pread(end - start, start), expected + 1)
+            data = decompressor.decompress(self._pread(end - start, start), num_plain_bytes + 1)
         except zlib.error as error:
-            raise self._damaged(f"the part at {start} is damaged") from error
-        if len(data) != expected or not decompressor.eof:
-            raise self._damaged(f"the part at {start} is damaged")
+            raise self._damage_error(f"the part at {start} is damaged") from error
+        if len(data) != num_plain_bytes or not decompressor.eof:
+            raise self._damage_error(f"the part at {start} is damaged")
         self._cache.clear()
         self._cache[key] = data
         return data
@@ -305,7 +305,7 @@ def _write_members(source: BinaryIO, descriptor: int, size: int) -> bytes:
         compressor = zlib.compressobj(_LEVEL, wbits=31)
         sizes.append(write_all(descriptor, compressor.compress(plain) + compressor.flush()))
         num_left -= len(plain)
-    content = _FIXED.pack(_VERSION, member_bytes, size - num_left) + struct.pack(f"<{len(sizes)}I", *sizes)
+    content = _INDEX_START.pack(_VERSION, member_bytes, size - num_left) + struct.pack(f"<{len(sizes)}I", *sizes)
     field_bytes = len(content) + _MARK.size
     header_bytes = _HEADER.size + 6 + field_bytes
     header = _HEADER.pack(b"\x1f\x8b\x08\x04", 0, 0, 255) + struct.pack("<H2sH", 4 + field_bytes, b"TG", field_bytes)
@@ -331,11 +331,11 @@ def restore_journal(path: Path, *, below: Path) -> bool:
     if os.path.lexists(path) or not target.is_file():
         return False
     with open_journal(path) as file, replacing(path, below=below) as descriptor:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         while block := file.read(_MEMBER_BYTES):
             write_all(descriptor, block)
         os.fsync(descriptor)
-        os.utime(descriptor, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        os.utime(descriptor, ns=(status.st_mtime_ns, status.st_mtime_ns))
     os.close(descriptor)
     target.unlink()
     return True

@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def output(self) -> Path:
-        """`output`: what the program printed, in segments; see `_output`."""
+        """`output`: the console output of the program, in segments; see `_output`."""
         return self.path / "output"
 
     @property
@@ -109,10 +109,10 @@ class RunFolder:
     def other_ranks(self) -> list[int]:
         """Return the ranks that have journals of their own, plain or compressed, in order."""
         try:
-            found = [_RANK_JOURNAL.fullmatch(name) for name in os.listdir(self.ranks)]
+            matches = [_RANK_JOURNAL.fullmatch(name) for name in os.listdir(self.ranks)]
         except OSError:
             return []
-        return sorted({int(match[1]) for match in found if match})
+        return sorted({int(match[1]) for match in matches if match})
 
     def rank_heartbeat(self, rank: int) -> Path:
         """`.tacho/ranks/00001.json`: the last heartbeat of a rank."""
@@ -142,9 +142,9 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     Raises:
         RunNotFoundError: if there is no such run; the message names existing runs.
     """
-    given = os.fspath(run)
-    candidates = [Path(given)] if log_dir is None else [Path(log_dir) / given, Path(given)]
-    if os.sep in given:  # a path as a shell completes it, or a run in a folder below the log folder
+    name_or_path = os.fspath(run)
+    candidates = [Path(name_or_path)] if log_dir is None else [Path(log_dir) / name_or_path, Path(name_or_path)]
+    if os.sep in name_or_path:  # a path as a shell completes it, or a run in a folder below the log folder
         candidates.reverse()
     for path in candidates:
         folder = RunFolder(path.parent if path.name in {"metrics.jsonl", "metrics.jsonl.gz"} else path)
@@ -152,14 +152,14 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
             if folder.exists():
                 return folder
     if log_dir is None:
-        raise RunNotFoundError(f"no run at {given!r}: there is no metrics.jsonl in that folder")
-    known = [folder.name for folder in list_runs(log_dir)]
-    if not known:
-        raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
-    listed = ", ".join(map(repr, known[:5])) + (" …" if len(known) > 5 else "")
-    label, _, name = given.partition(":")
-    if name in known:  # an id, as lists of several log folders show it
+        raise RunNotFoundError(f"no run at {name_or_path!r}: there is no metrics.jsonl in that folder")
+    names = [folder.name for folder in list_runs(log_dir)]
+    if not names:
+        raise RunNotFoundError(f"no run {name_or_path!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
+    examples = ", ".join(map(repr, names[:5])) + (" …" if len(names) > 5 else "")
+    label, _, name = name_or_path.partition(":")
+    if name in names:  # an id, as lists of several log folders show it
         hint = f"; did you mean {name!r}? The label {label!r} is known only with the --log-dir options of the list"
     else:
-        hint = did_you_mean(given, known) or f"; existing runs: {listed}"
-    raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")
+        hint = did_you_mean(name_or_path, names) or f"; existing runs: {examples}"
+    raise RunNotFoundError(f"no run {name_or_path!r} in {os.fspath(log_dir)!r}{hint}")

@@ -34,7 +34,7 @@ class JournalFollower:
     def __init__(
         self, path: str | os.PathLike[str], offset: int = 0, *, end: int | None = None, block_bytes: int = 1 << 20
     ) -> None:
-        # Lines after the offset `end` are not read; by default, the end is that of the file.
+        # Lines after the offset `end` are not read; the default is the end of the file.
         self._path = Path(path)
         self._end = sys.maxsize if end is None else end
         self._block_bytes = block_bytes
@@ -127,8 +127,8 @@ class JournalFollower:
         self._path = Path(path)
 
     def _check_identity(self, file: BinaryIO) -> None:
-        found = os.fstat(file.fileno())
-        identity = (found.st_dev, found.st_ino, found.st_size)
+        status = os.fstat(file.fileno())
+        identity = (status.st_dev, status.st_ino, status.st_size)
         if identity == self._identity:
             return
         if self._identity is None and self.offset and not self._last_line:  # started at an offset: trust it

@@ -27,14 +27,14 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
     """
     if not job:
         return None
-    found: list[tuple[float, str]] = []
+    heartbeats: list[tuple[float, str]] = []
     with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
         for entry in entries:
             folder = RunFolder(entry.path)
             with contextlib.suppress(OSError):
-                found.append((folder.heartbeat.stat().st_mtime, entry.path))
+                heartbeats.append((folder.heartbeat.stat().st_mtime, entry.path))
     # Newest first, and not too many: the folder may hold thousands of old runs.
-    for _, path in sorted(found, reverse=True)[:_MAX_FOLDERS]:
+    for _, path in sorted(heartbeats, reverse=True)[:_MAX_FOLDERS]:
         folder = RunFolder(path)
         heartbeat = read_heartbeat(folder.heartbeat)
         if heartbeat is None or heartbeat.job != job:
@@ -46,7 +46,7 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
             return folder
         ends = read_ends(folder, TAIL_BYTES, heartbeat)
         # Rank 0 writes its last heartbeat some time after its `end` record.
-        ended_s = finite_or_none(ends.end.get("time")) if ends.end else None
-        if ends.state(heartbeat) is RunState.RUNNING or (ended_s is not None and ended_s >= since_s):
+        ended_at = finite_or_none(ends.end.get("time")) if ends.end else None
+        if ends.state(heartbeat) is RunState.RUNNING or (ended_at is not None and ended_at >= since_s):
             return folder
     return None

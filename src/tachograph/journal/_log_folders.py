@@ -35,7 +35,7 @@ class FoundRun(NamedTuple):
     """A run on disk."""
 
     id: str
-    """Identifies the run among those of all log folders."""
+    """Identifies the run among the runs of all log folders."""
     log_dir: str
     name: str
     """The path of the run relative to its log folder."""
@@ -53,15 +53,15 @@ class LogFolders:
 
     def find(self) -> list[FoundRun]:
         """Return all runs, each once."""
-        found = [
+        runs = [
             FoundRun(name, log_dir, name, path, journal)
             for log_dir in self.log_dirs
             for name, path, journal in find_run_folders(log_dir)
         ]
         if not self.labels:
-            return found
-        counts = Counter(run.name for run in found)
-        return [run._replace(id=self._id(run.log_dir, run.name, is_unique=counts[run.name] == 1)) for run in found]
+            return runs
+        counts = Counter(run.name for run in runs)
+        return [run._replace(id=self._id(run.log_dir, run.name, is_unique=counts[run.name] == 1)) for run in runs]
 
     def resolve(self, run_id: str) -> tuple[str, str, RunFolder] | None:
         """Return log folder, name and folder of a run, or None if there is none; never one outside of the folders.
@@ -70,17 +70,17 @@ class LogFolders:
             RunNotFoundError: if several log folders have a run of this name; the message gives their ids.
         """
         label, colon, rest = run_id.partition(":")
-        chosen = [log_dir for log_dir, known in self.labels.items() if colon and known == label]
-        name = rest if chosen else run_id
-        found = [
+        labelled_dirs = [log_dir for log_dir, log_dir_label in self.labels.items() if colon and log_dir_label == label]
+        name = rest if labelled_dirs else run_id
+        matches = [
             (log_dir, name, folder)
-            for log_dir in chosen or self.log_dirs
+            for log_dir in labelled_dirs or self.log_dirs
             if (folder := find_below(log_dir, name)) is not None
         ]
-        if len(found) > 1:
-            ids = " or ".join(repr(f"{self.labels[log_dir]}:{name}") for log_dir, _, _ in found)
+        if len(matches) > 1:
+            ids = " or ".join(repr(f"{self.labels[log_dir]}:{name}") for log_dir, _, _ in matches)
             raise RunNotFoundError(f"several log folders have a run {name!r}; use {ids}")
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def id_of(self, log_dir: str, name: str) -> str:
         """Return the id of a run that exists."""
@@ -97,10 +97,10 @@ class LogFolders:
 
 def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
     """Yield name, path and status of the journal of each run below a folder, also in nested folders."""
-    waiting = [(log_dir, "", 0)]
-    num_others = 0
-    while waiting:
-        folder, prefix, depth = waiting.pop()
+    folders_to_scan = [(log_dir, "", 0)]
+    num_other_folders = 0
+    while folders_to_scan:
+        folder, prefix, depth = folders_to_scan.pop()
         try:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if _may_be_run(entry))
@@ -112,9 +112,9 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
                 journal = stat_journal(path + "/metrics.jsonl")
             except (OSError, ValueError):
                 # A folder of runs, perhaps.
-                num_others += 1
-                if depth < MAX_RUN_DEPTH and num_others <= _MAX_OTHER_FOLDERS and not os.path.islink(path):
-                    waiting.append((path, f"{prefix}{name}/", depth + 1))
+                num_other_folders += 1
+                if depth < MAX_RUN_DEPTH and num_other_folders <= _MAX_OTHER_FOLDERS and not os.path.islink(path):
+                    folders_to_scan.append((path, f"{prefix}{name}/", depth + 1))
                 continue
             if stat.S_ISREG(journal.st_mode):
                 yield f"{prefix}{name}", path, journal
@@ -172,13 +172,14 @@ def _is_folder_name(name: str) -> bool:
 
 
 def _without_nested(log_dirs: list[str]) -> list[str]:
-    real = [os.path.realpath(log_dir) for log_dir in log_dirs]
+    real_paths = [os.path.realpath(log_dir) for log_dir in log_dirs]
     return [
         log_dir
         for index, log_dir in enumerate(log_dirs)
         if not any(
-            real[index].startswith(other.rstrip(os.sep) + os.sep) or (real[index] == other and place < index)
-            for place, other in enumerate(real)
+            real_paths[index].startswith(other.rstrip(os.sep) + os.sep)
+            or (real_paths[index] == other and other_index < index)
+            for other_index, other in enumerate(real_paths)
         )
     ]
 

@@ -10,7 +10,7 @@ If a run prints more than `OUTPUT_MAX_BYTES`, the first lines and the newest one
 are deleted. Readers see that from the numbers. `partial.log` has the last line of each stream as long as it is not
 complete, such as a progress bar. It exists as long as the output is recorded.
 
-A process that is killed loses at most what it read within the last fraction of a second. A torn last line is a line.
+A process that is killed loses at most the output of the last fraction of a second. A torn last line is a line.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def partial_output(folder: RunFolder) -> Path:
 
 def list_output_segments(folder: RunFolder) -> list[OutputSegment]:
     """Return the segments in order; links and other files are ignored."""
-    found = []
+    segments = []
     try:
         if stat.S_ISDIR(os.lstat(folder.output).st_mode):
             for entry in os.scandir(folder.output):
                 match = _NAME.fullmatch(entry.name)
                 if match is not None and entry.is_file(follow_symlinks=False):
-                    known = entry.stat(follow_symlinks=False)
-                    found.append(
-                        OutputSegment(int(match[1]), folder.output / entry.name, known.st_size, known.st_mtime_ns)
+                    status = entry.stat(follow_symlinks=False)
+                    segments.append(
+                        OutputSegment(int(match[1]), folder.output / entry.name, status.st_size, status.st_mtime_ns)
                     )
     except OSError:
         pass  # no output was recorded, or the run is being deleted
-    return sorted(found)
+    return sorted(segments)
 
 
 class OutputWriter:
@@ -104,16 +104,16 @@ class OutputWriter:
         Raises:
             OSError: if they cannot be written; some may have been.
         """
-        waiting: list[bytes] = []
+        batch: list[bytes] = []
         num_bytes = 0
         for line in lines:
-            waiting.append(line)
+            batch.append(line)
             num_bytes += len(line)
             if self._size_bytes + num_bytes >= _SEGMENT_BYTES:
-                self._write(waiting)
-                waiting, num_bytes = [], 0
-        if waiting:
-            self._write(waiting)
+                self._write(batch)
+                batch, num_bytes = [], 0
+        if batch:
+            self._write(batch)
 
     def _write(self, lines: list[bytes]) -> None:
         if self._descriptor < 0:
