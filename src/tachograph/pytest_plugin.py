@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tacho_run() -> Iterator[MemoryRun]:
     """Return a run in memory that is the current run: ``tachograph.log`` records to ``tacho_run.records``."""
-    from tachograph.recorder._process import watch
+    from tachograph.recorder import watch
     from tachograph.testing import MemoryRun
 
     run = MemoryRun()

@@ -124,8 +124,8 @@ def test_rank_journal_does_not_follow_planted_files(tmp_path, kind):
         from tachograph.recorder._rank_files import RankFiles
         for path in sys.argv[1:]:
             files = RankFiles(path, "run", 1, SystemClock())
-            files._found = RunFolder(Path(path) / "run")
-            files._open(files._found)
+            files._run_folder = RunFolder(Path(path) / "run")
+            files._open(files._run_folder)
             files.append(b'{"event": "start"}\\n', [])
             files.beat()
             files.close()

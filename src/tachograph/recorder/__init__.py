@@ -4,7 +4,9 @@ from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
-from tachograph.recorder._process import latest_run, process_state
+from tachograph.recorder._losses import LossCounter
+from tachograph.recorder._process import latest_run, process_state, watch
+from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._start import current_run, log, start_run, worker_run
 from tachograph.recorder.collectors.ab import ab
@@ -13,19 +15,20 @@ from tachograph.recorder.collectors.completions import Completions
 from tachograph.recorder.collectors.loggers import LoggerCosts, logger_name, loggers_in, watch_loggers
 
 __all__ = [
+    "BACKPRESSURE_SIZE",
+    "BufferItem",
     "Completions",
     "Control",
     "DisabledRun",
-    "BufferItem",
     "ItemHandler",
     "LoggerCosts",
-    "RankRun",
+    "LossCounter",
     "PendingRecord",
-    "BACKPRESSURE_SIZE",
+    "RankRun",
+    "RecordBuilder",
     "Run",
     "ab",
     "append_after_exit",
-    "start_run",
     "completion_row",
     "current_run",
     "error_fields",
@@ -36,8 +39,10 @@ __all__ = [
     "logger_name",
     "loggers_in",
     "process_state",
+    "start_run",
     "text_of",
     "traceback_of",
+    "watch",
     "watch_loggers",
     "worker_run",
 ]

@@ -14,12 +14,12 @@ __all__ = ["append_after_exit"]
 _MIRROR_BUDGET_S = 5.0
 
 
-def append_after_exit(folder: RunFolder, records: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+def append_after_exit(folder: RunFolder, events: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
     """Append records to a run that is no longer recorded; return False if a process still records it.
 
     Args:
         folder: the folder of the run.
-        records: the kind and the fields of each record.
+        events: the kind and the fields of each record.
 
     Raises:
         OSError: if the journal cannot be written.
@@ -29,13 +29,13 @@ def append_after_exit(folder: RunFolder, records: Sequence[tuple[str, Mapping[st
             return False
         problems: list[ValueProblem] = []
         now_s = time.time()
-        built = [{"event": event, "time": now_s, **to_plain(fields, event, problems)} for event, fields in records]
+        records = [{"event": event, "time": now_s, **to_plain(fields, event, problems)} for event, fields in events]
         mirror = CsvMirror(folder) if folder.csv.exists() else None
         if mirror is not None:
             mirror.load()
         appender = Appender(folder.journal)
         try:
-            fault = appender.append(b"".join(encode(record) + b"\n" for record in built))
+            fault = appender.append(b"".join(encode(record) + b"\n" for record in records))
             if fault is not None:
                 raise fault
             if mirror is not None:

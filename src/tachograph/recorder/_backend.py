@@ -21,7 +21,7 @@ class Backend(Protocol):
 
     @property
     def is_late(self) -> bool:
-        """Whether the backend cannot keep up with what is logged."""
+        """Whether the backend cannot keep up with the training code."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class SpanRecorder(Protocol):
     """A layer above that records spans into a run; implemented by `tachograph.spans.TrainingRecorder`."""
 
     def close(self) -> None:
-        """Record what is still open: the run is about to end."""
+        """Record the open spans: the run is about to end."""
         ...
 
     def forget(self) -> None:

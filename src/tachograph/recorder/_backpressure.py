@@ -1,7 +1,7 @@
 """Backpressure: how much may wait between the threads that log and the writer thread, and for how long.
 
-The buffer is bounded in records, in bytes and in time. Records and bytes bound the memory. Time bounds what is lost
-with a killed process: no call of a loop that outruns the writer returns while the oldest item that is not in the file
+The buffer is bounded in records, in bytes and in time. Records and bytes bound the memory. Time bounds the loss when
+the process is killed: no call of a loop that outruns the writer returns while the oldest item that is not in the file
 is older than `MAX_AGE_S`, or while the buffer holds more than the writer can process in `MAX_BACKLOG_S` at the pace of
 its last chunks.
 
@@ -12,7 +12,7 @@ for at all. Then an item that does not fit is dropped, and the caller counts the
 
 Callers of the hot path append to the buffer without coming here. The bounds hold for them, too, because they come here
 once the buffer holds more than `BACKPRESSURE_SIZE` items, and because the writer diverts them as soon as it is late or
-finds large items; what they append before that is small, or a burst of at most one flush interval.
+finds large items; their appends before that are small, or a burst of at most one flush interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, LargeItem, queued_s
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, LargeItem, queued_at
 
 __all__ = ["Backpressure"]
 
@@ -63,10 +63,10 @@ class Backpressure:
         self._lock = threading.RLock()  # re-entrant: a signal handler may log while its own thread is in here
         self._added_bytes = 0
         self._removed_bytes = 0
-        self._progress_s = time.monotonic()
-        self._in_files_since_s: float | None = None
-        self._taken_s: float | None = None
-        self._chunk_s = 0.0
+        self._last_progress_at = time.monotonic()
+        self._in_files_since: float | None = None
+        self._oldest_unwritten_at: float | None = None
+        self._chunk_started_at = 0.0
         self._item_s = 10e-6
         self._byte_s = 10e-9
         self.writer_ident: int | None = None
@@ -82,13 +82,13 @@ class Backpressure:
     @property
     def age_s(self) -> float:
         """The age of the oldest item that is not in the file; 0 if there is none, or if its age is unknown."""
-        oldest_s = self._taken_s
-        if oldest_s is None:
+        oldest_at = self._oldest_unwritten_at
+        if oldest_at is None:
             try:
-                oldest_s = queued_s(self._buffer[0])
+                oldest_at = queued_at(self._buffer[0])
             except IndexError:
                 return 0.0
-        return 0.0 if oldest_s is None else self._steady_s() - oldest_s
+        return 0.0 if oldest_at is None else self._steady_s() - oldest_at
 
     @property
     def is_late(self) -> bool:
@@ -133,14 +133,14 @@ class Backpressure:
         return not is_full()
 
     def _is_stuck(self, max_in_files_s: float) -> bool:
-        since_s, now_s = self._in_files_since_s, time.monotonic()
-        return now_s > (self._progress_s + _HUNG_S if since_s is None else since_s + max_in_files_s)
+        since, now_s = self._in_files_since, time.monotonic()
+        return now_s > (self._last_progress_at + _HUNG_S if since is None else since + max_in_files_s)
 
     # On the writer thread ------------------------------------------------------------------------------------------
 
     def note_progress(self) -> None:
         """Note that the writer is at work."""
-        self._progress_s = time.monotonic()
+        self._last_progress_at = time.monotonic()
 
     def take(self, item: LargeItem) -> BufferItem:
         """Return the content of a large item that was removed from the buffer."""
@@ -149,14 +149,14 @@ class Backpressure:
 
     def start_chunk(self, first: BufferItem) -> None:
         """Note the age of items that were removed from the buffer and are not in the file yet."""
-        self._progress_s = self._chunk_s = time.monotonic()
-        if self._taken_s is None:
-            self._taken_s = queued_s(first)
+        self._last_progress_at = self._chunk_started_at = time.monotonic()
+        if self._oldest_unwritten_at is None:
+            self._oldest_unwritten_at = queued_at(first)
 
     def finish_chunk(self, num_items: int, num_bytes: int) -> None:
         """Note that a chunk is done: the number of its items, and the bytes of the large ones."""
-        self._progress_s = time.monotonic()
-        took_s = self._progress_s - self._chunk_s
+        self._last_progress_at = time.monotonic()
+        took_s = self._last_progress_at - self._chunk_started_at
         # A slow chunk counts at once and is forgotten slowly: to expect a slow writer is safe.
         if num_bytes:
             self._byte_s = max(took_s / num_bytes, 0.8 * self._byte_s)
@@ -165,23 +165,23 @@ class Backpressure:
 
     def note_written(self) -> None:
         """Note that everything removed from the buffer is in the file."""
-        self._taken_s = None
+        self._oldest_unwritten_at = None
 
     @contextmanager
     def in_files(self) -> Iterator[None]:
         """Mark a block of the writer that waits for the file system."""
-        outer_s, self._in_files_since_s = self._in_files_since_s, time.monotonic()
+        outer_since, self._in_files_since = self._in_files_since, time.monotonic()
         try:
             yield
         finally:
-            self._in_files_since_s = outer_s
-            self._progress_s = time.monotonic()
+            self._in_files_since = outer_since
+            self._last_progress_at = time.monotonic()
 
     @contextmanager
     def out_of_files(self) -> Iterator[None]:
         """Mark a block inside `in_files` that computes: a long task of the files lets the journal be written."""
-        outer_s, self._in_files_since_s = self._in_files_since_s, None
+        outer_since, self._in_files_since = self._in_files_since, None
         try:
             yield
         finally:
-            self._in_files_since_s = outer_s
+            self._in_files_since = outer_since

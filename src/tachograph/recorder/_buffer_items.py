@@ -3,7 +3,7 @@
 A logged step is a bare tuple ``(steady_s, step, metrics)``, because building a tuple is the cheapest way to keep three
 values. Any other record is a `PendingRecord`. A layer above may put items of its own types into the buffer once it has
 registered an `ItemHandler` for them; all that the recorder reads of such an item is when it was queued, if the item has
-an attribute ``queued_s``. An item of any type that takes much memory is wrapped in a `LargeItem`.
+an attribute ``queued_at``. An item of any type that takes much memory is wrapped in a `LargeItem`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "LargeItem",
     "PendingRecord",
     "StepItem",
-    "queued_s",
+    "queued_at",
     "size_bytes",
 ]
 
@@ -46,7 +46,7 @@ class PendingRecord:
         self.fields = fields
 
     @property
-    def queued_s(self) -> float:
+    def queued_at(self) -> float:
         """When the record was queued."""
         return self.steady_s
 
@@ -89,11 +89,11 @@ BufferItem = Any
 """A `StepItem`, a `PendingRecord`, a `FlushMarker`, an item of a registered type, or a `LargeItem` around one."""
 
 
-def queued_s(item: BufferItem) -> float | None:
+def queued_at(item: BufferItem) -> float | None:
     """Return when an item was queued, on the steady clock, or None if that is unknown."""
     if type(item) is LargeItem:
         item = item.item
-    return item[0] if type(item) is tuple else getattr(item, "queued_s", None)
+    return item[0] if type(item) is tuple else getattr(item, "queued_at", None)
 
 
 _VALUE_BYTES = 64

@@ -77,11 +77,11 @@ class ControlPanel:
         self._add_record = add_record
         self._divert_training = divert_training
         self._controls: dict[str, Control[Any]] = {}
-        self._waiting: dict[str, _Change] = {}
+        self._delayed: dict[str, _Change] = {}
         # Filled by the writer thread, emptied by the training thread; single dict operations are atomic.
         self._ready: dict[str, _Change] = {}
-        self._changed_s: dict[str, float] = {}
-        self._reported: set[str] = set()
+        self._changed_at: dict[str, float] = {}
+        self._reported_problems: set[str] = set()
         self.stop: Request | None = None
         self.checkpoint: Request | None = None
         self.profile: Request | None = None
@@ -129,8 +129,8 @@ class ControlPanel:
             requests = file.poll()
         except ControlFileError as fault:
             requests = []
-            if str(fault) not in self._reported:
-                self._reported.add(str(fault))
+            if str(fault) not in self._reported_problems:
+                self._reported_problems.add(str(fault))
                 self._add_record(
                     "telemetry_error",
                     {"kind": "control_file", "field": "control.json", "reason": f"control.json {fault}; ignored"},
@@ -147,7 +147,7 @@ class ControlPanel:
                 continue
             control = self._controls[name]
             old, control.value = control.value, change.value
-            self._changed_s[name] = self._steady_s()
+            self._changed_at[name] = self._steady_s()
             self._add_record(
                 "control_change", {"name": name, "old": old, "new": change.value, "source": change.request.source}
             )
@@ -196,27 +196,27 @@ class ControlPanel:
             return
         control = self._controls.get(request.name)
         if control is None:
-            known = [*self._controls, *REQUESTS]
-            self._reject(request, f"unknown control {request.name!r}{did_you_mean(request.name, known)}")
+            names = [*self._controls, *REQUESTS]
+            self._reject(request, f"unknown control {request.name!r}{did_you_mean(request.name, names)}")
             return
         value = _coerce(request.value, control.value)
         if value is None:
             self._reject(request, f"expected {type(control.value).__name__}, got {request.value!r:.80}")
             return
-        requested = value
+        unclamped = value
         # The value that the code started with is always allowed: `log_every` may start below its minimum.
         if control.minimum is not None and value != control.initial:
             value = max(value, control.minimum)
         if control.maximum is not None and value != control.initial:
             value = min(value, control.maximum)
-        for queue in (self._waiting, self._ready):
+        for queue in (self._delayed, self._ready):
             older = queue.pop(request.name, None)
             if older is not None:
                 self._supersede(older.request)
-        if control.value in (value, requested):
-            self._acknowledge(request, "unchanged" if control.value == requested else "clamped", value=control.value)
+        if control.value in (value, unclamped):
+            self._acknowledge(request, "unchanged" if control.value == unclamped else "clamped", value=control.value)
             return
-        self._waiting[request.name] = _Change(request, value, clamped=value != requested)
+        self._delayed[request.name] = _Change(request, value, clamped=value != unclamped)
         self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
 
     def _handle_action(self, request: Request) -> None:
@@ -244,15 +244,15 @@ class ControlPanel:
             self._acknowledge(request, "pending", value=request.value)
 
     def _release(self) -> None:
-        for name in list(self._waiting):
+        for name in list(self._delayed):
             if self._wait_s(name) <= 0:
-                self._ready[name] = self._waiting.pop(name)
+                self._ready[name] = self._delayed.pop(name)
         if self._ready:
             self._divert_training()
 
     def _wait_s(self, name: str) -> float:
-        changed_s = self._changed_s.get(name)
-        return 0.0 if changed_s is None else max(0.0, changed_s + self._gap_s - self._steady_s())
+        changed_at = self._changed_at.get(name)
+        return 0.0 if changed_at is None else max(0.0, changed_at + self._gap_s - self._steady_s())
 
     def _supersede(self, request: Request) -> None:
         self._acknowledge(request, "superseded", reason="a newer request replaced it")
@@ -260,13 +260,13 @@ class ControlPanel:
     def _reject(self, request: Request, reason: str) -> None:
         self._acknowledge(request, "rejected", reason=reason)
         key = f"{request.name}:{reason}"
-        if key not in self._reported and len(self._reported) < 100:
-            self._reported.add(key)
+        if key not in self._reported_problems and len(self._reported_problems) < 100:
+            self._reported_problems.add(key)
             self._add_record("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
 
     def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
-        requested = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
-        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": requested}
+        requested_value = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
+        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": requested_value}
         self._add_record("event", {**fields, "id": request.id, "source": request.source, **more})
 
 

@@ -12,7 +12,7 @@ __all__ = ["error_fields", "error_message", "error_type", "traceback_of"]
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 20_000
 _MAX_SEARCHED_CHARS = 1_000_000
-"""Far more than is kept, so that no secret at the edge of what is kept lacks its other half."""
+"""Far more than the record stores, so that masking sees a secret at the cut as a whole."""
 
 
 def error_fields(error: BaseException, *, fatal: bool, where: str | None = None) -> dict[str, Any]:

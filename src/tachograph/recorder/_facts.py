@@ -56,7 +56,7 @@ def git_facts() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str | None:
     try:
         # GIT_OPTIONAL_LOCKS: reading the status must not lock a repository that the user works in.
-        done = subprocess.run(  # noqa: S603
+        process = subprocess.run(  # noqa: S603
             ["git", *arguments],  # noqa: S607
             capture_output=True,
             check=False,
@@ -67,7 +67,7 @@ def _git(*arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:

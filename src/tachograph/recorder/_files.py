@@ -44,7 +44,7 @@ class ReportError(Protocol):
 
 
 class WriterState(NamedTuple):
-    """What the heartbeat says about the writer."""
+    """The fields of a heartbeat that describe the writer."""
 
     num_waiting: int = 0
     num_dropped: int = 0
@@ -135,7 +135,7 @@ class RunFiles:
         self._start_bytes = self._appender.size_bytes
         self._state = WriterState()
         self._mirror_fault = ""
-        self._write_fault_s: float | None = None
+        self._write_failed_at: float | None = None
         self._is_yielding = False
         self.is_lost = False
         self._has_control_file = False
@@ -170,13 +170,15 @@ class RunFiles:
         fault = self._appender.append(data)
         num_dropped, self._appender.num_dropped_lines = self._appender.num_dropped_lines, 0
         if fault is not None:
-            if self._write_fault_s is None:
-                self._write_fault_s = self._clock.steady_s()
+            if self._write_failed_at is None:
+                self._write_failed_at = self._clock.steady_s()
                 self._report_error("write_failed", "metrics.jsonl", reason=str(fault))
             return num_dropped
-        if self._write_fault_s is not None:
-            self._report_error("write_recovered", "metrics.jsonl", after_s=self._clock.steady_s() - self._write_fault_s)
-            self._write_fault_s = None
+        if self._write_failed_at is not None:
+            self._report_error(
+                "write_recovered", "metrics.jsonl", after_s=self._clock.steady_s() - self._write_failed_at
+            )
+            self._write_failed_at = None
         if self._mirror is not None and follows_on and not self._is_yielding:
             with self._isolate(self._mirror):
                 self._mirror.add(records, start, self._appender.size_bytes)
@@ -232,9 +234,9 @@ class RunFiles:
         try:
             yield
         except FileNotFoundError:
-            mirror.lost()  # the whole folder is gone; the next check finds and reports it
+            mirror.close_after_error()  # the whole folder is gone; the next check finds and reports it
         except OSError as error:
-            mirror.lost()
+            mirror.close_after_error()
             if str(error) != self._mirror_fault:
                 self._mirror_fault = str(error)
                 self._report_error("csv_behind", "metrics.csv", reason=f"{error}; it will catch up")
@@ -293,7 +295,7 @@ class RunFiles:
             if not self._claim.renew():
                 self._move_to_new_folder()
                 return
-            saved = self._appender.restore()
+            is_recovered = self._appender.restore()
         except OSError as error:  # retried at the next check; until then records go to the deleted file
             if not self.is_lost:
                 self.is_lost = True
@@ -303,11 +305,11 @@ class RunFiles:
         self.is_lost = False
         self._has_control_file = self.folder.control.exists()
         if self._mirror is not None:
-            self._mirror.lost()
-            if not saved:
+            self._mirror.close_after_error()
+            if not is_recovered:
                 self._mirror.start_over()
         reason = "the journal was deleted or replaced while the run was recorded"
-        reason += "; its records were restored" if saved else "; the new file is continued"
+        reason += "; its records were restored" if is_recovered else "; the new file is continued"
         self._report_error("journal_moved", "metrics.jsonl", reason=reason)
         self.on_restore()
 

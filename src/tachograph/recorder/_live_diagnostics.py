@@ -21,7 +21,7 @@ __all__ = ["LiveDiagnostics"]
 
 _MAX_LINES = 20
 _MAX_DUMPS = 10
-_PLACE = "diagnosing the run"
+_OPERATION = "diagnosing the run"
 
 
 class LiveDiagnostics:
@@ -47,7 +47,7 @@ class LiveDiagnostics:
         self.fault = ""
         """Why diagnosis stopped; empty while it is running."""
         self._engine: RuleEngine | None = None
-        with guard(_PLACE, self._stop):  # the rule of another package may raise
+        with guard(_OPERATION, self._stop):  # the rule of another package may raise
             self._engine = RuleEngine(rules, signals=signals, prefix=f"{os.urandom(3).hex()}-")
 
     def observe(self, records: list[Encodable], folder: Path) -> list[Encodable]:
@@ -59,14 +59,14 @@ class LiveDiagnostics:
             if engine is None:
                 continue
             if isinstance(record, StepTable):
-                result += self._guarded(folder, engine.observe_steps, record.names, record.values)
+                result += self._run_rules(folder, engine.observe_steps, record.names, record.values)
             else:
-                result += self._guarded(folder, engine.observe, record)
+                result += self._run_rules(folder, engine.observe, record)
         return result
 
     def tick(self, time_s: float, folder: Path) -> list[Encodable]:
         """Let rules handle the passing of time; return their alerts."""
-        return self._guarded(folder, self._engine.tick, time_s) if self._engine is not None else []
+        return self._run_rules(folder, self._engine.tick, time_s) if self._engine is not None else []
 
     def on_progress(self) -> None:
         """Note that the training code logged something, although it may still wait in a window of steps."""
@@ -78,8 +78,8 @@ class LiveDiagnostics:
         """Number of open alerts, and how many of them are critical."""
         return self._engine.num_open if self._engine is not None else (0, 0)
 
-    def _guarded(self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Encodable]:
-        with guard(_PLACE, self._stop):
+    def _run_rules(self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Encodable]:
+        with guard(_OPERATION, self._stop):
             alerts = method(*arguments)
             for alert in alerts:
                 if alert["status"] == "opened":
@@ -87,7 +87,7 @@ class LiveDiagnostics:
             return [*alerts]
         return []
 
-    def _stop(self, _place: str, fault: Exception) -> None:
+    def _stop(self, _operation: str, fault: Exception) -> None:
         self._engine = None
         self.fault = f"{type(fault).__name__}: {fault}"
 

@@ -13,19 +13,19 @@ class LossCounter:
     def __init__(self) -> None:
         # Re-entrant: a signal handler may log while its own thread is in here.
         self._lock = threading.RLock()
-        self._unreported: dict[str, int] = {}
+        self._num_by_reason: dict[str, int] = {}
         self.num_records = 0
 
     def add(self, reason: str, num_records: int = 1) -> None:
         """Count lost records."""
         with self._lock:
             self.num_records += num_records
-            self._unreported[reason] = self._unreported.get(reason, 0) + num_records
+            self._num_by_reason[reason] = self._num_by_reason.get(reason, 0) + num_records
 
     def drain(self) -> dict[str, int]:
         """Return the losses that were not reported yet, by reason, and consider them reported."""
-        if not self._unreported:
+        if not self._num_by_reason:
             return {}
         with self._lock:
-            unreported, self._unreported = self._unreported, {}
-        return unreported
+            num_by_reason, self._num_by_reason = self._num_by_reason, {}
+        return num_by_reason

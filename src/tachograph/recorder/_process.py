@@ -35,7 +35,7 @@ on_run_start: list[Callable[[Run], None]] = []
 
 
 class ProcessState:
-    """What calls that must be cheap read about the runs of this process. An attribute is the fastest place for it."""
+    """The state of this process's runs, for calls that must be cheap: reading an attribute is the fastest way."""
 
     __slots__ = ("is_disabled",)
 
@@ -53,7 +53,7 @@ process_state = ProcessState()
 
 _runs: list[Run] = []
 _current: list[Run] = []
-_registered: set[str] = set()
+_handlers_in_place: set[str] = set()
 _exit_code: list[Any] = []
 _old_error: list[BaseException | None] = [None]
 
@@ -71,7 +71,7 @@ def latest_run() -> Run | None:
 def watch(run: Run, *, hooks: bool) -> None:
     """Watch a run until it ends: finish it when the process exits, and record why."""
     if not _runs:
-        _old_error[0] = _last_error()  # such as that of an earlier notebook cell
+        _old_error[0] = _last_error()  # such as an error of an earlier notebook cell
     _runs.append(run)
     _current[:] = [run]
     process_state.update()
@@ -80,8 +80,8 @@ def watch(run: Run, *, hooks: bool) -> None:
         with guard("calling a run-start callback"):
             callback(run)
     _finish_at_exit()
-    if "fork" not in _registered and hasattr(os, "register_at_fork"):
-        _registered.add("fork")
+    if "fork" not in _handlers_in_place and hasattr(os, "register_at_fork"):
+        _handlers_in_place.add("fork")
         os.register_at_fork(after_in_child=_after_fork)
     if hooks:
         for hook in _HOOKS:
@@ -89,9 +89,9 @@ def watch(run: Run, *, hooks: bool) -> None:
         _replace_default_actions()
 
 
-def _unwatch(ended: Run) -> None:
-    if ended in _runs:
-        _runs.remove(ended)
+def _unwatch(run: Run) -> None:
+    if run in _runs:
+        _runs.remove(run)
     if _runs:
         _current[:] = [_runs[-1]]
     else:
@@ -110,7 +110,7 @@ def _after_fork() -> None:
     for run in _runs:
         run._detach_from_parent()
     _runs.clear()
-    _registered.discard("exit")  # `multiprocessing` clears exit handlers in its children
+    _handlers_in_place.discard("exit")  # `multiprocessing` clears exit handlers in its children
     reset_claims_after_fork()
     _remove_hooks()
 
@@ -119,9 +119,9 @@ def _after_fork() -> None:
 
 
 def _finish_at_exit() -> None:
-    if "exit" in _registered:
+    if "exit" in _handlers_in_place:
         return
-    _registered.add("exit")
+    _handlers_in_place.add("exit")
     atexit.register(_finish_all)
     # Workers of `multiprocessing` may leave without running exit handlers, but not without this.
     workers = sys.modules.get("multiprocessing.process")
@@ -174,27 +174,30 @@ class _Hook:
     """One place where a process calls a handler."""
 
     def __init__(
-        self, get: Callable[[], Any], put: Callable[[Any], Any], make: Callable[[Any], Callable[..., Any]]
+        self,
+        get_handler: Callable[[], Any],
+        set_handler: Callable[[Any], Any],
+        make_handler: Callable[[Any], Callable[..., Any]],
     ) -> None:
-        self._get = get
-        self._put = put
-        self._make = make
+        self._get_handler = get_handler
+        self._set_handler = set_handler
+        self._make_handler = make_handler
         self._ours: Any = None
         self._previous: Any = None
 
     def install(self) -> None:
         """Install our handler unless it is already the current one."""
-        previous = self._get()
+        previous = self._get_handler()
         if self._ours is None or previous is not self._ours:
-            ours = self._make(previous)
+            ours = self._make_handler(previous)
             if ours is not previous:
-                self._put(ours)
+                self._set_handler(ours)
                 self._ours, self._previous = ours, previous
 
     def remove(self) -> None:
         """Restore the handler that we replaced, unless ours has been replaced since."""
-        if self._ours is not None and self._get() is self._ours:
-            self._put(self._previous)
+        if self._ours is not None and self._get_handler() is self._ours:
+            self._set_handler(self._previous)
             self._ours = None
 
 
@@ -215,9 +218,9 @@ def _excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
 def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
     def hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        is_first = error is not None and not isinstance(error, SystemExit) and id(error) not in _inside
+        is_first = error is not None and not isinstance(error, SystemExit) and id(error) not in _in_progress
         if error is not None and is_first:
-            _inside.add(id(error))  # or a second hook of ours in the chain would record it again
+            _in_progress.add(id(error))  # or a second hook of ours in the chain would record it again
             name = arguments.thread.name if arguments.thread is not None else "?"
             for run in live_runs():
                 run.log_error(error, where=f"thread {name}")
@@ -225,7 +228,7 @@ def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
             previous(arguments)
         finally:
             if is_first:
-                _inside.discard(id(error))
+                _in_progress.discard(id(error))
 
     return hook
 
@@ -246,7 +249,7 @@ def _sigterm(previous: Any) -> Any:
         return previous
 
     def handler(number: int, frame: FrameType | None) -> None:
-        is_first = number not in _inside
+        is_first = number not in _in_progress
         with guard("recording SIGTERM"):
             for run in live_runs():
                 if is_first:
@@ -256,11 +259,11 @@ def _sigterm(previous: Any) -> Any:
                 else:
                     run.finish("failed", reason="SIGTERM", timeout_s=_SIGNAL_TIMEOUT_S)
         if callable(previous):
-            _inside.add(number)
+            _in_progress.add(number)
             try:
                 previous(number, frame)
             finally:
-                _inside.discard(number)
+                _in_progress.discard(number)
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -275,7 +278,7 @@ class _FatalSignal:
     library that installs its own handler only where there is none, as Lightning does to requeue a job, finds none. If a
     handler installed later calls it as the previous one, it does not end the process, because the default action could
     not have been called either. It is never removed: without a run it is the default action, and to remove it could
-    remove a handler of C code, such as that of `faulthandler`, which Python does not know.
+    remove a handler of C code, such as the handler of `faulthandler`, which Python does not know.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -307,16 +310,16 @@ _current_handler: Callable[[int], Any] = importlib.import_module("_signal").gets
 def _replace_default_actions() -> None:
     if threading.current_thread() is not threading.main_thread():  # Python allows it only there
         return
-    caught = _caught_signals()
+    caught_mask = _caught_signals()
     for name in ("SIGHUP", "SIGUSR1", "SIGUSR2"):
         number = getattr(signal, name, None)
         is_default = number is not None and _current_handler(number) in (signal.SIG_DFL, int(signal.SIG_DFL))
-        if number is not None and is_default and caught is not None and not caught >> (number - 1) & 1:
+        if number is not None and is_default and caught_mask is not None and not caught_mask >> (number - 1) & 1:
             signal.signal(number, _fatal_signal)
 
 
 def _caught_signals() -> int | None:
-    """Return a bit for each signal that has a handler, including those of C code; None where that is unknown."""
+    """Return a bit for each signal that has a handler, including handlers of C code; None where that is unknown."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
@@ -328,17 +331,17 @@ def _get_sigterm() -> Any:
     return signal.getsignal(signal.SIGTERM)
 
 
-def _put_sigterm(handler: Any) -> None:
+def _set_sigterm(handler: Any) -> None:
     if threading.current_thread() is threading.main_thread():  # Python allows it only there
         signal.signal(signal.SIGTERM, handler)
 
 
-_inside: set[int] = set()
+_in_progress: set[int] = set()
 """Exceptions and signals that one of our hooks is passing on right now."""
 
 _HOOKS = (
     _Hook(lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), _excepthook),
     _Hook(lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook), _thread_excepthook),
     _Hook(lambda: sys.exit, lambda hook: setattr(sys, "exit", hook), _sys_exit),
-    _Hook(_get_sigterm, _put_sigterm, _sigterm),
+    _Hook(_get_sigterm, _set_sigterm, _sigterm),
 )

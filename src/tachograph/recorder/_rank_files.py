@@ -48,9 +48,9 @@ class RankFiles:
         self._clock = clock
         self._process = this_process()
         self._job = ranks.job_id()  # now: the training code may destroy the process group before the last search
-        self._started_s = clock.wall_s()
-        self._created_s = self._next_search_s = clock.steady_s()
-        self._found: RunFolder | None = None
+        self._started_at = clock.wall_s()
+        self._created_at = self._next_search_at = clock.steady_s()
+        self._run_folder: RunFolder | None = None
         self._appender: Appender | None = None
         self._unwritten = bytearray()
         self._state = WriterState()
@@ -60,7 +60,7 @@ class RankFiles:
     @property
     def folder(self) -> RunFolder:
         """The folder of rank 0, once it is known."""
-        return self._found or RunFolder(Path(self._log_dir))
+        return self._run_folder or RunFolder(Path(self._log_dir))
 
     @property
     def has_pending(self) -> bool:
@@ -76,9 +76,9 @@ class RankFiles:
         """Append lines, or keep them until the folder is known; return how many were dropped."""
         if self._appender is None:
             room = _MAX_PENDING_BYTES - len(self._unwritten)
-            cut = len(data) if len(data) <= room else data.rfind(b"\n", 0, max(room, 0)) + 1
-            self._unwritten += data[:cut]
-            return data.count(b"\n", cut)
+            end = len(data) if len(data) <= room else data.rfind(b"\n", 0, max(room, 0)) + 1
+            self._unwritten += data[:end]
+            return data.count(b"\n", end)
         if data or self._appender.pending:
             self._appender.append(data)
         num_dropped, self._appender.num_dropped_lines = self._appender.num_dropped_lines, 0
@@ -88,8 +88,8 @@ class RankFiles:
         """Search for the run, or check that the file is still in place."""
         if self._appender is None:
             now_s = self._clock.steady_s()
-            if now_s >= self._next_search_s:
-                self._next_search_s = now_s + min(0.1 * (now_s - self._created_s), _MAX_PAUSE_S)
+            if now_s >= self._next_search_at:
+                self._next_search_at = now_s + min(0.1 * (now_s - self._created_at), _MAX_PAUSE_S)
                 self._search()
         elif not self._appender.is_in_place():
             with contextlib.suppress(
@@ -98,9 +98,9 @@ class RankFiles:
                 self._appender.restore()
 
     def _search(self) -> None:
-        self._found = find_job(self._log_dir, self._job, self._started_s, self._name)
-        if self._found is not None:
-            self._open(self._found)
+        self._run_folder = find_job(self._log_dir, self._job, self._started_at, self._name)
+        if self._run_folder is not None:
+            self._open(self._run_folder)
 
     def _open(self, folder: RunFolder) -> None:
         path = folder.rank_journal(self._rank)
@@ -117,7 +117,7 @@ class RankFiles:
     def beat(self, state: WriterState | None = None) -> None:
         """Write the heartbeat; without a state, with the last one."""
         self._state = state or self._state
-        if self._found is None or self._appender is None:
+        if self._run_folder is None or self._appender is None:
             return
         heartbeat = Heartbeat(
             run_id="",
@@ -128,10 +128,10 @@ class RankFiles:
             **self._state._asdict(),
             job=self._job,
         )
-        path = self._found.rank_heartbeat(self._rank)
+        path = self._run_folder.rank_heartbeat(self._rank)
         with contextlib.suppress(OSError):
-            make_folder(path.parent, below=self._found.path)
-            replace_file(path, msgspec.json.encode(heartbeat), below=self._found.path)
+            make_folder(path.parent, below=self._run_folder.path)
+            replace_file(path, msgspec.json.encode(heartbeat), below=self._run_folder.path)
 
     def catch_up(self, *, budget_s: float, force: bool = False) -> None:
         """Do nothing: a rank has no CSV mirror."""

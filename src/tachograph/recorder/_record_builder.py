@@ -92,7 +92,7 @@ class RecordBuilder:
         Args:
             types: the types, matched exactly.
             handler: builds their records.
-            deferrable: those of the types whose items may be handled after the steps that follow them.
+            deferrable: the types whose items may be handled after the steps that follow them.
         """
         self._handlers.update(dict.fromkeys(types, handler))
         self._deferrable.update(deferrable)
@@ -177,7 +177,7 @@ class RecordBuilder:
         values: list[Any] = []
         append = values.append
         item: BufferItem | None = first
-        deferred: list[BufferItem] = []
+        deferred_items: list[BufferItem] = []
         latest: list[Mapping[str, Any] | None] = []
         deferrable = self._deferrable
         has_loss = any(map(is_loss, keys))
@@ -193,7 +193,7 @@ class RecordBuilder:
             last_step, last_s = step, steady_s
             item = next(rest, None)
             while type(item) in deferrable:
-                deferred.append(item)
+                deferred_items.append(item)
                 latest.append(metrics if has_loss else self._latest)
                 item = next(rest, None)
             if type(item) is not tuple:
@@ -206,8 +206,8 @@ class RecordBuilder:
         self._pace_s = last_s
         self._counts_steps = False
         self._finish_table((*columns, *memory), values, records)
-        if deferred:
-            records += self._handle(deferred, latest)
+        if deferred_items:
+            records += self._handle(deferred_items, latest)
         if has_loss:
             self._latest = metrics
         return item
@@ -223,8 +223,8 @@ class RecordBuilder:
     def _make_columns(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
         if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
             return None
-        own = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
-        return ("time", "global_step", *keys, *own)
+        rate_columns = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
+        return ("time", "global_step", *keys, *rate_columns)
 
     def _finish_table(self, columns: tuple[str, ...], values: list[Any], records: list[Encodable]) -> None:
         width = len(columns)
@@ -283,24 +283,24 @@ class RecordBuilder:
                 continue
             if budget is None:
                 budget = ValueBudget(_MAX_VALUES, _MAX_CHARS)
-            converted = to_plain(value, name, problems, budget)
-            if converted is not OMIT:
-                result[name] = converted
+            plain_value = to_plain(value, name, problems, budget)
+            if plain_value is not OMIT:
+                result[name] = plain_value
         return result if all(map(is_frozen, result.values())) else mask_mapping(result)
 
     def _resolve_step(self, step: Any, metrics: dict[str, Any], steady_s: float, records: list[Encodable]) -> int:
         """Return the number of a step; see `Run.log` for the rule."""
-        given = metrics.get("global_step") if step is None else step
-        if given is not None:
+        requested_step = metrics.get("global_step") if step is None else step
+        if requested_step is not None:
             try:
-                number = given.item() if hasattr(given, "item") else given
+                number = requested_step.item() if hasattr(requested_step, "item") else requested_step
                 whole = int(number)
                 if (whole != number and not isinstance(number, str)) or not -_MAX_STEP < whole < _MAX_STEP:
                     raise ValueError(number)
                 self._counts_steps = False
                 return whole
             except Exception:  # noqa: BLE001 - the caller may pass any object as a step
-                reason = f"step={given!r:.80} is not an integer; the record got the next step number instead"
+                reason = f"step={requested_step!r:.80} is not an integer; the record got the next step number instead"
                 records += self._report_problem(ValueProblem("global_step", reason), steady_s)
         if self._step is None:
             return 0
@@ -365,15 +365,15 @@ class RecordBuilder:
     def _handle(self, items: Sequence[BufferItem], latest: Sequence[Mapping[str, Any] | None]) -> list[Encodable]:
         handlers = {self._handlers[kind] for kind in set(map(type, items))}
         if len(handlers) == 1:
-            built = handlers.pop().handle(items, latest)
+            pending_records = handlers.pop().handle(items, latest)
         else:  # keep the order: pass on groups of items with the same handler
-            built = []
+            pending_records = []
             start = 0
             for handler, group in itertools.groupby(map(self._handlers.__getitem__, map(type, items))):
                 stop = start + len(list(group))
-                built += handler.handle(items[start:stop], latest[start:stop])
+                pending_records += handler.handle(items[start:stop], latest[start:stop])
                 start = stop
-        return [record for pending in built for record in self._build_pending(pending)]
+        return [record for pending in pending_records for record in self._build_pending(pending)]
 
     def clock_set(self, jump_s: float, steady_s: float) -> dict[str, Any]:
         """Return the record of a wall clock that was set. Write it at once, before any record with the new time."""

@@ -53,7 +53,7 @@ __all__ = ["DisabledRun", "RankRun", "Run"]
 _NUM_CAREFUL_CALLS = 64
 """Calls at the start of a run that look for arrays and large values; a loop that logs some usually does so early."""
 
-_MAX_REJECTED = 20
+_MAX_REPORTED_MISUSES = 20
 _CAREFUL_AFTER_LARGE = 1024
 """Calls after a large step that look for large values."""
 
@@ -100,7 +100,7 @@ class Run:
         "_late_errors_lock",
         "_num_careful_calls",
         "_on_finish",
-        "_rejected",
+        "_reported_misuses",
         "_sampler",
         "_settings",
         "backend",
@@ -131,7 +131,7 @@ class Run:
         self.name = name
         self.id = run_id
         self.status: Literal["running", "finished", "failed"] = "running"
-        self._rejected: set[str] = set()
+        self._reported_misuses: set[str] = set()
         self.folder = folder
         self.resumed = resumed
         self.facts = facts or {}
@@ -269,8 +269,8 @@ class Run:
             if backend is not None:
                 problem = f"log() expects a dict of metrics, got {type(metrics).__name__}"
                 backend.losses.add(problem)
-                if problem not in self._rejected and len(self._rejected) < _MAX_REJECTED:
-                    self._rejected.add(problem)
+                if problem not in self._reported_misuses and len(self._reported_misuses) < _MAX_REPORTED_MISUSES:
+                    self._reported_misuses.add(problem)
                     warn("%s: nothing was recorded; write run.log({'train_loss': loss}, step=step)", problem)
             return
         guard.report("logging a step", fault)
@@ -327,17 +327,17 @@ class Run:
                 name already, an underscore is appended: ``time`` becomes ``time_``.
         """
         with guard("logging a checkpoint"):
-            place = absolute_path(path)  # the size is read later, when the loop may have changed its folder
-            size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
-            modified = LazyValue(lambda: os.path.getmtime(place) if os.path.exists(place) else None)
+            full_path = absolute_path(path)  # the size is read later, when the loop may have changed its folder
+            size_bytes = LazyValue(lambda: os.path.getsize(full_path) if os.path.isfile(full_path) else None)
+            modified_at = LazyValue(lambda: os.path.getmtime(full_path) if os.path.exists(full_path) else None)
             fields = {
                 "checkpoint_path": os.fspath(path),
                 "is_best": is_best,
                 "size_bytes": size_bytes,
-                "modified": modified,
+                "modified": modified_at,
             }
             self._add_metrics("checkpoint", fields, metrics, step, metadata)
-            self.stamp_checkpoint(place, step)
+            self.stamp_checkpoint(full_path, step)
 
     def stamp_checkpoint(self, path: str, step: int | None) -> None:
         """Write beside a checkpoint which run saved it, if the setting `checkpoint_stamp` is on."""
@@ -364,19 +364,19 @@ class Run:
                 return
             from tachograph.provenance import find_parent
 
-            found = find_parent(parent, str(self.folder.path.parent), how)
-            if found is None:
+            parent_run = find_parent(parent, str(self.folder.path.parent), how)
+            if parent_run is None:
                 self.report_error(
                     "parent_not_found", os.fspath(parent), "there is no run and no checkpoint of that name"
                 )
             else:
-                self.add_parent(found)
+                self.add_parent(parent_run)
 
     def add_parent(self, parent: ParentRun) -> None:
         """Record a parent that is known already, unless it is this run itself, which was resumed."""
         if self.backend is not None and (parent.run_id is None or parent.run_id != self.id):
-            known = {name: value for name, value in msgspec.structs.asdict(parent).items() if value is not None}
-            self.add_record("event", {"name": PARENT, **known})
+            fields = {name: value for name, value in msgspec.structs.asdict(parent).items() if value is not None}
+            self.add_record("event", {"name": PARENT, **fields})
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""
@@ -462,15 +462,15 @@ class Run:
         step: int | None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Add a record with our fields and those of the user, which get an underscore if their name is taken."""
+        """Add a record with our fields and the user's, which get an underscore if their name is taken."""
         if self.backend is None:
             return
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
-        given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
+        all_fields = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
         for name, value in itertools.chain(bounded_items(metrics or {}), metadata.items()):
-            given[f"{name}_" if name in given else name] = value
-        self.add_record(event, freeze(given))
+            all_fields[f"{name}_" if name in all_fields else name] = value
+        self.add_record(event, freeze(all_fields))
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Add a record of any kind other than a step. For the layers above; use the `log_…` methods and `event`."""
@@ -537,7 +537,7 @@ class Run:
     # Collectors and followers --------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Record what the collectors have gathered. Called by the writer thread."""
+        """Record the data that the collectors have gathered. Called by the writer thread."""
         for collector in list(self.collectors):
             collector.collect()
 
@@ -623,10 +623,10 @@ class Run:
         self.add_record("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
         self._use_slow_path()
-        written = True
+        is_complete = True
         if self.backend is not None:
-            written = self.backend.close(deadline_s - time.monotonic())
-            if not written:
+            is_complete = self.backend.close(deadline_s - time.monotonic())
+            if not is_complete:
                 how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
                 self.print_line(f"the last records of {self.name!r} could not be written{how}")
         for follower in self._followers:
@@ -643,7 +643,7 @@ class Run:
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)
-        return written
+        return is_complete
 
     def __enter__(self) -> Run:
         return self
@@ -780,5 +780,7 @@ def _add_prefix(metrics: Any, prefix: str) -> Any:
     """Give each name the prefix unless it has one; ``val/loss`` counts as having ``val_``."""
     if not isinstance(metrics, Mapping):
         return metrics
-    own = (prefix, f"{prefix.rstrip('_/')}/")
-    return {name if str(name).startswith(own) else f"{prefix}{name}": value for name, value in bounded_items(metrics)}
+    prefixes = (prefix, f"{prefix.rstrip('_/')}/")
+    return {
+        name if str(name).startswith(prefixes) else f"{prefix}{name}": value for name, value in bounded_items(metrics)
+    }

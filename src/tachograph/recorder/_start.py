@@ -51,21 +51,21 @@ def start_run(
     """Claim the folder, write the `start` record and return the run, which becomes the current one."""
     problems: list[ValueProblem] = []
     snapshot = _snapshot(config, problems)
-    known = {**config_facts(snapshot), **(facts or {})}
+    run_facts = {**config_facts(snapshot), **(facts or {})}
     rank = 0 if any_rank else ranks.rank()
     run: Run
     if not settings.enabled:
-        run = DisabledRun(name, settings=settings, backend=None, facts=known)
+        run = DisabledRun(name, settings=settings, backend=None, facts=run_facts)
         watch(run, hooks=False)
         return run
     if rank > 0:
-        run = _start_rank(name, rank, settings, known)
+        run = _start_rank(name, rank, settings, run_facts)
         watch(run, hooks=settings.hooks)
         return run
     claim = claim_run_folder(settings.log_dir, name, resume=resume)
     try:
-        own = {"tags": [str(tag) for tag in tags], "config": snapshot}
-        start = {**known, **own}
+        user_fields = {"tags": [str(tag) for tag in tags], "config": snapshot}
+        start = {**run_facts, **user_fields}
         run = _start_recording(claim, settings, start, problems, rules, signals)
     except BaseException:
         claim.release()
@@ -84,10 +84,10 @@ def _start_recording(
 ) -> Run:
     clock = SystemClock()
     folder = claim.folder
-    first = _first_start(claim) if claim.resumed else {}
+    first = _first_start(claim) if claim.is_resume else {}
     run_id = str(first.get("run_id") or os.urandom(8).hex())
     anchor = WallAnchor(clock)
-    earlier = overview(folder) if claim.resumed else None
+    earlier = overview(folder) if claim.is_resume else None
     anchor.jumps_s = earlier.clock_jumps_s if earlier else 0.0
     builder = RecordBuilder(
         anchor,
@@ -104,12 +104,12 @@ def _start_recording(
     writer = Writer(make_files, settings, builder, anchor, clock)
     files = writer.files
     assert isinstance(files, RunFiles)  # noqa: S101 - made above
-    identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
+    identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.is_resume}
     # Derived from values that a resumed run keeps, so that all attempts of a run share one session by default.
     identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
     if settings.perf_tag:
         identity["perf_tag"] = settings.perf_tag
-    # Words that the user may also give as facts; a resumed run keeps those of its first attempt.
+    # Words that the user may also give as facts; a resumed run keeps the words of its first attempt.
     words = {name: getattr(settings, name) or first.get(name) for name in ("project", "group", "job_type")}
     around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
     ours = {**identity, **around, "process": this_process()}
@@ -122,7 +122,7 @@ def _start_recording(
         backend=writer,
         run_id=run_id,
         folder=folder,
-        resumed=claim.resumed,
+        resumed=claim.is_resume,
         facts=facts,
     )
     writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals) if rules else None
@@ -175,7 +175,7 @@ def _print_dashboard_hint(run: Run, log_dir: str) -> None:
         run.print_line(f"Watch it with: tacho ui --log-dir {shlex.quote(log_dir)}")
 
 
-def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
+def _start_rank(name: str, rank: int, settings: Settings, run_facts: Mapping[str, Any]) -> Run:
     """Start the journal of a rank other than 0."""
     settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0)
     clock = SystemClock()
@@ -188,9 +188,9 @@ def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, An
         anchor,
         clock,
     )
-    own = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
-    facts = {name: value for name, value in own.items() if value is not None}
-    run = RankRun(name, settings=settings, backend=writer, facts={**known, **facts})
+    rank_facts = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
+    facts = {name: value for name, value in rank_facts.items() if value is not None}
+    run = RankRun(name, settings=settings, backend=writer, facts={**run_facts, **facts})
     writer.collect = run.collect
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()

@@ -48,8 +48,8 @@ _CHUNK_BYTES = 512 << 10
 """Items, and bytes of large items, that are encoded in one go; bounds how long the interpreter lock is held."""
 
 _MAX_BATCH_BYTES = 8 << 20
-_LOOK_S = 0.1
-_NUM_LOOKED_AT = 8
+_PEEK_INTERVAL_S = 0.1
+_NUM_PEEKED_ITEMS = 8
 _MAX_TICK_S = 0.5
 """Half of the second that may be lost with a killed process; the other half is for writing."""
 
@@ -105,12 +105,12 @@ class Writer:
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
         self.files = make_files(self._report_error, self._write_buffer)
         self._batch = _Batch()
-        self._last_write_s = 0.0
-        self._written_at_s = 0.0
+        self._last_write_took_s = 0.0
+        self._last_write_at = 0.0
         self._separators: dict[tuple[str, ...], list[bytes]] = {}
-        self._due_s: dict[str, float] = {}
+        self._due_at: dict[str, float] = {}
         self._stopping = False
-        self._written_s: float | None = None
+        self._finished_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
         self.collect: Callable[[], None] = lambda: None
@@ -188,9 +188,9 @@ class Writer:
             while self._thread.is_alive() and time.monotonic() < deadline_s:
                 # Short waits instead of an Event, which a signal handler that gets here again would block on.
                 self._thread.join(min(deadline_s - time.monotonic(), 0.1))
-                if self._written_s is not None:  # only the mirror is left, and it has a process to complete it
-                    deadline_s = min(deadline_s, self._written_s + 2 * _LAST_CATCH_UP_S)
-        return self._written_s is not None and not self.files.has_pending and not self.files.is_lost
+                if self._finished_at is not None:  # only the mirror is left, and it has a process to complete it
+                    deadline_s = min(deadline_s, self._finished_at + 2 * _LAST_CATCH_UP_S)
+        return self._finished_at is not None and not self.files.has_pending and not self.files.is_lost
 
     def abandon(self) -> None:
         """In a forked child: the thread and the files belong to the parent."""
@@ -217,10 +217,10 @@ class Writer:
 
     def _wait(self) -> None:
         """Wait for the next tick, with a look at the buffer now and then: large steps must not pile up until then."""
-        tick_at_s = time.monotonic() + min(self._settings.flush_interval_s, _MAX_TICK_S)
-        while (left_s := tick_at_s - time.monotonic()) > 0:
+        tick_at = time.monotonic() + min(self._settings.flush_interval_s, _MAX_TICK_S)
+        while (left_s := tick_at - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=min(left_s, _LOOK_S))
+                self._wake.get(timeout=min(left_s, _PEEK_INTERVAL_S))
                 break
             if self._has_large_step():
                 break
@@ -229,8 +229,8 @@ class Writer:
     def _has_large_step(self) -> bool:
         """Return whether one of the newest items is a large step, and divert `log` if so."""
         with contextlib.suppress(IndexError):  # fewer items
-            for place in range(1, _NUM_LOOKED_AT + 1):
-                if self._is_large(self.buffer[-place]):
+            for position in range(1, _NUM_PEEKED_ITEMS + 1):
+                if self._is_large(self.buffer[-position]):
                     return True
         return False
 
@@ -266,14 +266,14 @@ class Writer:
             self._check_files()
             self._write_buffer()
         self._report_losses()
-        self._written_s = time.monotonic()
+        self._finished_at = time.monotonic()
         self.files.catch_up(budget_s=min(deadline_s - time.monotonic(), _LAST_CATCH_UP_S), force=True)
         self._write_buffer()  # a fault of the mirror
         self._beat()
         self.files.close()
 
     def _write_buffer(self) -> None:
-        """Write what is in the buffer now."""
+        """Write the items that are in the buffer now."""
         num_items = len(self.buffer)
         with self.pressure.out_of_files():  # also called in the middle of a long task of the files
             try:
@@ -320,13 +320,13 @@ class Writer:
                 self._builder.memory = memory_fields()
         if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
             self.diagnostics.on_progress()
-        data, kept = self._encode(self._observe(self._build(chunk)))
+        data, records = self._encode(self._observe(self._build(chunk)))
         self._batch.data.append(data)
         self._batch.num_bytes += len(data)
-        self._batch.records += kept
+        self._batch.records += records
 
     def _is_batch_due(self) -> bool:
-        is_amortised = time.monotonic() - self._written_at_s >= self._last_write_s
+        is_amortised = time.monotonic() - self._last_write_at >= self._last_write_took_s
         return is_amortised or self._batch.num_bytes >= _MAX_BATCH_BYTES
 
     def _write_batch(self) -> None:
@@ -334,12 +334,12 @@ class Writer:
         if not self._batch.data and not self._batch.markers:
             return
         batch, self._batch = self._batch, _Batch()  # first: the mirror may let us write the buffer in between
-        started_s = time.monotonic()
+        started_at = time.monotonic()
         try:
             self._append(b"".join(batch.data), batch.records)
         finally:
-            self._written_at_s = time.monotonic()
-            self._last_write_s = self._written_at_s - started_s
+            self._last_write_at = time.monotonic()
+            self._last_write_took_s = self._last_write_at - started_at
             self.pressure.note_written()
             for marker in batch.markers:
                 marker.written.set()
@@ -362,16 +362,16 @@ class Writer:
 
     def _encode(self, records: list[Encodable]) -> tuple[bytes, list[Encodable]]:
         lines: list[bytes] = []
-        kept: list[Encodable] = []
+        encodable: list[Encodable] = []
         for record in records:
             try:
                 lines.append(
                     record.lines(self._separators) if isinstance(record, StepTable) else encode(record) + b"\n"
                 )
-                kept.append(record)
+                encodable.append(record)
             except Exception as fault:  # noqa: BLE001 - such as a number of ten thousand digits
                 self._count_fault(fault)
-        return b"".join(lines), kept
+        return b"".join(lines), encodable
 
     def _count_fault(self, fault: Exception) -> None:
         self.losses.add(f"a record could not be built: {type(fault).__name__}: {fault!s:.200}")
@@ -437,7 +437,7 @@ class Writer:
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now_s = time.monotonic()
-        if now_s < self._due_s.get(task, 0.0):
+        if now_s < self._due_at.get(task, 0.0):
             return False
-        self._due_s[task] = now_s + interval_s
+        self._due_at[task] = now_s + interval_s
         return True

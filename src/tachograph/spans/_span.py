@@ -335,7 +335,7 @@ class ShortSpan(Span, eq=False, gc=False):
     """
 
     @property
-    def queued_s(self) -> float | None:
+    def queued_at(self) -> float | None:
         """When the span was queued, which is when it stopped."""
         return self.stop_s
 

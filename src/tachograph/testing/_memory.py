@@ -9,10 +9,15 @@ from typing import Any
 
 from tachograph._base.clock import WallAnchor
 from tachograph.journal import Request
-from tachograph.recorder import Run
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
-from tachograph.recorder._losses import LossCounter
-from tachograph.recorder._record_builder import RecordBuilder
+from tachograph.recorder import (
+    BACKPRESSURE_SIZE,
+    BufferItem,
+    ItemHandler,
+    LossCounter,
+    PendingRecord,
+    RecordBuilder,
+    Run,
+)
 from tachograph.records import StepTable, decode, encode
 from tachograph.settings import resolve_settings
 from tachograph.testing._clock import FakeClock
