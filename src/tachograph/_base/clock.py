@@ -45,7 +45,7 @@ class WallAnchor:
         self._clock = clock
         self.offset_s = clock.wall_s() - clock.steady_s()
         self.jumps_s = 0.0
-        """The sum of all jumps so far; a resumed run starts with that of its earlier attempts."""
+        """The sum of all jumps so far; a resumed run starts with the sum of its earlier attempts."""
 
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a steady reading."""

@@ -1,9 +1,9 @@
 """Training configs: parse YAML, and find the options of telemetry in a config.
 
-Trainers nest their options. AI Toolkit keeps those of a job below `config.process[0]`, and a program that has unpacked
-`config` passes on `process[0]`. So the section is looked for in three places, the outermost first. A section anywhere
-else has no effect, which deserves a warning. The search for such sections is bounded, because a config may be of any
-size, and may contain itself.
+Trainers nest their options. AI Toolkit keeps the options of a job below `config.process[0]`, and a program that has
+unpacked `config` passes on `process[0]`. So the section is looked for in three places, the outermost first. A section
+anywhere else has no effect, which deserves a warning. The search for such sections is bounded, because a config may be
+of any size, and may contain itself.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def find_section(config: Any) -> ConfigSection:
     owners = {SECTION_PLACES[0]: fields_of(config)}
     for path, owner in (("process[0]", config), ("config.process[0]", fields_of(config).get("config"))):
         owners[f"{path}.{_KEY}"] = _first_of(fields_of(owner).get("process"))
-    given = {path: owner[_KEY] for path, owner in owners.items() if owner.get(_KEY) is not None}
-    mappings = [path for path, value in given.items() if isinstance(value, Mapping)]
-    used = next(iter(mappings or given), SECTION_PLACES[0])
-    unused = [path for path in given if path != used]
-    unused += [path for path in _nested_sections(config) if path not in given]
-    return ConfigSection(used, given.get(used), tuple(unused[:_MAX_UNUSED]))
+    sections = {path: owner[_KEY] for path, owner in owners.items() if owner.get(_KEY) is not None}
+    mappings = [path for path, value in sections.items() if isinstance(value, Mapping)]
+    section_path = next(iter(mappings or sections), SECTION_PLACES[0])
+    unused_paths = [path for path in sections if path != section_path]
+    unused_paths += [path for path in _nested_sections(config) if path not in sections]
+    return ConfigSection(section_path, sections.get(section_path), tuple(unused_paths[:_MAX_UNUSED]))
 
 
 def first_process(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,19 +89,19 @@ def first_process(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _nested_sections(config: Any) -> Iterator[str]:
     """Iterate over the paths of all sections, the outermost first."""
-    waiting: deque[tuple[str, Any, int]] = deque([("", config, 0)])
-    seen = {id(config)}
+    queue: deque[tuple[str, Any, int]] = deque([("", config, 0)])
+    visited_ids = {id(config)}
     num_left = _MAX_VALUES
-    while waiting and num_left > 0:
-        path, container, depth = waiting.popleft()
+    while queue and num_left > 0:
+        path, container, depth = queue.popleft()
         for key, value in itertools.islice(_children(container), num_left):
             num_left -= 1
             child = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else str(key)
             if key == _KEY and isinstance(value, Mapping):
                 yield child
-            elif depth < _MAX_DEPTH and id(value) not in seen and (_is_list(value) or fields_of(value)):
-                seen.add(id(value))
-                waiting.append((child, value, depth + 1))
+            elif depth < _MAX_DEPTH and id(value) not in visited_ids and (_is_list(value) or fields_of(value)):
+                visited_ids.add(id(value))
+                queue.append((child, value, depth + 1))
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:

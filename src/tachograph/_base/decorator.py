@@ -37,14 +37,14 @@ def wrap_calls(function: Function, make_context: Callable[[tuple[Any, ...]], Abs
                     item = await _start_without_hooks(items)
                     while True:
                         try:
-                            sent = yield item
+                            value = yield item
                         except GeneratorExit:
                             await items.aclose()
                             raise
                         except BaseException as error:  # noqa: BLE001 - the wrapped function handles it
                             item = await items.athrow(error)
                         else:
-                            item = await items.asend(sent)
+                            item = await items.asend(value)
                 except StopAsyncIteration:
                     return
 

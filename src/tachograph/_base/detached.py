@@ -48,7 +48,7 @@ class DetachedProcess:
 
         Args:
             module: the module, as a dotted name.
-            labels: words that show in the list of processes what the process is for.
+            labels: words that show the purpose of the process in the list of processes.
 
         Raises:
             OSError: if it cannot be started.

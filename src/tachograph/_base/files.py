@@ -52,10 +52,10 @@ __all__ = [
     "write_all",
 ]
 
-_SAFE = 0
+_SAFE_FLAGS = 0
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", "O_NOINHERIT"):
-    _SAFE |= getattr(os, _flag, 0)
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+    _SAFE_FLAGS |= getattr(os, _flag, 0)
+_FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _HAS_DIR_FD = os.open in os.supports_dir_fd
 
 
@@ -66,15 +66,15 @@ class UnsafeFileError(OSError):
         return f"{self.filename} {self.strerror}"
 
 
-class _Place(NamedTuple):
+class _DirEntry(NamedTuple):
     """A path, as the name to use with the descriptor of its folder; without descriptors the name is the whole path."""
 
     path: Path
     name: str
     folder: int | None
 
-    def sibling(self, path: Path) -> _Place:
-        return _Place(path, path.name if self.folder is not None else str(path), self.folder)
+    def sibling(self, path: Path) -> _DirEntry:
+        return _DirEntry(path, path.name if self.folder is not None else str(path), self.folder)
 
     def lstat(self) -> os.stat_result:
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
@@ -138,7 +138,7 @@ def open_folder(path: Path) -> int:
     Raises:
         OSError: if it is not a folder.
     """
-    return os.open(path, _FOLDER | getattr(os, "O_NOFOLLOW", 0))
+    return os.open(path, _FOLDER_FLAGS | getattr(os, "O_NOFOLLOW", 0))
 
 
 def create_file(path: Path, *, below: Path, mode: int = 0o644) -> int:
@@ -147,8 +147,8 @@ def create_file(path: Path, *, below: Path, mode: int = 0o644) -> int:
     Raises:
         FileExistsError: if there is anything at the path.
     """
-    with _resolve(path, below) as place:
-        return _open(place, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, mode)
+    with _resolve(path, below) as entry:
+        return _open(entry, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, mode)
 
 
 def open_to_read(path: Path, *, below: Path | None = None) -> BinaryIO:
@@ -157,8 +157,8 @@ def open_to_read(path: Path, *, below: Path | None = None) -> BinaryIO:
     Raises:
         OSError: if it cannot be read; `UnsafeFileError` if it is not a regular file.
     """
-    with _resolve(path, below or path.parent) as place:
-        descriptor = _open(place, os.O_RDONLY, 0)
+    with _resolve(path, below or path.parent) as entry:
+        descriptor = _open(entry, os.O_RDONLY, 0)
     try:
         _check_kind(os.fstat(descriptor), path)
         return open(descriptor, "rb")
@@ -191,8 +191,8 @@ def open_user_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> Binary
 
 def check_file(path: Path, *, below: Path) -> None:
     """Raise `UnsafeFileError` if there is something at the path that `open_to_update` would reject."""
-    with contextlib.suppress(FileNotFoundError), _resolve(path, below) as place:
-        _check_ours(place.lstat(), place)
+    with contextlib.suppress(FileNotFoundError), _resolve(path, below) as entry:
+        _check_ours(entry.lstat(), entry)
 
 
 def is_trusted(path: Path) -> bool:
@@ -209,10 +209,10 @@ def replace_file(path: Path, data: bytes, *, below: Path, mode: int = 0o666) -> 
     Raises:
         OSError: if it cannot be replaced; the old file is left as it was.
     """
-    with _resolve(path, below) as place:
-        temporary = _write_temporary(place, data, mode)
+    with _resolve(path, below) as entry:
+        temporary = _write_temporary(entry, data, mode)
         try:
-            _rename(temporary, place)
+            _rename(temporary, entry)
         except BaseException:
             temporary.unlink()
             raise
@@ -224,10 +224,10 @@ def add_file(path: Path, data: bytes | memoryview, *, below: Path, mode: int = 0
     Raises:
         OSError: if it cannot be written.
     """
-    with _resolve(path, below) as place:
-        temporary = _write_temporary(place, data, mode)
+    with _resolve(path, below) as entry:
+        temporary = _write_temporary(entry, data, mode)
         try:
-            _rename_to_new(temporary, place)
+            _rename_to_new(temporary, entry)
         except FileExistsError:
             return False
         finally:
@@ -244,15 +244,15 @@ def replacing(path: Path, *, below: Path, mode: int = 0o644, must_be_new: bool =
     Raises:
         FileExistsError: at the end of the block, if there is anything at the path that `must_be_new`.
     """
-    with _resolve(path, below) as place:
-        temporary = place.sibling(temporary_path(path))
+    with _resolve(path, below) as entry:
+        temporary = entry.sibling(temporary_path(path))
         descriptor = _open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
             yield descriptor
             if must_be_new:
-                _rename_to_new(temporary, place)
+                _rename_to_new(temporary, entry)
             else:
-                _rename(temporary, place)
+                _rename(temporary, entry)
         except BaseException:
             os.close(descriptor)
             temporary.unlink()
@@ -270,8 +270,8 @@ def move_file(source: Path, target: Path, *, below: Path) -> None:
     Raises:
         OSError: if it cannot be moved.
     """
-    with _resolve(target, below) as place:
-        _rename(place.sibling(source), place)
+    with _resolve(target, below) as entry:
+        _rename(entry.sibling(source), entry)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> int:
@@ -312,8 +312,8 @@ def make_link(path: Path, target: Path, *, below: Path) -> None:
     Raises:
         OSError: if it cannot be created; `UnsafeFileError` if a folder above it is a link or a file.
     """
-    with _resolve(path, below) as place:
-        os.symlink(target, place.name, dir_fd=place.folder)
+    with _resolve(path, below) as entry:
+        os.symlink(target, entry.name, dir_fd=entry.folder)
 
 
 def link_file(path: Path, new: Path, *, below: Path) -> None:
@@ -335,7 +335,7 @@ def link_file(path: Path, new: Path, *, below: Path) -> None:
 
 
 def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
-    """Create a folder, and those between it and `below`, if they do not exist.
+    """Create a folder, and the folders between it and `below`, if they do not exist.
 
     Raises:
         OSError: if it cannot be created; `UnsafeFileError` if one of them is a link or a file.
@@ -343,11 +343,11 @@ def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
     folder = below
     for part in path.relative_to(below).parts:
         folder /= part
-        with _resolve(folder, below) as place:
+        with _resolve(folder, below) as entry:
             try:
-                os.mkdir(place.name, mode, dir_fd=place.folder)
+                os.mkdir(entry.name, mode, dir_fd=entry.folder)
             except FileExistsError:
-                _check_folder(place.lstat(), folder)
+                _check_folder(entry.lstat(), folder)
             except OSError as error:
                 raise _with_path(error, folder) from None
 
@@ -383,8 +383,8 @@ def make_temporary_folder(parent: Path, *, below: Path) -> Iterator[Path]:
     import shutil
 
     path = temporary_path(parent / "folder")
-    with _resolve(path, below) as place:
-        os.mkdir(place.name, 0o700, dir_fd=place.folder)
+    with _resolve(path, below) as entry:
+        os.mkdir(entry.name, 0o700, dir_fd=entry.folder)
     try:
         yield path
     finally:
@@ -395,7 +395,7 @@ def make_temporary_folder(parent: Path, *, below: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _resolve(path: Path, below: Path) -> Iterator[_Place]:
+def _resolve(path: Path, below: Path) -> Iterator[_DirEntry]:
     """Yield the name of a file and the descriptor of its folder, which was reached from `below` without a link."""
     inner = path.relative_to(below).parts
     if not _HAS_DIR_FD:
@@ -403,20 +403,20 @@ def _resolve(path: Path, below: Path) -> Iterator[_Place]:
         for part in inner[:-1]:
             folder /= part
             _check_folder(os.lstat(folder), folder)
-        yield _Place(path, str(path), None)
+        yield _DirEntry(path, str(path), None)
         return
-    current, folder = os.open(below, _FOLDER), below
+    current, folder = os.open(below, _FOLDER_FLAGS), below
     try:
         for part in inner[:-1]:
             folder /= part
             outer = current
             try:
-                current = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+                current = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
             except OSError as error:
                 _check_folder(os.stat(part, dir_fd=outer, follow_symlinks=False), folder)
                 raise _with_path(error, folder) from None
             os.close(outer)
-        yield _Place(path, inner[-1], current)
+        yield _DirEntry(path, inner[-1], current)
     finally:
         os.close(current)
 
@@ -424,40 +424,40 @@ def _resolve(path: Path, below: Path) -> Iterator[_Place]:
 def _open_or_create(
     path: Path, below: Path, flags: int, mode: int, *, must_exist: bool = False, any_owner: bool = False
 ) -> int:
-    with _resolve(path, below) as place:
+    with _resolve(path, below) as entry:
         for _ in range(100):  # the file may appear and disappear between the two attempts
             try:
-                descriptor = _open(place, flags, mode)
+                descriptor = _open(entry, flags, mode)
             except FileNotFoundError:
                 if must_exist:
                     raise
             else:
                 try:
-                    found = os.fstat(descriptor)
-                    _check_kind(found, path) if any_owner else _check_ours(found, place)
+                    status = os.fstat(descriptor)
+                    _check_kind(status, path) if any_owner else _check_ours(status, entry)
                 except BaseException:
                     os.close(descriptor)
                     raise
                 return descriptor
             with contextlib.suppress(FileExistsError):
-                return _open(place, flags | os.O_CREAT | os.O_EXCL, mode)
+                return _open(entry, flags | os.O_CREAT | os.O_EXCL, mode)
     raise OSError(errno.EAGAIN, "is created and deleted by another process all the time", str(path))
 
 
-def _open(place: _Place, flags: int, mode: int) -> int:
+def _open(entry: _DirEntry, flags: int, mode: int) -> int:
     try:
         if not _HAS_DIR_FD and not flags & os.O_EXCL:
-            _check_kind(place.lstat(), place.path)
-        return os.open(place.name, flags | _SAFE, mode, dir_fd=place.folder)
+            _check_kind(entry.lstat(), entry.path)
+        return os.open(entry.name, flags | _SAFE_FLAGS, mode, dir_fd=entry.folder)
     except OSError as error:
         if not flags & os.O_EXCL:
-            with contextlib.suppress(FileNotFoundError):  # say what it is: the error of the system is not helpful
-                _check_kind(place.lstat(), place.path)
-        raise _with_path(error, place.path) from None
+            with contextlib.suppress(FileNotFoundError):  # name its kind: the error of the system does not
+                _check_kind(entry.lstat(), entry.path)
+        raise _with_path(error, entry.path) from None
 
 
-def _write_temporary(place: _Place, data: bytes | memoryview, mode: int) -> _Place:
-    temporary = place.sibling(temporary_path(place.path))
+def _write_temporary(entry: _DirEntry, data: bytes | memoryview, mode: int) -> _DirEntry:
+    temporary = entry.sibling(temporary_path(entry.path))
     descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
@@ -470,7 +470,7 @@ def _write_temporary(place: _Place, data: bytes | memoryview, mode: int) -> _Pla
     return temporary
 
 
-def _rename(source: _Place, target: _Place) -> None:
+def _rename(source: _DirEntry, target: _DirEntry) -> None:
     try:
         os.replace(source.name, target.name, src_dir_fd=source.folder, dst_dir_fd=target.folder)
     except OSError as error:
@@ -480,7 +480,7 @@ def _rename(source: _Place, target: _Place) -> None:
         raise _with_path(error, target.path) from None
 
 
-def _rename_to_new(source: _Place, target: _Place) -> None:
+def _rename_to_new(source: _DirEntry, target: _DirEntry) -> None:
     """Move a file to a name that is not in use, without a moment at which another file could be overwritten.
 
     Raises:
@@ -496,34 +496,34 @@ def _rename_to_new(source: _Place, target: _Place) -> None:
         source.unlink()
 
 
-def _check_kind(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_kind(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise UnsafeFileError(errno.ELOOP, "is a symbolic link; remove it", str(path))
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise UnsafeFileError(errno.EISDIR, "is a folder; remove it", str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UnsafeFileError(errno.EINVAL, "is not a regular file; remove it", str(path))
 
 
-def _check_ours(found: os.stat_result, place: _Place) -> None:
-    _check_kind(found, place.path)
-    if found.st_nlink > 1:
+def _check_ours(status: os.stat_result, entry: _DirEntry) -> None:
+    _check_kind(status, entry.path)
+    if status.st_nlink > 1:
         raise UnsafeFileError(
-            errno.EMLINK, "has a second name (a hard link); replace it with a copy or remove it", str(place.path)
+            errno.EMLINK, "has a second name (a hard link); replace it with a copy or remove it", str(entry.path)
         )
-    above = os.stat(place.path.parent) if place.folder is None else os.fstat(place.folder)
-    if not _is_trusted(found, above):
-        raise UnsafeFileError(errno.EPERM, "belongs to another user; remove it", str(place.path))
+    folder_status = os.stat(entry.path.parent) if entry.folder is None else os.fstat(entry.folder)
+    if not _is_trusted(status, folder_status):
+        raise UnsafeFileError(errno.EPERM, "belongs to another user; remove it", str(entry.path))
 
 
-def _is_trusted(found: os.stat_result, above: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or found.st_uid in {os.geteuid(), above.st_uid}
+def _is_trusted(status: os.stat_result, folder_status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid in {os.geteuid(), folder_status.st_uid}
 
 
-def _check_folder(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_folder(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise UnsafeFileError(errno.ELOOP, "is a symbolic link; remove it", str(path))
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise UnsafeFileError(errno.ENOTDIR, "is not a folder; remove it", str(path))
 
 

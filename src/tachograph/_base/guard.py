@@ -1,6 +1,6 @@
 """The guard: an exception inside telemetry never propagates into the training code.
 
-The guard counts a fault and logs one line to the `tachograph` logger, once per place and exception type. With
+The guard counts a fault and logs one line to the `tachograph` logger, once per operation and exception type. With
 ``guard.strict`` it re-raises instead; the test suite runs this way.
 """
 
@@ -27,41 +27,41 @@ class Guard:
         self.strict = False
         self.num_faults = 0
         self.faults: list[tuple[str, str]] = []
-        """Place and text of each fault. Never the exception: its frames would keep the caller's tensors alive."""
-        self._logged: set[tuple[str, type[BaseException]]] = set()
+        """Operation and text of each fault. Never the exception: its frames would keep the caller's tensors alive."""
+        self._logged_faults: set[tuple[str, type[BaseException]]] = set()
 
-    def __call__(self, place: str, on_fault: Callable[[str, Exception], None] | None = None) -> _GuardedBlock:
+    def __call__(self, operation: str, on_fault: Callable[[str, Exception], None] | None = None) -> _GuardedBlock:
         """Guard a block: ``with guard("writing the heartbeat"): ...``.
 
         Args:
-            place: the operation, as a phrase that completes "while …".
-            on_fault: called with the place and the exception, before the guard reports it.
+            operation: a phrase that completes "while …".
+            on_fault: called with the operation and the exception, before the guard reports it.
         """
-        return _GuardedBlock(self, place, on_fault)
+        return _GuardedBlock(self, operation, on_fault)
 
-    def report(self, place: str, fault: BaseException) -> None:
-        """Count a fault and log it, once per place and exception type."""
+    def report(self, operation: str, fault: BaseException) -> None:
+        """Count a fault and log it, once per operation and exception type."""
         self.num_faults += 1
         if len(self.faults) < _MAX_FAULTS:
             with contextlib.suppress(Exception):  # its __str__ may raise
-                self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MAX_FAULT_CHARS]))
-        if (place, type(fault)) not in self._logged:
-            self._logged.add((place, type(fault)))
-            warn("suppressed a telemetry fault while %s: %s: %s", place, type(fault).__name__, fault)
+                self.faults.append((operation, f"{type(fault).__name__}: {fault}"[:_MAX_FAULT_CHARS]))
+        if (operation, type(fault)) not in self._logged_faults:
+            self._logged_faults.add((operation, type(fault)))
+            warn("suppressed a telemetry fault while %s: %s: %s", operation, type(fault).__name__, fault)
 
     def reset(self) -> None:
-        """Clear the counts and the log history; a forked child does not inherit those of its parent."""
+        """Clear the counts and the log history, which a forked child must not inherit from its parent."""
         self.num_faults = 0
         self.faults.clear()
-        self._logged.clear()
+        self._logged_faults.clear()
 
 
 class _GuardedBlock:
-    __slots__ = ("_guard", "_on_fault", "_place")
+    __slots__ = ("_guard", "_on_fault", "_operation")
 
-    def __init__(self, guard: Guard, place: str, on_fault: Callable[[str, Exception], None] | None) -> None:
+    def __init__(self, guard: Guard, operation: str, on_fault: Callable[[str, Exception], None] | None) -> None:
         self._guard = guard
-        self._place = place
+        self._operation = operation
         self._on_fault = on_fault
 
     def __enter__(self) -> None:
@@ -74,11 +74,11 @@ class _GuardedBlock:
             return False
         if self._on_fault is not None:  # it may raise as well, so it gets a guard of its own
             try:
-                self._on_fault(self._place, fault)
+                self._on_fault(self._operation, fault)
             except Exception:
                 if self._guard.strict:
                     raise
-        self._guard.report(self._place, fault)
+        self._guard.report(self._operation, fault)
         return not self._guard.strict
 
 
@@ -99,16 +99,16 @@ def warn(text: str, *values: object, is_error: bool = False) -> None:
         logging.getLogger("tachograph").log(logging.ERROR if is_error else logging.WARNING, text, *values)
 
 
-def guarded(place: str) -> Callable[[_Function], _Function]:
+def guarded(operation: str) -> Callable[[_Function], _Function]:
     """Return a decorator that guards a function; cheaper than `with guard(…)` when nothing is raised."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
-        def wrapper(*arguments: Any, **named: Any) -> None:
+        def wrapper(*args: Any, **kwargs: Any) -> None:
             try:
-                function(*arguments, **named)
+                function(*args, **kwargs)
             except Exception as fault:
-                guard.report(place, fault)
+                guard.report(operation, fault)
                 if guard.strict:
                     raise
 

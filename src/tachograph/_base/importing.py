@@ -11,7 +11,7 @@ __all__ = ["without_collection"]
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Collect no garbage inside, and leave what was imported out of later collections."""
+    """Collect no garbage inside, and exclude the imported objects from later collections."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -44,9 +44,9 @@ class GpuProbe:
         """Return utilisation, memory, power and temperature of each GPU; readings it does not support are missing."""
         fields: dict[str, Any] = {}
         for index, handle in self._visible_handles():
-            for name, read in _READINGS.items():
+            for name, read_value in _READINGS.items():
                 try:
-                    fields[f"gpu/{index}/{name}"] = read(self._nvml, handle)
+                    fields[f"gpu/{index}/{name}"] = read_value(self._nvml, handle)
                 except self._nvml.NVMLError:
                     continue  # not supported by this model, or not available now
         return fields
@@ -69,14 +69,14 @@ class GpuProbe:
     def _filter_visible(self) -> list[tuple[str, Any]]:
         nvml = self._nvml
         handles = {str(index): nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is None:
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if variable is None:
             return list(handles.items())
-        wanted = [self._parent_device(item.strip()) for item in visible.split(",") if item.strip()]
+        visible_ids = [self._parent_device(item.strip()) for item in variable.split(",") if item.strip()]
         devices = []
         for index, handle in handles.items():
             uuid = _decode(nvml.nvmlDeviceGetUUID(handle))
-            if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in wanted):
+            if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in visible_ids):
                 devices.append((index, handle))
         return devices
 

@@ -55,17 +55,17 @@ def stated_rank() -> int:
     Unlike `rank`, this accepts a rank variable without a matching size. Use it for work that at most one process may
     do, where doing it in no process is better than doing it in two.
     """
-    stated = map(_parse_count, ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"))
-    own = next((count for count in stated if count is not None), None)
-    return rank() if own is None else own
+    ranks = map(_parse_count, ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"))
+    first_rank = next((count for count in ranks if count is not None), None)
+    return rank() if first_rank is None else first_rank
 
 
 def local_rank() -> int | None:
     """Return the rank of this process on its machine, or None if the launcher does not state it."""
-    known = (
+    ranks = (
         _parse_count(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
     )
-    return next((own for own in known if own is not None), None)
+    return next((local for local in ranks if local is not None), None)
 
 
 def job_id() -> str:
@@ -75,15 +75,15 @@ def job_id() -> str:
     """
     if world_size() <= 1:
         return ""
-    known = [os.environ.get(variable, "") for variable in _JOB_VARIABLES]
+    id_parts = [os.environ.get(variable, "") for variable in _JOB_VARIABLES]
     address = os.environ.get("MASTER_ADDR", "")
     if address.startswith("127.") or address in {"", "localhost", "::1"}:
         import socket
 
-        known.append(socket.gethostname())  # a local address: jobs on other machines may use the same one
-    if any(known[: len(_JOB_VARIABLES)]):
-        return ":".join(known)
-    return f"{known[-1]}:{os.getppid()}"  # started by one process, as `torch.multiprocessing.spawn` does
+        id_parts.append(socket.gethostname())  # a local address: jobs on other machines may use the same one
+    if any(id_parts[: len(_JOB_VARIABLES)]):
+        return ":".join(id_parts)
+    return f"{id_parts[-1]}:{os.getppid()}"  # started by one process, as `torch.multiprocessing.spawn` does
 
 
 def _rank_and_size() -> tuple[int, int]:
@@ -91,22 +91,22 @@ def _rank_and_size() -> tuple[int, int]:
     if group is not None:
         return group
     for rank_variable, size_variable in _RANK_VARIABLES:
-        own, size = _parse_count(rank_variable), _parse_count(size_variable)
-        if own is not None and size is not None and own < size > 1:
-            return own, size
+        own_rank, size = _parse_count(rank_variable), _parse_count(size_variable)
+        if own_rank is not None and size is not None and own_rank < size > 1:
+            return own_rank, size
     # Lightning passes only the local rank to the processes it starts.
-    own, size = _parse_count("LOCAL_RANK"), _parse_count("WORLD_SIZE")
-    if own is not None and size is not None and own < size > 1 and not _parse_count("NODE_RANK"):
-        return own, size
+    own_rank, size = _parse_count("LOCAL_RANK"), _parse_count("WORLD_SIZE")
+    if own_rank is not None and size is not None and own_rank < size > 1 and not _parse_count("NODE_RANK"):
+        return own_rank, size
     return 0, 1
 
 
 def _process_group() -> tuple[int, int] | None:
     """Return rank and size of torch's process group, if the training code has initialised one."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    torch_distributed: Any = sys.modules.get("torch.distributed")
     try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank()), int(distributed.get_world_size())
+        if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+            return int(torch_distributed.get_rank()), int(torch_distributed.get_world_size())
     except Exception:  # noqa: BLE001 - torch may be half imported by another thread
         return None
     return None

@@ -1,4 +1,4 @@
-"""Looks up extensions by name: built-in ones, and those that other packages add through entry points.
+"""Looks up extensions by name: built-in ones, and extensions that other packages add through entry points.
 
 A package adds a sink, an importer or a rule by declaring an entry point in its own `pyproject.toml`:
 
@@ -46,7 +46,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of all extensions: built-in ones first, then installed ones in alphabetical order."""
-        return [*self.built_in, *sorted(self._installed())]
+        return [*self.built_in, *sorted(self._entry_points())]
 
     def load(self, name: str) -> Any:
         """Import an extension and return it.
@@ -63,31 +63,31 @@ class Registry:
                     f"{self.kind} {name!r} needs a package that is not installed ({error}): "
                     f"pip install 'tachograph[{name}]'"
                 ) from error
-        installed = self._installed()
-        if name not in installed:
-            known = [*self.built_in, *sorted(installed)]
-            hint = did_you_mean(name, known) or "."
-            raise ConfigError(f"unknown {self.kind} {name!r}{hint} Available: {', '.join(known)}")
-        packages = ", ".join(sorted(_package_name(point) for point in installed[name]))
-        if len(installed[name]) > 1:
+        entry_points = self._entry_points()
+        if name not in entry_points:
+            names = [*self.built_in, *sorted(entry_points)]
+            hint = did_you_mean(name, names) or "."
+            raise ConfigError(f"unknown {self.kind} {name!r}{hint} Available: {', '.join(names)}")
+        packages = ", ".join(sorted(_package_name(point) for point in entry_points[name]))
+        if len(entry_points[name]) > 1:
             raise ConfigError(f"several packages provide the {self.kind} {name!r}: {packages}; uninstall all but one")
         try:
-            return installed[name][0].load()
+            return entry_points[name][0].load()
         except Exception as error:  # third-party code may raise anything while it is imported
             raise ConfigError(
                 f"{self.kind} {name!r} of package {packages!r} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def _installed(self) -> dict[str, list[EntryPoint]]:
+    def _entry_points(self) -> dict[str, list[EntryPoint]]:
         if not _is_declared(self.group):
             return {}
         from importlib.metadata import entry_points
 
-        found: dict[str, list[EntryPoint]] = {}
+        by_name: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
             if point.name not in self.built_in:
-                found.setdefault(point.name, []).append(point)
-        return found
+                by_name.setdefault(point.name, []).append(point)
+        return by_name
 
 
 def _package_name(point: EntryPoint) -> str:

@@ -43,11 +43,11 @@ class Timeline:
             return stop - start
         first = bisect.bisect_left(stops, start)
         last = bisect.bisect_right(starts, stop)
-        taken = 0.0
+        overlap = 0.0
         low, high = start, stop
         for index in range(first, last):
-            taken += max(0.0, min(stop, stops[index]) - max(start, starts[index]))
+            overlap += max(0.0, min(stop, stops[index]) - max(start, starts[index]))
             low, high = min(low, starts[index]), max(high, stops[index])
         starts[first:last] = [low]
         stops[first:last] = [high]
-        return max(0.0, stop - start - taken)
+        return max(0.0, stop - start - overlap)

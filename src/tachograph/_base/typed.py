@@ -18,7 +18,7 @@ __all__ = ["convert", "decode_json", "decode_msgpack", "lines_decoder"]
 
 T = TypeVar("T")
 
-_collected: set[Any] = set()
+_kinds_with_fields: set[Any] = set()
 _locks = [threading.Lock()]
 
 if hasattr(os, "register_at_fork"):
@@ -67,7 +67,7 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
 
 
 def _collect_fields(kind: Any) -> None:
-    if kind not in _collected:
+    if kind not in _kinds_with_fields:
         with _locks[0]:
             msgspec.json.Decoder(kind)  # noqa: TID251
-            _collected.add(kind)
+            _kinds_with_fields.add(kind)

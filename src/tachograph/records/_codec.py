@@ -49,8 +49,8 @@ def encode(record: dict[str, Any]) -> bytes:
 
 def escape_line_separators(line: bytes) -> bytes:
     """Escape characters that some readers, such as Python's `str.splitlines`, treat as the end of a line."""
-    for raw, escaped in _LINE_SEPARATORS:
-        line = line.replace(raw, escaped)
+    for character, escape in _LINE_SEPARATORS:
+        line = line.replace(character, escape)
     return line
 
 

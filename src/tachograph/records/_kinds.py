@@ -6,7 +6,7 @@ SCHEMA_VERSION = 1
 
 KINDS: dict[str, str] = {
     "start": "a process started recording: names, config, system and git facts; a resumed run has several",
-    "code": "what was captured to repeat the run: git state, diff, source files, packages; once per attempt",
+    "code": "everything captured to repeat the run: git state, diff, source files, packages; once per attempt",
     "step": "the values logged for a training step or a window of steps",
     "epoch": "end of an epoch",
     "validation": "results on held-out data; names carry the prefix `val_`",

@@ -173,7 +173,7 @@ def copy_to_host(value: Any) -> Any:
     if copies is None or copies.is_full:
         pool = _pools.setdefault((device.index, stream), [])
         if len(_copies) >= _MAX_STREAMS:
-            _copies.clear()  # values that are not read yet keep what they need
+            _copies.clear()  # values that are not read yet keep their buffers
         copies = _copies[key] = _ScalarCopies(pool.pop() if pool else _Slots(device), stream, pool)
     return copies.add(value if value.dim() == 0 else value.reshape(()))
 

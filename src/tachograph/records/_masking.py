@@ -3,7 +3,7 @@
 `mask_text` collects the spans of all secrets in a text and then replaces them. The work is linear in the length of the
 text, whatever the text contains, because Python's regular expressions hold the interpreter lock: a slow one would stop
 training. Two searches find spans. Each reads a bounded number of characters per attempt, and reads further only where
-it masks what it reads.
+it masks the text.
 
 * Anchors. One pass finds every character such as `_`, `=` or `:` at which a secret can be recognised. The text right
   before it decides: a prefix of the table of formats (`hf_`), a name (`password=`), an option (`--token x`) or a
@@ -12,8 +12,8 @@ it masks what it reads.
   a hint, a short text that every match contains. Searching for it is much faster than matching, and few texts contain
   one.
 
-The work is known before it is done: characters plus anchors. If it exceeds what is left of the `MaskingBudget`, the
-text is cut at the last anchor that the budget covers. The rest is dropped because it cannot be searched.
+The work is known before it is done: characters plus anchors. If it exceeds the rest of the `MaskingBudget`, the text
+is cut at the last anchor that the budget covers. The rest is dropped because it cannot be searched.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _ANCHOR = re.compile(
 )
 
 # Compiled on first use: a process sees few of the formats, and compiling all of them takes milliseconds.
-_compiled = functools.cache(re.compile)
+_compile = functools.cache(re.compile)
 
 
 class MaskingBudget:
@@ -206,40 +206,40 @@ def mask_text(text: str) -> str:
         text = text[:num_kept]
         anchors = anchors[: bisect_left(anchors, num_kept)]
     spans: list[_Span] = []
-    found = _find_at_anchors(text, anchors, spans)
-    _find_by_hints(text, found, spans)
+    hint_starts = _find_at_anchors(text, anchors, spans)
+    _find_by_hints(text, hint_starts, spans)
     if spans:
         text = _replace(text, spans)
     return text if num_kept == num_chars else f"{text}… [cut, {num_chars} characters]"
 
 
 def mask_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values with every secret masked, at any depth; names decide what is a secret."""
+    """Return plain values with every secret masked, at any depth; names decide which values are secret."""
     return {name: _mask_value(name, value) for name, value in values.items()}
 
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Mask a command line: ``--hf-token x``, ``--hf-token=x``, ``HF_TOKEN=x`` and ``-u user:x`` alike."""
-    masked: list[str] = []
+    safe_arguments: list[str] = []
     option = ""  # the option that the next argument belongs to
     is_login = False
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if option and not argument.startswith("--") and _is_secret_option(option, argument):
-            masked.append(MASK)
+            safe_arguments.append(MASK)
             if option.endswith("s") and not argument.startswith("-"):
                 continue  # --api-keys a b
         elif equals and _is_secret_option(name.lstrip("-+~"), value):
-            masked.append(f"{name}={MASK}")
+            safe_arguments.append(f"{name}={MASK}")
         elif (name.lstrip("-") if equals else option) in _USER_OPTIONS and (password := _password_of(argument)):
-            masked.append(f"{argument.removesuffix(password)}{MASK}")
+            safe_arguments.append(f"{argument.removesuffix(password)}{MASK}")
         elif is_login and len(argument) >= 16 and not argument.startswith("-") and looks_generated(argument):
-            masked.append(MASK)  # wandb login KEY
+            safe_arguments.append(MASK)  # wandb login KEY
         else:
-            masked.append(mask_text(argument))
+            safe_arguments.append(mask_text(argument))
         is_login = is_login or argument == "login"
         option = argument.lstrip("-") if argument.startswith("-") and not equals else ""
-    return masked
+    return safe_arguments
 
 
 def _is_secret_option(name: str, value: str) -> bool:
@@ -287,16 +287,17 @@ def _mask_notify(name: str, value: Any) -> Any:
 
 def _spend(text: str, anchors: list[int]) -> int:
     """Take the work of a text from the budget; return how many of its characters the budget covers."""
-    left = _MAX_WORK if _budget.work_left is None else _budget.work_left
+    available = _MAX_WORK if _budget.work_left is None else _budget.work_left
     work = len(text) + _WORK_PER_ANCHOR * len(anchors)
     if _budget.work_left is not None:
-        _budget.work_left = max(left - work, 0)
-    if work <= left or len(text) <= _MIN_KEPT_CHARS:
+        _budget.work_left = max(available - work, 0)
+    if work <= available or len(text) <= _MIN_KEPT_CHARS:
         return len(text)
     num_anchors = next(
-        (index for index, position in enumerate(anchors) if position + _WORK_PER_ANCHOR * index > left), len(anchors)
+        (index for index, position in enumerate(anchors) if position + _WORK_PER_ANCHOR * index > available),
+        len(anchors),
     )
-    end = max(left - _WORK_PER_ANCHOR * num_anchors, 0)
+    end = max(available - _WORK_PER_ANCHOR * num_anchors, 0)
     # A secret must not be cut in two: the first half may be too short to be recognised.
     start = max(end - _MAX_WORD_CHARS, 0)
     space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
@@ -313,49 +314,49 @@ def _replace(text: str, spans: Iterable[_Span]) -> str:
     return "".join([*parts, text[position:]])
 
 
-def _find_by_hints(text: str, found: set[str], spans: list[_Span]) -> None:
+def _find_by_hints(text: str, hint_starts: set[str], spans: list[_Span]) -> None:
     """Find the secrets of formats without a separator, the phrases and the private keys.
 
     Args:
         text: the text.
-        found: the first characters of hints that the pass over the anchors found.
+        hint_starts: the first characters of the hints that the pass over the anchors found.
         spans: the spans are added to it.
     """
     for hint in _OTHER_HINTS:
         if hint in text:
             _search(text, hint, spans)
-    if found:
+    if hint_starts:
         for hint in _HINTS:
-            if hint[0] in found:
+            if hint[0] in hint_starts:
                 _search(text, hint, spans)
-    lowered = text.lower()
+    lower_text = text.lower()
     for hint, patterns in _PHRASES.items():
-        if hint in lowered:
+        if hint in lower_text:
             for pattern in patterns:
-                spans += (match.span(1) for match in _compiled(pattern, re.IGNORECASE).finditer(text))
+                spans += (match.span(1) for match in _compile(pattern, re.IGNORECASE).finditer(text))
     if "PRIVATE KEY" in text:
         spans += _find_blocks(text)
 
 
 def _search(text: str, hint: str, spans: list[_Span]) -> None:
     for pattern in _HINTS[hint]:
-        regex = _compiled(pattern)
+        regex = _compile(pattern)
         spans += (match.span(regex.groups) for match in regex.finditer(text))
 
 
 def _find_blocks(text: str) -> Iterator[_Span]:
     """Find private keys in PEM and PGP blocks; one that was truncated lacks its first or its last line."""
     begin: int | None = None
-    done = 0
+    last_end = 0
     for edge in _BLOCK_EDGE.finditer(text):
         if edge[1] == "BEGIN":
             begin = edge.start() if begin is None else begin
             continue
         if begin is None:
-            lines = _BLOCK_LINES.match(text[done : edge.start()][::-1])
+            lines = _BLOCK_LINES.match(text[last_end : edge.start()][::-1])
             begin = edge.start() - (lines.end() if lines else 0)
-        done = edge.end()
-        yield begin, done
+        last_end = edge.end()
+        yield begin, last_end
         begin = None
     if begin is not None:
         yield begin, len(text)
@@ -363,18 +364,18 @@ def _find_blocks(text: str) -> Iterator[_Span]:
 
 def _find_at_anchors(text: str, anchors: list[int], spans: list[_Span]) -> set[str]:
     """Find secrets at anchors; return the first characters of the hints among them."""
-    found: set[str] = set()
-    done = 0
+    hint_starts: set[str] = set()
+    last_end = 0
     for position in anchors:
-        if position < done:
+        if position < last_end:
             continue
         character = text[position]
         span = None
         if character in "_.-":
             if character == "." and _LONG_PART.match(text, position + 1):
-                found.add(character)
+                hint_starts.add(character)
             if text[position - 1 : position + 1] in _PREFIXES:
-                span = _prefixed(text, position, done)
+                span = _find_prefixed(text, position, last_end)
             elif character == "-" and not text[position - 1].isalnum():
                 span = _option_value(text, position)
         elif character == "=" or (character == ":" and not text.startswith("//", position + 1)):
@@ -382,20 +383,20 @@ def _find_at_anchors(text: str, anchors: list[int], spans: list[_Span]) -> set[s
         elif character == ":":
             span = _part_of_url(text, position)
         else:
-            found.add(character)
+            hint_starts.add(character)
         if span is not None:
             spans.append(span)
-            done = span[1]
-    return found
+            last_end = span[1]
+    return hint_starts
 
 
-def _prefixed(text: str, position: int, done: int) -> _Span | None:
+def _find_prefixed(text: str, position: int, last_end: int) -> _Span | None:
     """Find a secret whose prefix ends at an anchor."""
     after = position + 1
     for prefix, body in _PREFIXES[text[position - 1 : after]]:
         start = after - len(prefix)
-        if start >= done and text.startswith(prefix, start) and _is_word_start(text, start):
-            match = _compiled(body).match(text, after)
+        if start >= last_end and text.startswith(prefix, start) and _is_word_start(text, start):
+            match = _compile(body).match(text, after)
             if match is not None:
                 return start, match.end()
     return None
@@ -412,7 +413,7 @@ def _is_word_start(text: str, start: int) -> bool:
 
 
 def _named_value(text: str, position: int) -> _Span | None:
-    """Find the value after `=` or `:` if the name before it is that of a secret."""
+    """Find the value after `=` or `:` if the name before it is the name of a secret."""
     before = text[max(position - 100, 0) : position][::-1]
     match = _NAME_BACKWARDS.match(before)
     if match is None:

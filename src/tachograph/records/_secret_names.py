@@ -45,7 +45,7 @@ _TOKENIZER_WORDS = {
 }  # fmt: skip
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_GENERATED = re.compile(r"(?=[^\d]{0,40}\d)[A-Za-z0-9+/_.-]{12,4096}={0,2}|[A-Za-z0-9+/_-]{10,4096}={1,2}")
+_GENERATED_VALUE = re.compile(r"(?=[^\d]{0,40}\d)[A-Za-z0-9+/_.-]{12,4096}={0,2}|[A-Za-z0-9+/_-]{10,4096}={1,2}")
 
 
 def is_secret(name: str, value: Any) -> bool:
@@ -63,13 +63,13 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def is_channel(name: str) -> bool:
-    """Return whether a name contains that of a service whose addresses are credentials, such as a chat."""
+    """Return whether a name contains the name of a service whose addresses are credentials, such as a chat."""
     return not _CHANNELS.isdisjoint(word.lower() for word in _WORDS.findall(name))
 
 
 def looks_generated(value: str) -> bool:
     """Return whether a text could be a key or base64: one word of at least 12 characters, with a digit or padding."""
-    return _GENERATED.fullmatch(value) is not None
+    return _GENERATED_VALUE.fullmatch(value) is not None
 
 
 def _is_encoded_login(value: str) -> bool:
@@ -90,11 +90,11 @@ def kind_of_name(name: str) -> str:
     stems = [word[:-1] if word.endswith("s") and not word.endswith("ss") else word for word in words]
     if not stems:
         return ""
-    joined = "".join(stems)
-    if not _ALWAYS_SECRET_WORDS.isdisjoint(stems) or joined.endswith(("password", "passwd")):
+    stem_text = "".join(stems)
+    if not _ALWAYS_SECRET_WORDS.isdisjoint(stems) or stem_text.endswith(("password", "passwd")):
         return "always"
     *before, last = stems
-    if not _SECRET_WORDS.isdisjoint(stems) or joined.endswith(_SECRET_ENDINGS):
+    if not _SECRET_WORDS.isdisjoint(stems) or stem_text.endswith(_SECRET_ENDINGS):
         return "text"
     if last in _ADDRESSES and not _CHANNELS.isdisjoint(before):
         return "text"

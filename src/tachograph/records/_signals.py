@@ -222,19 +222,19 @@ _RANKS = {plain_name(name): (signal, rank) for signal, names in SIGNALS.items() 
 def signal_of(name: str) -> tuple[str, int] | None:
     """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal."""
     plain = plain_name(name)
-    found = _RANKS.get(plain)
-    return ("lr", len(SIGNALS["lr"])) if found is None and plain.startswith(_LR_PREFIXES) else found
+    name_rank = _RANKS.get(plain)
+    return ("lr", len(SIGNALS["lr"])) if name_rank is None and plain.startswith(_LR_PREFIXES) else name_rank
 
 
 def is_loss(name: object) -> bool:
     """Return whether a metric is the training loss."""
     if not isinstance(name, str):
         return False
-    found = signal_of(name)
-    return found is not None and found[0] == "loss"
+    signal = signal_of(name)
+    return signal is not None and signal[0] == "loss"
 
 
 def loss_names_in(names: Iterable[object]) -> list[str]:
     """Return the names of the training loss among the fields of records, the best one first."""
-    found = [name for name in names if isinstance(name, str) and is_loss(name)]
-    return sorted(found, key=lambda name: (signal_of(name), name))
+    loss_names = [name for name in names if isinstance(name, str) and is_loss(name)]
+    return sorted(loss_names, key=lambda name: (signal_of(name), name))

@@ -97,12 +97,12 @@ class ValueBudget:
 
     def take_chars(self, num_chars: int, where: str, problems: list[ValueProblem]) -> int:
         """Take characters; return how many of them fit."""
-        taken = min(num_chars, max(self.num_chars, 0))
+        num_fitting = min(num_chars, max(self.num_chars, 0))
         self.num_chars -= num_chars
-        if taken < num_chars:
+        if num_fitting < num_chars:
             self.is_spent = True
             self.report(where, problems, "too much text in one record; the rest is missing")
-        return taken
+        return num_fitting
 
     def report(self, where: str, problems: list[ValueProblem], reason: str) -> None:
         """Report that something was cut; once, because a structure that is too large is too large in many places."""
@@ -163,7 +163,7 @@ def to_plain(
         value: any value.
         where: its name, for the problems.
         problems: receives the problems.
-        budget: what the record of the value may still take; by default, the value is a record of its own.
+        budget: the rest of the budget of the value's record; by default, the value is a record of its own.
         depth: the number of containers around the value.
     """
     if type(value) is int and not -_MAX_INT < value < _MAX_INT:
@@ -354,9 +354,9 @@ def _mapping(
         if is_frozen(item):
             result[name] = item
             continue
-        converted = to_plain(item, f"{where}.{name}" if where else name, problems, budget, depth + 1)
-        if converted is not OMIT:
-            result[name] = converted
+        plain_item = to_plain(item, f"{where}.{name}" if where else name, problems, budget, depth + 1)
+        if plain_item is not OMIT:
+            result[name] = plain_item
     return result
 
 
