@@ -86,36 +86,37 @@ def init(
     """
     path, section, warnings = _read_section(config)
     notify_section, rules_section, signals_section = (section.pop(key, None) for key in _SUBSECTIONS)
-    chosen = resolve_settings(settings, section, path=path)
-    if chosen.enabled and (swanlab := _read_swanlab(config, warnings)) is not None:
-        chosen = resolve_settings(settings, swanlab.add_to_section(section), path=path)
-        warnings += [] if "swanlab" in chosen.sinks else [_SWANLAB_REPLACED]
+    run_settings = resolve_settings(settings, section, path=path)
+    if run_settings.enabled and (swanlab := _read_swanlab(config, warnings)) is not None:
+        run_settings = resolve_settings(settings, swanlab.add_to_section(section), path=path)
+        warnings += [] if "swanlab" in run_settings.sinks else [_SWANLAB_REPLACED]
         notify_section = swanlab.add_to_notify(notify_section)
-    is_online = chosen.mode == ONLINE
-    chosen = resolve_destination(chosen)
+    is_online = run_settings.mode == ONLINE
+    run_settings = resolve_destination(run_settings)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
     if facts is not None and not isinstance(facts, Mapping):
         raise ConfigError(f"facts={facts!r}: expected a dict")
     if name is not None:
         check_run_name(name)
-    channels = _open_channels(notify, notify_section) if chosen.enabled else None
-    parents = _find_parents(parent, chosen) if any_rank or ranks.rank() == 0 else {}
+    channels = _open_channels(notify, notify_section) if run_settings.enabled else None
+    parents = _find_parents(parent, run_settings) if any_rank or ranks.rank() == 0 else {}
     rules = _select(rules, "TACHO_RULES", rules_section, """{"plateau": false}""")
     signals = _select(signals, "TACHO_SIGNALS", signals_section, """{"loss": "my/objective"}""")
-    is_diagnosed = chosen.diagnose and (chosen.enabled or rules is not None)  # the rules are many modules
+    # Without a need, no rules: they are many modules.
+    is_diagnosed = run_settings.diagnose and (run_settings.enabled or rules is not None)
     thresholds, signal_names = resolve_rules(rules) if is_diagnosed else None, resolve_signals(signals)
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
-    records_run = chosen.enabled and (any_rank or ranks.rank() == 0)
+    records_run = run_settings.enabled and (any_rank or ranks.rank() == 0)
     for warning in warnings if records_run else []:
         warn("%s", warning)
     # Only rank 0 exports. Last of the checks, because it takes longest.
-    sinks = _start_exports(chosen) if records_run else []
+    sinks = _start_exports(run_settings) if records_run else []
     try:
         run = start_run(
             name,
-            chosen,
+            run_settings,
             config=config,
             resume=resume,
             tags=tags,
@@ -129,7 +130,7 @@ def init(
             sink.cancel()
         raise
     if run.folder is not None:
-        _print_destination(run, chosen, is_online=is_online)
+        _print_destination(run, run_settings, is_online=is_online)
         if channels is not None:
             for notifier in _notify_sink(run, *channels, start_s):
                 run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
@@ -152,10 +153,10 @@ def resolve_destination(settings: Settings) -> Settings:
         from tachograph.remote import parse_server, stored_servers
 
         if not server:
-            known = stored_servers()
-            if len(known) != 1:
+            servers = stored_servers()
+            if len(servers) != 1:
                 raise ConfigError(_NO_SERVER)
-            server = known[0]
+            server = servers[0]
         server = parse_server(server, allow_plain_http=settings.allow_plain_http).url
     return msgspec.structs.replace(settings, mode=mode.value, server=server)
 
@@ -213,11 +214,13 @@ def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> 
         raise ConfigError(f"parent={parent!r:.80}: expected the name of a run, or the path of a run or a checkpoint")
     from tachograph.provenance import find_parent
 
-    found = find_parent(parent, settings.log_dir, "init")
-    if found is None:
+    parent_run = find_parent(parent, settings.log_dir, "init")
+    if parent_run is None:
         where = f"no run of that name in {settings.log_dir!r}, and no file or folder at that path"
         raise ConfigError(f"parent={os.fspath(parent)!r}: {where}")
-    return {"parents": [{name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}]}
+    return {
+        "parents": [{name: value for name, value in msgspec.structs.asdict(parent_run).items() if value is not None}]
+    }
 
 
 def _attach(run: Run, sinks: Iterable[SinkProcess]) -> None:
@@ -255,60 +258,60 @@ def add_swanlab(run: Run, config: SwanLabConfig, sinks: Iterable[SinkProcess]) -
 
 
 def _read_section(config: Any) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the path and the content of the config's `telemetry` section, and warnings about what has no effect.
+    """Return the path and the content of the config's `telemetry` section, and warnings about keys without effect.
 
-    Unlike in `init_from_config`, a section with unknown keys does not raise: it may be that of another tool.
+    Unlike in `init_from_config`, a section with unknown keys does not raise: it may belong to another tool.
     """
-    found = ConfigSection(SECTION_PLACES[0], None, ())
+    config_section = ConfigSection(SECTION_PLACES[0], None, ())
     with guard("searching the config for settings"):
-        found = find_section(config)
-    path, section, warnings = found.path, {}, []
-    if isinstance(found.value, Mapping):
-        section = {key: value for key, value in found.value.items() if key in _SECTION_KEYS}
-        unknown = [str(key) for key in found.value if key not in _SECTION_KEYS]
+        config_section = find_section(config)
+    path, section, warnings = config_section.path, {}, []
+    if isinstance(config_section.value, Mapping):
+        section = {key: value for key, value in config_section.value.items() if key in _SECTION_KEYS}
+        unknown = [str(key) for key in config_section.value if key not in _SECTION_KEYS]
         if unknown:
             names = ", ".join(f"{path}.{key}{did_you_mean(key, _SECTION_KEYS)}" for key in unknown[:_MAX_WARNINGS])
             warnings.append(f"unknown settings in the config have no effect: {names}")
-    elif found.value is not None:
-        warnings.append(f"the config's {path} has no effect: {_not_a_section(found.value)}")
-    if found.unused:
+    elif config_section.value is not None:
+        warnings.append(f"the config's {path} has no effect: {_not_a_section(config_section.value)}")
+    if config_section.unused:
         remedy = (
             f"{path} is used"
-            if isinstance(found.value, Mapping)
+            if isinstance(config_section.value, Mapping)
             else f"move them to one of {', '.join(SECTION_PLACES)}"
         )
-        warnings.append(f"the config has settings that have no effect at {', '.join(found.unused)}: {remedy}")
+        warnings.append(f"the config has settings that have no effect at {', '.join(config_section.unused)}: {remedy}")
     return path, section, warnings
 
 
 def _read_swanlab(config: Any, warnings: list[str]) -> SwanLabConfig | None:
     """Return the options of SwanLab in a training config; None if it is not used. Adds to the warnings."""
-    is_given = False
+    has_options = False
     with guard("searching the config for SwanLab"):
-        is_given = any(str(name).startswith(("use_swanlab", "swanlab_")) for name in fields_of(config))
-    if not is_given:
+        has_options = any(str(name).startswith(("use_swanlab", "swanlab_")) for name in fields_of(config))
+    if not has_options:
         return None
-    found, unused = SwanLabConfig.from_config(config)
+    swanlab, unused = SwanLabConfig.from_config(config)
     warnings += unused
-    return found if found.is_enabled else None
+    return swanlab if swanlab.is_enabled else None
 
 
 def _not_a_section(value: Any) -> str:
     return f"expected a section such as `telemetry: {{enabled: true}}`, got {type(value).__name__}"
 
 
-def _select(given: Any, variable: str, section: Any, example: str) -> Any:
+def _select(argument: Any, variable: str, section: Any, example: str) -> Any:
     """Return a part of the configuration: from the argument, else the environment, else the config."""
-    if given is not None:
-        return given
+    if argument is not None:
+        return argument
     text = os.environ.get(variable)
     if not text:
         return section
     try:
         return decode_json(text, Any)
     except msgspec.DecodeError as error:
-        expected = f"expected a JSON object, such as {example}"
-        raise ConfigError(f"environment variable {variable}: {expected}, got {text[:80]!r} ({error})") from None
+        expectation = f"expected a JSON object, such as {example}"
+        raise ConfigError(f"environment variable {variable}: {expectation}, got {text[:80]!r} ({error})") from None
 
 
 def _open_channels(
@@ -339,7 +342,7 @@ def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], st
 def check_setting(name: str, value: Any, origin: str) -> None:
     """Check a value of the `telemetry` section long before a run is started with it.
 
-    What `init` finds out by starting a sink, such as a missing package, is not checked.
+    Does not check problems that only starting a sink reveals, such as a missing package.
 
     Args:
         name: the key in the section: a setting, `notify`, `rules` or `signals`.
@@ -350,10 +353,10 @@ def check_setting(name: str, value: Any, origin: str) -> None:
         ConfigError: if the value is invalid. No message quotes a secret.
     """
     if name not in _SUBSECTIONS:
-        converted = convert_setting(name, value, origin)
-        for sink in converted if name == "sinks" else ():
-            if sink not in (known := SINKS.names()):
-                raise ConfigError(f"{origin}: unknown sink {sink!r}{did_you_mean(sink, known)}")
+        setting_value = convert_setting(name, value, origin)
+        for sink in setting_value if name == "sinks" else ():
+            if sink not in (sink_names := SINKS.names()):
+                raise ConfigError(f"{origin}: unknown sink {sink!r}{did_you_mean(sink, sink_names)}")
         return
     try:
         if name == "rules":
@@ -391,7 +394,7 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Check what `init_from_config` would read from a config, without starting a run or a sink.
+    """Check the options that `init_from_config` reads from a config, without starting a run or a sink.
 
     Raises:
         ConfigError: if the section `telemetry` or an option of SwanLab is invalid.
@@ -401,8 +404,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     swanlab = _read_swanlab(config, [])
     if swanlab is not None:
         section, notify = swanlab.add_to_section(section), swanlab.add_to_notify(notify)
-    chosen = resolve_destination(resolve_settings({}, section, path=path))
-    for name in chosen.sinks:
+    settings = resolve_destination(resolve_settings({}, section, path=path))
+    for name in settings.sinks:
         if name not in SINKS.names():
             raise ConfigError(f"{path}.sinks: unknown sink {name!r}{did_you_mean(name, SINKS.names())}")
     resolve_rules(rules)

@@ -100,9 +100,9 @@ class TableExportError(TachographError):
     """There is nothing to export, or the table cannot be written."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest of the known names, or an empty string."""
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest of the candidates, or an empty string."""
     import difflib
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -35,7 +35,7 @@ def show(
     """Return a run as a card for a notebook cell; evaluate the cell again to bring it up to date.
 
     Args:
-        run: the folder of the run, its name inside `log_dir`, or what `init` returned; by default the current run.
+        run: the folder of the run, its name inside `log_dir`, or the `Run` itself; by default the current run.
         metrics: the metrics to draw; by default up to six, such as loss, validation loss and learning rate.
         log_dir: the log folder.
 
@@ -50,9 +50,9 @@ def show(
     if isinstance(run, Run):
         run.flush(timeout_s=1.0)
     path = run if isinstance(run, (str, os.PathLike)) else run.path
-    stored = StoredRun(find_readable_run("" if path is None else path, log_dir))
-    stored.refresh()
-    return RunCard(stored, metrics)
+    stored_run = StoredRun(find_readable_run("" if path is None else path, log_dir))
+    stored_run.refresh()
+    return RunCard(stored_run, metrics)
 
 
 class RunCard:
@@ -104,17 +104,19 @@ class RunCard:
 
 
 def _important(names: Iterable[str], copies: Iterable[str]) -> list[str]:
-    """Return the metrics to draw: those with a known meaning first."""
-    hidden = set(copies)
-    shown = [name for name in names if name not in hidden and not name.startswith(("window/", "plugin/", "system/"))]
+    """Return the metrics to draw: metrics with a known meaning first."""
+    excluded_names = set(copies)
+    candidates = [
+        name for name in names if name not in excluded_names and not name.startswith(("window/", "plugin/", "system/"))
+    ]
 
     def rank(name: str) -> tuple[int, int]:
-        found = signal_of(name)
-        if found is None or found[0] not in _FIRST:
+        signal = signal_of(name)
+        if signal is None or signal[0] not in _FIRST:
             return len(_FIRST), 0
-        return _FIRST.index(found[0]), found[1]
+        return _FIRST.index(signal[0]), signal[1]
 
-    return sorted(shown, key=rank)[:_MAX_CHARTS]
+    return sorted(candidates, key=rank)[:_MAX_CHARTS]
 
 
 def _note(color: str, text: str) -> str:
@@ -131,30 +133,30 @@ def _chart(name: str, last: float | None, lines: list[Line]) -> str:
         return f"<div>{title}</div>"
     x_low, x_high, y_low, y_high = min(xs), max(xs), min(ys), max(ys)
 
-    def place(x: float, y: float) -> str:
+    def to_point(x: float, y: float) -> str:
         across = _MARGIN + (x - x_low) / ((x_high - x_low) or 1) * (_WIDTH - 2 * _MARGIN)
         up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
         return f"{across:.1f} {_HEIGHT - _MARGIN - up * (_HEIGHT - 2 * _MARGIN):.1f}"
 
-    drawn = []
+    paths = []
     for number, line in enumerate(lines):
         path, command = [], "M"
         for x, y in zip(line.x, line.y, strict=True):
             if y is None:
                 command = "M"
                 continue
-            path.append(command + place(x, y))
+            path.append(command + to_point(x, y))
             command = "L"
         if len(path) == 1:
             path.append(path[0].replace("M", "L"))  # a line of no length is drawn as a dot
-        drawn.append(
+        paths.append(
             f'<path d="{" ".join(path)}" fill="none" stroke="{_COLORS[number % len(_COLORS)]}" stroke-width="1.5" '
             f'stroke-linecap="round" stroke-linejoin="round"/>'
         )
     frame = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="currentColor" opacity=".15"/>'
     picture = (
         f'<svg role="img" aria-label="{escape(name)}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">{frame}{"".join(drawn)}</svg>'
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">{frame}{"".join(paths)}</svg>'
     )
     span = f"{y_low:.4g} to {y_high:.4g}, steps {x_low:,.0f} to {x_high:,.0f}"
     return f'<div>{title}{picture}<div style="opacity:.65;font-size:11px">{span}</div></div>'

@@ -243,8 +243,8 @@ def resolve_settings(
             values[name], sources[name] = convert_setting(name, os.environ[_env(name)], origin), _ENVIRONMENT
         elif section is not None and name in section:
             values[name], sources[name] = convert_setting(name, section[name], f"{path}.{name}"), _SECTION
-    for origin, given in (("", arguments), (f"{path}.", section or {})):
-        for name in given:
+    for origin, values_by_name in (("", arguments), (f"{path}.", section or {})):
+        for name in values_by_name:
             if name not in Settings.__struct_fields__:
                 raise ConfigError(f"unknown setting {origin}{name}{did_you_mean(name, Settings.__struct_fields__)}")
     _merge_switches(values, sources)
@@ -334,19 +334,19 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
         return parse_sinks(value, origin)
     if name == "mode":
         return _parse_mode(value, origin)
-    wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
-    given = value
-    if wanted.__origin__ is bool:
+    setting_type = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
+    original = value
+    if setting_type.__origin__ is bool:
         value = parse_switch(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if wanted.__origin__ is not bool and isinstance(value, bool):
-        raise ConfigError(f"{origin}: expected `{wanted.__origin__.__name__}`, got {given!r}")
+    if setting_type.__origin__ is not bool and isinstance(value, bool):
+        raise ConfigError(f"{origin}: expected `{setting_type.__origin__.__name__}`, got {original!r}")
     try:
-        return convert(value, wanted, strict=False)
+        return convert(value, setting_type, strict=False)
     except msgspec.ValidationError as error:
-        wanted_text = str(error).partition(", got ")[0]
-        raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None
+        expectation = str(error).partition(", got ")[0]
+        raise ConfigError(f"{origin}: {expectation[0].lower()}{expectation[1:]}, got {original!r}") from None
 
 
 def _parse_mode(value: Any, origin: str) -> str:
@@ -363,20 +363,22 @@ def parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
 
     No message quotes a value, because an option may be a secret.
     """
-    expected = f'{origin}: expected a list such as ["tensorboard", {{"wandb": {{"project": "demo"}}}}]'
+    expectation = f'{origin}: expected a list such as ["tensorboard", {{"wandb": {{"project": "demo"}}}}]'
     if isinstance(value, str):
-        value = _decode_sinks(value, expected)
+        value = _decode_sinks(value, expectation)
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
-        raise ConfigError(f"{expected}, got {type(value).__name__}")
+        raise ConfigError(f"{expectation}, got {type(value).__name__}")
     sinks: dict[str, dict[str, Any]] = {}
     for item in value:
         if isinstance(item, Mapping) and len(item) > 1:
             names = ", ".join(map(str, item))
-            raise ConfigError(f"{expected}, got one entry with several names ({names}): indent the options of a sink")
+            raise ConfigError(
+                f"{expectation}, got one entry with several names ({names}): indent the options of a sink"
+            )
         name, options = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, {})
         options = {} if options is None else options
         if not isinstance(name, str) or not isinstance(options, Mapping):
-            raise ConfigError(f"{expected}, got an entry of type {type(item).__name__}")
+            raise ConfigError(f"{expectation}, got an entry of type {type(item).__name__}")
         if not all(isinstance(option, str) for option in options):
             raise ConfigError(f"{origin}: option names of {name!r} must be strings")
         if name in sinks:
@@ -385,10 +387,10 @@ def parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
     return sinks
 
 
-def _decode_sinks(text: str, expected: str) -> Any:
+def _decode_sinks(text: str, expectation: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return [name.strip() for name in text.split(",") if name.strip()]
     try:
         return decode_json(text, Any)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{expected}, got invalid JSON ({error})") from None
+        raise ConfigError(f"{expectation}, got invalid JSON ({error})") from None
