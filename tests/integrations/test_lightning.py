@@ -884,7 +884,7 @@ def test_reader_shows_goodput_and_validation(tmp_path, logs):
     assert list(history.series("val_loss").steps) == [5, 11]
 
 
-def test_steps_are_counted_while_resting(tmp_path, logs, monkeypatch):
+def test_steps_are_counted_while_skipping(tmp_path, logs, monkeypatch):
     original = OverheadGovernor.__init__
 
     def init(self):

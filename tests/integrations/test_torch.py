@@ -569,7 +569,7 @@ def records_of(logs: Path) -> list[dict[str, Any]]:
     return lines_of(logs / "greyjacket")
 
 
-def test_iterations_are_counted_while_resting(run, logs, monkeypatch):
+def test_iterations_are_counted_while_skipping(run, logs, monkeypatch):
     rest_soon(monkeypatch)
     model, optimizer, loader = parts()
     losses = {}
@@ -615,7 +615,7 @@ def test_accumulated_losses_are_complete_after_a_rest(run, monkeypatch):
         assert value == pytest.approx(sums[int(step)], rel=1e-6)
 
 
-def test_two_optimizers_are_counted_while_resting(run, monkeypatch):
+def test_two_optimizers_are_counted_while_skipping(run, monkeypatch):
     rest_soon(monkeypatch)
     model, first, _ = parts()
     second = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
@@ -631,7 +631,7 @@ def test_two_optimizers_are_counted_while_resting(run, monkeypatch):
 
 def test_rest_ends_if_another_optimizer_takes_over(run, monkeypatch):
     rest_soon(monkeypatch)
-    monkeypatch.setattr("tachograph.integrations._common.loop_observer._MAX_REST_S", 0.0)
+    monkeypatch.setattr("tachograph.integrations._common.loop_observer._MAX_SKIP_S", 0.0)
     model, first, _ = parts()
     second = torch.optim.SGD(model.parameters(), lr=0.1)
     with tacho.watch(model, [first, second]):
@@ -642,7 +642,7 @@ def test_rest_ends_if_another_optimizer_takes_over(run, monkeypatch):
     assert max(steps) > 40
 
 
-def test_loop_without_a_loader_is_counted_while_resting(run, monkeypatch):
+def test_loop_without_a_loader_is_counted_while_skipping(run, monkeypatch):
     rest_soon(monkeypatch)
     model, optimizer, _ = parts()
     losses = []
@@ -657,7 +657,7 @@ def test_loop_without_a_loader_is_counted_while_resting(run, monkeypatch):
     assert all(losses[int(step)] == value for step, value in zip(recorded.steps, recorded.values, strict=True))
 
 
-def test_skipped_steps_are_recorded_while_resting(run, logs, monkeypatch):
+def test_skipped_steps_are_recorded_while_skipping(run, logs, monkeypatch):
     rest_soon(monkeypatch)
     model, optimizer, _ = parts()
     scaler = torch.amp.GradScaler("cpu")
@@ -674,7 +674,7 @@ def test_skipped_steps_are_recorded_while_resting(run, logs, monkeypatch):
     assert sum(tacho.read(run).series("window/iterations").values) == 30
 
 
-def test_checkpoints_are_recorded_while_resting(run, logs, monkeypatch, tmp_path):
+def test_checkpoints_are_recorded_while_skipping(run, logs, monkeypatch, tmp_path):
     from tachograph.integrations._common.torch_patches import TorchPatches
 
     rest_soon(monkeypatch)

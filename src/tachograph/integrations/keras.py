@@ -35,7 +35,7 @@ _hook = timed_callback("Keras")
 
 
 class TachographCallback(keras.callbacks.Callback):
-    """Records what a Keras model does: ``model.fit(…, callbacks=[TachographCallback("greyjacket")])``.
+    """Records the training of a Keras model: ``model.fit(…, callbacks=[TachographCallback("greyjacket")])``.
 
     Uses the current run if there is one. Otherwise it starts a run, which ends with the process. `fit` records steps,
     epochs, validation and saves of the model. Pass the callback to `evaluate` and `predict` to record them as well.
@@ -207,10 +207,10 @@ class TachographCallback(keras.callbacks.Callback):
             and self._num_steps // SYNC_REQUESTS_EVERY == (self._num_steps - num_done) // SYNC_REQUESTS_EVERY
         ):
             return
-        requested = self._job.requested_actions()
-        if requested.stop:
+        actions = self._job.requested_actions()
+        if actions.stop:
             self.model.stop_training = True
-        if requested.checkpoint and ranks.rank() == 0:
+        if actions.checkpoint and ranks.rank() == 0:
             if self._checkpoint_path is None:
                 reason = "no path to save to: pass TachographCallback(checkpoint_path=…)"
                 run.event("checkpoint_not_saved", step=self._num_steps, reason=reason)
@@ -222,10 +222,10 @@ class TachographCallback(keras.callbacks.Callback):
         """Record an epoch. Its validation has been recorded by `on_test_end`."""
         run = self._job.run
         if run is not None:
-            found = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
-            if "loss" in found:
-                found.setdefault("train_loss", found["loss"])
-            run.log_epoch(epoch + 1, found, step=self._num_steps)
+            metrics = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
+            if "loss" in metrics:
+                metrics.setdefault("train_loss", metrics["loss"])
+            run.log_epoch(epoch + 1, metrics, step=self._num_steps)
 
     @_hook
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -257,14 +257,14 @@ class TachographCallback(keras.callbacks.Callback):
                 del model.__dict__[name]
 
     def _timed_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             span = None
             with guard("starting a checkpoint span"):
-                path = arguments[0] if arguments else named.get("filepath")
+                path = args[0] if args else kwargs.get("filepath")
                 where = path if isinstance(path, (str, os.PathLike)) else None
                 span = self._job.begin_span(checkpoint_save(self._num_steps, path=where))
             try:
-                result = save(*arguments, **named)
+                result = save(*args, **kwargs)
             except BaseException as error:
                 with guard("recording a failed save"):
                     self._job.end_span(span, error=error)

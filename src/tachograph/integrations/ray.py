@@ -32,10 +32,10 @@ _STEP_NAMES = ("global_step", "step", "training_iteration")
 class TachographCallback(UserCallback):
     """Records the reports of workers: ``RunConfig(callbacks=[TachographCallback("greyjacket")])``.
 
-    The run starts with the first report and ends with the job. Metrics are those of the first worker.
+    The run starts with the first report and ends with the job. Metrics come from the first worker.
 
     Args:
-        name: the name of the run; by default that of Ray's run.
+        name: the name of the run; by default the name of Ray's run.
         settings: settings of the run, as for `tachograph.init`. A relative `log_dir` is relative to the working
             directory of the driver.
 
@@ -51,14 +51,14 @@ class TachographCallback(UserCallback):
             )
         if name is not None:
             check_run_name(name)
-        known = {
+        run_settings = {
             field: value
             for field, value in settings.items()
             if field not in {"tags", "notify", "rules", "signals", "resume"}
         }
         self._plan = RunOptions(None, name, settings)
         # The process that calls this callback may have another working directory.
-        self._plan.settings["log_dir"] = os.path.abspath(resolve_settings(known).log_dir)
+        self._plan.settings["log_dir"] = os.path.abspath(resolve_settings(run_settings).log_dir)
         self._job: IntegrationRun | None = None
         self._num_reports = 0
         self._error: Exception | None = None

@@ -83,7 +83,7 @@ def _get_observer(run: Run | None, method: str) -> LoopObserver:
     observer = active_observer()
     if observer is None:
         observer = LoopObserver(options, method=method, logs_into_any=True)
-        observer.watched = set()
+        observer.watched_ids = set()
         set_active_observer(observer)
     elif run is not None:
         observer.record_into(run)
@@ -99,7 +99,7 @@ class Watch:
         _watches.append(self)
 
     def close(self) -> None:
-        """Stop watching. What was observed so far is recorded, and the run keeps running."""
+        """Stop watching. Iterations observed so far are recorded, and the run keeps running."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -155,11 +155,15 @@ def watch(
         >>> for inputs, labels in tacho.track(loader):
         ...     ...
     """
-    named = dict(optimizer) if isinstance(optimizer, Mapping) else {}
-    if not all(isinstance(name, str) and name for name in named):
-        raise ConfigError(f"optimizer={list(named)!r}: expected names as keys, such as 'generator'")
-    given = named.values() if named else optimizer
-    optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(_iterable(given))
+    optimizers_by_name = dict(optimizer) if isinstance(optimizer, Mapping) else {}
+    if not all(isinstance(name, str) and name for name in optimizers_by_name):
+        raise ConfigError(f"optimizer={list(optimizers_by_name)!r}: expected names as keys, such as 'generator'")
+    optimizer_argument = optimizers_by_name.values() if optimizers_by_name else optimizer
+    optimizers = (
+        [optimizer_argument]
+        if isinstance(optimizer_argument, torch.optim.Optimizer)
+        else list(_iterable(optimizer_argument))
+    )
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={type(one).__name__}: expected a torch.optim.Optimizer or a list of them")
@@ -173,7 +177,7 @@ def watch(
     observer.logs_into_any = logs
     observer.norm_every = grad_norm_every
     observer.expect_steps()
-    observer.names.update((id(one), name) for name, one in named.items())
+    observer.names.update((id(one), name) for name, one in optimizers_by_name.items())
     if not observer.has_started:
         observer.method = "watch"
     facts = model_facts(model)
@@ -191,8 +195,8 @@ def watch(
         before_step, after_step = patches.step_hooks()
         for one in optimizers:
             handles += [one.register_step_pre_hook(before_step), one.register_step_post_hook(after_step)]
-            if observer.watched is not None:
-                observer.watched.add(id(one))
+            if observer.watched_ids is not None:
+                observer.watched_ids.add(id(one))
     return Watch(observer, handles)
 
 

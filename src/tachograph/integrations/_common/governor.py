@@ -1,7 +1,7 @@
 """Keeps the cost of observing a loop below a share of its step time, by sampling less.
 
 Hooks add the time that they take on the training thread to `spent_s`. After each window of iterations the governor
-compares what an iteration costs with what it lasts. If the cost exceeds the limit, only one of every two iterations is
+compares the cost of an iteration with its duration. If the cost exceeds the limit, only one of every two iterations is
 recorded in detail, then one of four, and so on. Halving the sampling at most halves the cost, so it is doubled again
 only when the cost is well below half of the limit: it does not swing back and forth. Where halving it twice saves next
 to nothing, because the rest is the price of counting iterations at all, it is taken back.
@@ -10,7 +10,7 @@ The detailed iteration is picked at random within each group of `every`. A fixed
 loop: with four loader processes, every fourth batch may be slow.
 
 Two kinds of time do not count. The slowest iterations of a window do not, because another thread had the interpreter
-lock or the machine was busy; iterations with values, those without, and those that are only counted are judged apart.
+lock or the machine was busy; iterations with values, iterations without, and skipped iterations are judged separately.
 Neither does a launch that takes longer than usual: a queue of work that is full makes the launching thread wait for the
 device, and without us it would wait in its next launch.
 
@@ -42,7 +42,7 @@ _MIN_WINDOW_S = 1.0
 _MAX_EVERY = 128
 _MIN_SAVING = 0.9
 _RETRY_ABOVE = 1.5
-_MAX_REST_S = 0.25
+_MAX_SKIP_S = 0.25
 _RELAX_BELOW = 0.4
 _PHASE_INTERVAL_S = 0.5
 _MIN_LAUNCH_FACTOR = 2.0
@@ -53,30 +53,30 @@ class OverheadGovernor:
 
     def __init__(self) -> None:
         self._max_overhead = 1.0
-        self._on_change: Callable[[int, float], None] = lambda _every, _overhead: None
+        self._on_change: Callable[[int, float], None] = lambda _new_every, _overhead: None
         self.spent_s = 0.0
         """Time that the hooks have taken since the last iteration ended."""
         self.waited_s = 0.0
         """Time within the current hook that it waited for a device."""
         self.every = 1
         """One of every this many iterations is recorded in detail."""
-        self._number = 0
+        self._num_started = 0
         """Iterations that have started."""
-        self._pick = 0
+        self._next_detailed = 0
         """The number of the next iteration whose values are recorded."""
         self._next_phases = 0
         """The number from which on the phases of an iteration are sampled again."""
         self._costs_before_s: list[float] = []
-        """What iterations cost before each time that the sampling was halved, in the last windows."""
+        """The cost of an iteration before each time that the sampling was halved, in the last windows."""
         self._futile_above_s = 0.0
         """Halving the sampling again is worth a try only above this cost."""
         self._step_s = 0.0
         self._last_end_s: float | None = None
         self._window_start_s = 0.0
         self._costs_s: tuple[list[float], list[float]] = ([], [])
-        """What the iterations of this window cost: those without values, and those with."""
+        """The costs of this window's iterations: without values, and with values."""
         self._skip_costs_s: list[float] = []
-        """What those cost that were only counted."""
+        """The costs of this window's skipped iterations."""
         self._steps_s: list[float] = []
         self._launch_s = float("inf")
         self._has_values = False
@@ -96,18 +96,20 @@ class OverheadGovernor:
         self._max_overhead = max_overhead
         self._on_change = on_change
 
-    def hook(self, place: str) -> _TimedHook:
+    def hook(self, operation: str) -> _TimedHook:
         """Guard and time a block: ``with governor.hook("timing a fetch"): ...``."""
-        return _TimedHook(self, place)
+        return _TimedHook(self, operation)
 
     def start_iteration(self) -> tuple[bool, bool]:
         """Return whether to record the values of the iteration that starts now, and whether to sample its phases."""
-        number = self._number
-        self._number = number + 1
-        if number < self._pick:
+        number = self._num_started
+        self._num_started = number + 1
+        if number < self._next_detailed:
             return False, False
         every = self.every
-        self._pick = number + 1 if every == 1 else (number // every + 1) * every + self._random.randrange(every)
+        self._next_detailed = (
+            number + 1 if every == 1 else (number // every + 1) * every + self._random.randrange(every)
+        )
         samples_phases = number >= self._next_phases
         if samples_phases:
             gap = int(_PHASE_INTERVAL_S / self._step_s) if self._step_s > 0 else 0
@@ -117,7 +119,7 @@ class OverheadGovernor:
     @property
     def num_skippable(self) -> int:
         """How many iterations after the current one are not recorded in detail, for a quarter of a second at most."""
-        return min(self._pick - self._number, int(_MAX_REST_S / self._step_s) if self._step_s > 0 else 0)
+        return min(self._next_detailed - self._num_started, int(_MAX_SKIP_S / self._step_s) if self._step_s > 0 else 0)
 
     def skip(self, steps_s: Sequence[float], costs_s: Sequence[float]) -> None:
         """Account for iterations that were only counted.
@@ -126,7 +128,7 @@ class OverheadGovernor:
             steps_s: how long each of them lasted; the first one is the last for which `start_iteration` was called.
             costs_s: how long the hooks took in each of them.
         """
-        self._number += len(steps_s) - 1
+        self._num_started += len(steps_s) - 1
         if self._last_end_s is not None:
             self._steps_s += steps_s
             self._skip_costs_s += costs_s
@@ -151,10 +153,10 @@ class OverheadGovernor:
         """Count the current iteration as one with values."""
         self._has_values = True
 
-    def read_device(self, read: Callable[[Any], Any], value: Any) -> Any:
+    def read_device(self, launch: Callable[[Any], Any], value: Any) -> Any:
         """Call a function that launches work on a device; count no more than the launch itself."""
         start_s = perf_counter()
-        result = read(value)
+        result = launch(value)
         took_s = perf_counter() - start_s
         self._launch_s = min(self._launch_s, took_s)
         self.waited_s += max(0.0, took_s - _MIN_LAUNCH_FACTOR * self._launch_s)
@@ -173,7 +175,7 @@ class OverheadGovernor:
             self._is_warm = True
             self._launch_s = float("inf")
             return
-        cost_s = max(0.0, sum(len(some_s) * _usual(some_s) for some_s in costs_s)) / len(steps_s)
+        cost_s = max(0.0, sum(len(group_s) * _trimmed_mean(group_s) for group_s in costs_s)) / len(steps_s)
         self._decide(cost_s, self._max_overhead * self._step_s if self._max_overhead < 1 else float("inf"))
 
     def _decide(self, cost_s: float, limit_s: float) -> None:
@@ -200,18 +202,18 @@ class OverheadGovernor:
         self._on_change(every, cost_s / self._step_s if self._step_s > 0 else 0.0)
 
 
-def _usual(costs_s: list[float]) -> float:
+def _trimmed_mean(costs_s: list[float]) -> float:
     """Return the mean without the slowest eighth, or 0 for no costs."""
-    usual = sorted(costs_s)[: len(costs_s) - len(costs_s) // 8]
-    return sum(usual) / len(usual) if usual else 0.0
+    fastest = sorted(costs_s)[: len(costs_s) - len(costs_s) // 8]
+    return sum(fastest) / len(fastest) if fastest else 0.0
 
 
 class _TimedHook:
-    __slots__ = ("_governor", "_place", "_start_s")
+    __slots__ = ("_governor", "_operation", "_start_s")
 
-    def __init__(self, governor: OverheadGovernor, place: str) -> None:
+    def __init__(self, governor: OverheadGovernor, operation: str) -> None:
         self._governor = governor
-        self._place = place
+        self._operation = operation
 
     def __enter__(self) -> None:
         self._start_s = perf_counter()
@@ -222,21 +224,21 @@ class _TimedHook:
         self._governor.add_hook(perf_counter() - self._start_s)
         if fault is None or not isinstance(fault, Exception):
             return False
-        guard.report(self._place, fault)
+        guard.report(self._operation, fault)
         return not guard.strict
 
 
-def timed_hook(place: str) -> Callable[[_Method], _Method]:
+def timed_hook(operation: str) -> Callable[[_Method], _Method]:
     """Return a decorator that guards a method and adds its time to the `governor` of its object."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
-        def wrapper(self: Any, *arguments: Any, **named: Any) -> None:
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
             start_s = perf_counter()
             try:
-                method(self, *arguments, **named)
+                method(self, *args, **kwargs)
             except Exception as fault:
-                guard.report(place, fault)
+                guard.report(operation, fault)
                 if guard.strict:
                     raise
             self.governor.add_hook(perf_counter() - start_s)

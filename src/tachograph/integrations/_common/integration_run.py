@@ -25,7 +25,7 @@ from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations._common.phases import PhaseMarks
-from tachograph.integrations._common.rest import Rest
+from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import number_from
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
@@ -72,7 +72,7 @@ _launch_hooks: list[LaunchHooks] = []
 
 
 class LaunchHooks(NamedTuple):
-    """What `tacho run` adds to the runs that integrations start."""
+    """Functions of `tacho run` that extend the runs that integrations start."""
 
     get_config: Callable[[], dict[str, Any]]
     """Returns the config that the script has stated so far."""
@@ -112,9 +112,9 @@ class RunOptions:
         if run is not None and not isinstance(run, Run):
             raise ConfigError(f"run={run!r:.80}: expected a Run, as returned by tachograph.init(...)")
         if run is not None and (name is not None or settings):
-            given = ["name"] * (name is not None) + list(settings)
+            names = ["name"] * (name is not None) + list(settings)
             raise ConfigError(
-                f"run= cannot be combined with {', '.join(given)}, which apply only to a new run; remove one of them"
+                f"run= cannot be combined with {', '.join(names)}, which apply only to a new run; remove one of them"
             )
         _validate(name, settings)
         self.run = run
@@ -149,7 +149,7 @@ class IntegrationRun:
         self.run: Run | None = None
         self.owns_run = False
         self.world_size = 1
-        self._num_done = 0
+        self._num_steps = 0
         self.first_step = 0
         self._methods: set[tuple[str, str]] = set()
 
@@ -180,7 +180,7 @@ class IntegrationRun:
             resume: continue the run of that name, if there is one.
             method: how training is observed.
             version: the version of the framework.
-            framework: the framework, or the tool, that made training known, if it is not that of this integration.
+            framework: the framework, or the tool, that detected the training, if it is not the one of this integration.
         """
         facts = {key: value for key, value in (facts or {}).items() if value is not None}
         if self.run is not None and self.run.status == "running":
@@ -193,7 +193,7 @@ class IntegrationRun:
         if live is None or (owner is not None and not owner.is_in_loop):
             for other in list(_run_owners):
                 other.finish()
-            live = self._start_own(name, config, facts, resume)
+            live = self._start_run(name, config, facts, resume)
             facts = {}
         self.run = live
         self._methods.clear()
@@ -214,18 +214,18 @@ class IntegrationRun:
         framework = framework or self._framework
         if (framework, method) not in self._methods:
             self._methods.add((framework, method))
-            known: dict[str, Any] = {"framework": framework, "method": method, "version": version, **facts}
-            run.event("instrumented", **{key: value for key, value in known.items() if value is not None})
+            fields: dict[str, Any] = {"framework": framework, "method": method, "version": version, **facts}
+            run.event("instrumented", **{key: value for key, value in fields.items() if value is not None})
 
-    def _start_own(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
-        given = dict(self._options.settings)
-        resume = given.pop("resume", False) or resume
+    def _start_run(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
+        settings = dict(self._options.settings)
+        resume = settings.pop("resume", False) or resume
         name = self._options.name or name or self._options.default_name
         hooks = _launch_hooks[0] if _launch_hooks else None
         if hooks is not None and (config is None or isinstance(config, Mapping)):
             config = {**hooks.get_config(), **(config or {})} or None
         try:
-            run = init(name, config=config, facts=facts, resume=resume, **given)
+            run = init(name, config=config, facts=facts, resume=resume, **settings)
         except TachographError as error:
             if hooks is None:
                 raise
@@ -234,7 +234,7 @@ class IntegrationRun:
         self.owns_run = True
         _run_owners.append(self)
         if hooks is not None:
-            with guard("recording what the script told other tools"):
+            with guard("recording values that the script passed to other tools"):
                 hooks.run_started(run)
         return run
 
@@ -307,7 +307,7 @@ class IntegrationRun:
             return
         self.end_loop()
         self.world_size = ranks.world_size()
-        self._num_done = step
+        self._num_steps = step
         scope = training_loop(
             train_iterations_start=step,
             train_iterations_target_or_fn=target if target is not None and target > 0 else None,
@@ -368,27 +368,27 @@ class IntegrationRun:
                 iteration.phases = marks
             self._recorder.add_short_span(iteration)
         self.governor.end_iteration(at_s)
-        self._num_done += 1
+        self._num_steps += 1
         self._handle_requests()
         if begins_next:
             self.begin_iteration(at_s)
 
     @property
-    def can_rest(self) -> bool:
+    def can_skip(self) -> bool:
         """Whether iterations may be counted without being observed: no trace of the next steps is requested."""
         return self._tracer is None or self._tracer.is_idle
 
-    def add_iterations(self, rest: Rest) -> None:
+    def add_iterations(self, iterations: SkippedIterations) -> None:
         """Record iterations that were only counted, if there are any. The governor was asked for the first one."""
-        if not rest.stops_s:
+        if not iterations.stops_s:
             return
-        times_s = list(itertools.pairwise([rest.start_s, *rest.stops_s]))
-        self.governor.skip([stop_s - start_s for start_s, stop_s in times_s], rest.costs_s)
+        times_s = list(itertools.pairwise([iterations.start_s, *iterations.stops_s]))
+        self.governor.skip([stop_s - start_s for start_s, stop_s in times_s], iterations.costs_s)
         recorder, loop = self._recorder, self._loop
         if recorder is not None and loop is not None and not recorder.is_closed:
             for start_s, stop_s in times_s:
                 recorder.add_short_span(ObservedIteration(_ITERATION, recorder, start_s, stop_s, loop, data_s=None))
-        self._num_done += len(times_s)
+        self._num_steps += len(times_s)
         self._handle_requests()
 
     def read_scalar(self, value: Any) -> Any:
@@ -406,7 +406,7 @@ class IntegrationRun:
 
     def _handle_requests(self) -> None:
         if self._tracer is not None:
-            self._tracer.step(self._num_done - 1 + self.first_step)
+            self._tracer.step(self._num_steps - 1 + self.first_step)
         run = self.run
         if run is not None and run.control_panel.has_ready:  # `log` applies them, too, but some loops rarely call it
             run.control_panel.apply()
@@ -473,10 +473,10 @@ def _validate(name: str | None, settings: Mapping[str, Any]) -> None:
     """Raise for an invalid name or setting when the integration is created, not when training begins."""
     if name is not None:
         check_run_name(name)
-    known = {*Settings.__struct_fields__, "tags", "notify", "rules", "signals", "resume", "any_rank"}
+    valid_names = {*Settings.__struct_fields__, "tags", "notify", "rules", "signals", "resume", "any_rank"}
     for setting in settings:
-        if setting not in known:
-            raise ConfigError(f"unknown setting {setting!r}{did_you_mean(setting, known)}")
+        if setting not in valid_names:
+            raise ConfigError(f"unknown setting {setting!r}{did_you_mean(setting, valid_names)}")
     resolve_settings({key: value for key, value in settings.items() if key in Settings.__struct_fields__})
 
 
@@ -500,11 +500,15 @@ def _process_start_msec() -> float | None:
 def _broadcast(actions: RequestedActions) -> RequestedActions:
     """Return the actions of rank 0 on all ranks of torch's process group."""
     torch: Any = sys.modules.get("torch")
-    distributed: Any = sys.modules.get("torch.distributed")
-    if torch is None or distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+    torch_distributed: Any = sys.modules.get("torch.distributed")
+    if (
+        torch is None
+        or torch_distributed is None
+        or not (torch_distributed.is_available() and torch_distributed.is_initialized())
+    ):
         return actions
-    device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
+    device = "cuda" if "nccl" in str(torch_distributed.get_backend()) else "cpu"
     values = torch.tensor(list(map(int, actions)), dtype=torch.int64, device=device)
-    distributed.broadcast(values, src=0)
+    torch_distributed.broadcast(values, src=0)
     stop, checkpoint, log_every = values.tolist()
     return RequestedActions(bool(stop), bool(checkpoint), log_every)

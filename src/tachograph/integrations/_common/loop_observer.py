@@ -5,9 +5,9 @@ the call belongs to the loop at all, reads the clock, the loss or the learning r
 machine and records its outputs: iterations, phases, validations, epochs, metrics. How the loop is recognised is
 described in `loop_state`.
 
-If the governor wants only some iterations in detail, the observer rests in between: hooks return at once, and only the
-ends of the optimizer steps are kept, which are the ends of the iterations. Anything that is not part of a usual
-iteration (the end of the data, a batch without gradients, a skipped step, a checkpoint) wakes it up first.
+If the governor wants only some iterations in detail, the observer skips the ones in between: hooks return at once, and
+only the ends of the optimizer steps are kept, which are the ends of the iterations. Anything else (the end of the data,
+a batch without gradients, a skipped step, a checkpoint) resumes sampling first.
 
 A call does not belong to the loop if another thread makes it than the one that trains, or if something else, such as
 a framework's callback, already marks the iterations of this run.
@@ -41,12 +41,12 @@ from tachograph.integrations._common.loop_state import (
     ValidationStarted,
 )
 from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
-from tachograph.integrations._common.rest import Rest
+from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
 from tachograph.recorder import Run, latest_run
 from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span, validation_loop
 
-__all__ = ["CompiledState", "LoopObserver", "active_observer", "set_active_observer"]
+__all__ = ["CompiledFlags", "LoopObserver", "active_observer", "set_active_observer"]
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
@@ -57,8 +57,8 @@ _NO_CONTROL = "`tacho run` observes a plain loop but cannot control it; send the
 _NUM_HOOKS = 4
 """Hooks in an iteration: request for a batch, backward pass, and before and after the step of the optimizer."""
 
-_MAX_REST_S = 2.0
-"""A rest lasts a quarter of a second if the loop goes on as before. After this time it does not."""
+_MAX_SKIP_S = 2.0
+"""Iterations are skipped for a quarter of a second. After this time the loop has changed its pace."""
 
 _active: list[LoopObserver] = []
 
@@ -67,7 +67,7 @@ _steps_by_run: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
 
 
 def active_observer() -> LoopObserver | None:
-    """Return the observer of this process's loop: that of `tacho run`, or the first made by `watch` or `track`."""
+    """Return this process's loop observer: made by `tacho run`, or first by `watch` or `track`."""
     return _active[0] if _active else None
 
 
@@ -76,7 +76,7 @@ def set_active_observer(observer: LoopObserver | None) -> None:
     _active[:] = [observer] if observer is not None else []
 
 
-class CompiledState:
+class CompiledFlags:
     """Flags set by code that torch compiled. Setting an attribute is all it can do without breaking the graph."""
 
     ran_backward = False
@@ -106,12 +106,12 @@ class LoopObserver:
         self.logged_by_script: Collection[str] = ()
         """Names of metrics that the script logs itself, which are not logged again."""
         self.state = LoopState(self._sample)
-        self.compiled = CompiledState()
-        self.watched: set[int] | None = None
+        self.compiled_flags = CompiledFlags()
+        self.watched_ids: set[int] | None = None
         """The ids of the watched optimizers; None if all are watched."""
         self.names: dict[int, str] = {}
         """The names of optimizers, by their ids, where they are known."""
-        self._places: dict[int, int] = {}
+        self._optimizer_order: dict[int, int] = {}
         """The optimizers in the order of their first steps."""
         self._has_several_losses = False
         """Whether several optimizers have stepped in one iteration, each on a loss of its own."""
@@ -128,8 +128,8 @@ class LoopObserver:
         self._is_saving = False
         self._is_in_backward = False
         self._validation: Span | None = None
-        self.rest: Rest | None = None
-        """The iterations that are only counted at present. The wrappers of torch's functions check it first."""
+        self.skipped_iterations: SkippedIterations | None = None
+        """The iterations that are only counted at present; the wrappers of torch's functions check it first."""
         self._last_logged: tuple[int, float] | None = None
         """The number and the end of the last step that was logged."""
         self._is_closing = False
@@ -159,7 +159,9 @@ class LoopObserver:
         """The last step of the loop that is being recorded, or None if none is."""
         if not self.state.is_recording or not self._integration.is_open:
             return None
-        last = self.state.last_step + (len(self.rest.stops_s) if self.rest is not None else 0)
+        last = self.state.last_step + (
+            len(self.skipped_iterations.stops_s) if self.skipped_iterations is not None else 0
+        )
         return last if last >= 0 else None
 
     def expect_steps(self) -> None:
@@ -172,13 +174,13 @@ class LoopObserver:
         Raises:
             ConfigError: if it records into another run that is still running.
         """
-        recorded = self._integration.run
-        if recorded is run:
+        current_run = self._integration.run
+        if current_run is run:
             return
-        self.wake_up()
-        if recorded is not None and self._integration.is_open:
+        self.resume_sampling()
+        if current_run is not None and self._integration.is_open:
             raise ConfigError(
-                f"run={run.name!r}: the loop is recorded into {recorded.name!r}, which is still running; "
+                f"run={run.name!r}: the loop is recorded into {current_run.name!r}, which is still running; "
                 "finish that run first, or close its watch"
             )
         self._options = RunOptions(run, None, {})
@@ -220,8 +222,8 @@ class LoopObserver:
 
     def fetch(self, get: Callable[[], Any]) -> Any:
         """Call `get` for the next batch and time it. Exceptions propagate; `StopIteration` means no more data."""
-        if self.rest is not None:
-            return self._fetch_resting(self.rest, get)
+        if self.skipped_iterations is not None:
+            return self._fetch_while_skipping(self.skipped_iterations, get)
         if self._is_fetching or self._is_ignored():
             return get()
         self._is_fetching = True
@@ -237,22 +239,22 @@ class LoopObserver:
         self._batch_received(start_s)
         return batch
 
-    def _fetch_resting(self, rest: Rest, get: Callable[[], Any]) -> Any:
-        if not sys.modules["torch"].is_grad_enabled() or perf_counter() > rest.start_s + _MAX_REST_S:
-            self.wake_up()
+    def _fetch_while_skipping(self, iterations: SkippedIterations, get: Callable[[], Any]) -> Any:
+        if not sys.modules["torch"].is_grad_enabled() or perf_counter() > iterations.start_s + _MAX_SKIP_S:
+            self.resume_sampling()
             return self.fetch(get)
         try:
             return get()
         except StopIteration:
-            if self.rest is not None:  # not a nested loader that has woken it up
-                self.wake_up()
+            if self.skipped_iterations is not None:  # not a nested loader that has resumed sampling
+                self.resume_sampling()
                 self._data_exhausted()
             raise
 
     @timed_hook("observing the request for a batch")
     def _batch_requested(self, now_s: float) -> None:
-        state, compiled = self.state, self.compiled
-        if compiled.ran_step or compiled.ran_backward:
+        state, flags = self.state, self.compiled_flags
+        if flags.ran_step or flags.ran_backward:
             self._apply_compiled()
         if not sys.modules["torch"].is_grad_enabled():
             outputs = state.batch_requested(now_s, False, is_manual_validation=is_inside(_EVALUATIONS))
@@ -306,8 +308,8 @@ class LoopObserver:
 
     @timed_hook("observing the backward pass")
     def _backward_started(self, loss: Any) -> None:
-        state, compiled = self.state, self.compiled
-        if compiled.ran_step or compiled.ran_backward:
+        state, flags = self.state, self.compiled_flags
+        if flags.ran_step or flags.ran_backward:
             self._apply_compiled()
         if not state.has_seen_backward:
             first = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
@@ -369,45 +371,49 @@ class LoopObserver:
         if outputs:
             self._record(outputs, optimizer)
 
-    def step_rested(self, rest: Rest, optimizer: Any) -> None:
-        """Count the step of an optimizer while resting."""
+    def count_step(self, iterations: SkippedIterations, optimizer: Any) -> None:
+        """Count the step of an optimizer in a skipped iteration."""
         now_s = perf_counter()
         self.state.num_optimizer_steps += 1
         if id(optimizer) == self._last_optimizer:
-            if rest.count(now_s):
-                self.wake_up(is_between_steps=True)
-        elif now_s > rest.start_s + _MAX_REST_S:  # the script uses another optimizer now
-            self.wake_up()
+            if iterations.count(now_s):
+                self.resume_sampling(is_between_steps=True)
+        elif now_s > iterations.start_s + _MAX_SKIP_S:  # the script uses another optimizer now
+            self.resume_sampling()
 
-    @guarded("resting")
-    def _start_rest(self) -> None:
+    @guarded("skipping iterations")
+    def _start_skipping(self) -> None:
         """Only count the iterations, from the current one to the last before the next that is recorded in detail."""
-        state, compiled = self.state, self.compiled
+        state, flags = self.state, self.compiled_flags
         num_skippable = self.governor.num_skippable
-        if num_skippable > 0 and state.can_rest and self._integration.can_rest and not compiled.was_seen:
+        if num_skippable > 0 and state.can_skip and self._integration.can_skip and not flags.was_seen:
             start_s = state.current.began_s if state.current.began_s is not None else perf_counter()
-            self.rest = Rest(start_s, 1 + num_skippable, _NUM_HOOKS)  # the governor has counted the current one already
+            self.skipped_iterations = SkippedIterations(
+                start_s, 1 + num_skippable, _NUM_HOOKS
+            )  # the governor has counted the current one already
 
-    @timed_hook("waking up")
-    def wake_up(self, *, is_between_steps: bool = False) -> None:
+    @timed_hook("resuming sampling")
+    def resume_sampling(self, *, is_between_steps: bool = False) -> None:
         """Record the iterations that were only counted, and observe again.
 
         Args:
             is_between_steps: whether the step of an optimizer has just ended an iteration.
         """
-        rest, self.rest = self.rest, None
-        if rest is None:
+        iterations, self.skipped_iterations = self.skipped_iterations, None
+        if iterations is None:
             return
-        self._integration.add_iterations(rest)
-        stops_s = rest.stops_s
-        self.state.rested(len(stops_s), stops_s[-1] if stops_s else rest.start_s, is_between_steps=is_between_steps)
+        self._integration.add_iterations(iterations)
+        stops_s = iterations.stops_s
+        self.state.iterations_skipped(
+            len(stops_s), stops_s[-1] if stops_s else iterations.start_s, is_between_steps=is_between_steps
+        )
 
     @guarded("observing a skipped step")
     def step_skipped(self, optimizer: Any) -> None:
         """Handle that a step was skipped because gradients were not finite."""
-        self.wake_up()
-        is_watched = self.watched is None or id(optimizer) in self.watched
-        if not is_watched or self.compiled.ran_step or not self.state.has_seen_backward or self._is_ignored():
+        self.resume_sampling()
+        is_watched = self.watched_ids is None or id(optimizer) in self.watched_ids
+        if not is_watched or self.compiled_flags.ran_step or not self.state.has_seen_backward or self._is_ignored():
             return
         self._thread_trains = True
         is_manual = is_iteration_marked(self._integration.run)
@@ -415,23 +421,23 @@ class LoopObserver:
 
     def _apply_compiled(self) -> None:
         """Pass on the flags that compiled code has set since the last event."""
-        compiled = self.compiled
-        compiled.was_seen = compiled.was_seen or compiled.ran_backward or compiled.ran_step
-        if compiled.ran_backward:
-            compiled.ran_backward = False
+        flags = self.compiled_flags
+        flags.was_seen = flags.was_seen or flags.ran_backward or flags.ran_step
+        if flags.ran_backward:
+            flags.ran_backward = False
             self.state.compiled_backward_seen()
-        if compiled.ran_step:
-            compiled.ran_step = False
+        if flags.ran_step:
+            flags.ran_step = False
             if self.state.has_seen_backward and not self._is_marked_elsewhere():
                 self._thread_trains = True
                 is_manual = is_iteration_marked(self._integration.run)
-                self._record(self.state.compiled_step_seen(id(compiled), perf_counter(), is_manual))
+                self._record(self.state.compiled_step_seen(id(flags), perf_counter(), is_manual))
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self, write: Callable[[], Any], path: Any) -> Any:
         """Call `write` and record it as a checkpoint, if it is the outermost save and training has begun."""
-        self.wake_up()
+        self.resume_sampling()
         if (
             not self.state.has_stepped
             or self._is_saving
@@ -451,8 +457,8 @@ class LoopObserver:
             span = self._integration.begin_span(checkpoint_save(max(0, self.state.num_steps - 1), path=where))
         try:
             return write()
-        except BaseException as raised:
-            error = raised
+        except BaseException as exception:
+            error = exception
             raise
         finally:
             self._is_saving = False
@@ -512,7 +518,7 @@ class LoopObserver:
         if integration.owns_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
         if not iteration.is_manual and len(iteration.stepped) > 0:
-            self._start_rest()
+            self._start_skipping()
 
     def _values_of(self, iteration: Iteration) -> dict[str, Any]:
         """Return the metrics of an iteration that the script does not log itself."""
@@ -541,25 +547,31 @@ class LoopObserver:
         Optimizers that step on the same loss, such as one for matrices and one for the rest, have one `train_loss`.
         """
         values: dict[str, Any] = {}
-        own: dict[str, list[Any]] = {}
+        losses_by_name: dict[str, list[Any]] = {}
         start = 0
         for part in iteration.parts:
             name = self.names.get(part.optimizer)
             if name is None:
-                name = str(self._places.setdefault(part.optimizer, len(self._places)))
-            own[name] = iteration.losses[start : part.num_losses]
+                name = str(self._optimizer_order.setdefault(part.optimizer, len(self._optimizer_order)))
+            losses_by_name[name] = iteration.losses[start : part.num_losses]
             start = part.num_losses
             if part.lr is not None:
                 values[f"lr/{name}"] = part.lr
         if not iteration.records_values:
             return values
-        if 1 <= len(iteration.waits) < len(iteration.losses) == len(own) == len(next(iter(own.values()))):
+        if (
+            1
+            <= len(iteration.waits)
+            < len(iteration.losses)
+            == len(losses_by_name)
+            == len(next(iter(losses_by_name.values())))
+        ):
             # All backward passes came first, several on one batch: these are not accumulated but different losses.
-            own = {name: [loss] for name, loss in zip(own, iteration.losses, strict=True)}
-        num_with_loss = sum(1 for losses in own.values() if losses)
+            losses_by_name = {name: [loss] for name, loss in zip(losses_by_name, iteration.losses, strict=True)}
+        num_with_loss = sum(1 for losses in losses_by_name.values() if losses)
         self._has_several_losses = self._has_several_losses or num_with_loss > 1
-        if self._has_several_losses or (len(own) < len(self.names)):
-            for name, losses in own.items():
+        if self._has_several_losses or (len(losses_by_name) < len(self.names)):
+            for name, losses in losses_by_name.items():
                 if (loss := sum_losses(losses)) is not None:
                     values[f"loss/{name}"] = loss
         elif (loss := sum_losses(iteration.losses)) is not None:
@@ -589,8 +601,8 @@ class LoopObserver:
 
     @guarded("closing the observer of the loop")
     def close(self) -> None:
-        """Record what is left of the loop. The run is still running afterwards."""
-        self.wake_up()
+        """Record the iterations not recorded yet. The run is still running afterwards."""
+        self.resume_sampling()
         if not self._integration.is_open and self.state.is_recording:
             self.state.recording_stopped()
         self._apply_compiled()

@@ -1,7 +1,7 @@
 """The state machine that recognises the training loop of a plain PyTorch script.
 
 The script is not modified, so its loop has to be inferred from a few calls it makes anyway. `LoopObserver` translates
-these calls into events, each a method of `LoopState`; the return value lists what the event revealed. The machine
+these calls into events, each a method of `LoopState`; the return value lists the outputs of the event. The machine
 never reads a clock, a tensor or a recorder: times, gradient mode and "the script marks this itself" are arguments, so
 that it can be tested without torch. (One exception: on CUDA, `PhaseMarks` records a device event with each boundary.)
 
@@ -63,7 +63,7 @@ class OptimizerPart(NamedTuple):
     optimizer: int
     lr: Any
     num_losses: int
-    """How many losses of the iteration were known when it stepped; those since the step before are its own."""
+    """How many losses the iteration had when it stepped; the losses since the previous step belong to it."""
 
 
 class Iteration:
@@ -188,9 +188,9 @@ class LoopState:
         self.is_recording = False
         """Whether finished iterations are counted and reported."""
         self.num_steps = 0
-        """Finished iterations, including those before the run was resumed."""
+        """Finished iterations, including iterations before the run was resumed."""
         self.num_optimizer_steps = 0
-        """Steps of any optimizer, including those that are not training."""
+        """Steps of any optimizer, including steps that are not training."""
         self.has_seen_backward = False
         self.current = self._new_iteration(None)
         self.latest = self.current
@@ -247,7 +247,7 @@ class LoopState:
             self._num_epochs = self._epoch_start_step = self.num_steps = 0
 
     def thread_changed(self) -> None:
-        """Handle that another thread trains now; discard what the previous one did not finish."""
+        """Handle that another thread trains now; discard the unfinished iteration of the previous one."""
         self.current = self.latest = self._new_iteration(None)
         self._following = None
 
@@ -455,28 +455,28 @@ class LoopState:
         return _NOTHING if self.is_recording else (RunNeeded(),)
 
     def _finish_iteration(self) -> Sequence[Output]:
-        finished = self.current
-        self._num_stepping = len(finished.stepped)
-        self.current = self.latest = self._following or self._new_iteration(finished.step_s)
+        iteration = self.current
+        self._num_stepping = len(iteration.stepped)
+        self.current = self.latest = self._following or self._new_iteration(iteration.step_s)
         self._following = None
-        if not self.is_recording or finished.step_s is None:
+        if not self.is_recording or iteration.step_s is None:
             return _NOTHING
-        finished.step = self.num_steps
+        iteration.step = self.num_steps
         self.num_steps += 1
-        if not finished.is_manual:
+        if not iteration.is_manual:
             self._is_in_loop = True
-        return (finished,)
+        return (iteration,)
 
     # Iterations that are only counted ------------------------------------------------------------------------------
 
     @property
-    def can_rest(self) -> bool:
+    def can_skip(self) -> bool:
         """Whether the current iteration may be counted without being observed: nothing of it is to be recorded."""
         current = self.current
         is_sampled = current.records_values or current.marks.is_sampled
         return self.is_recording and self._is_in_loop and self._validation_batch_s is None and not is_sampled
 
-    def rested(self, num_iterations: int, last_step_s: float, *, is_between_steps: bool) -> None:
+    def iterations_skipped(self, num_iterations: int, last_step_s: float, *, is_between_steps: bool) -> None:
         """Handle that iterations were counted without being observed.
 
         Args:
@@ -505,7 +505,7 @@ class LoopState:
         self._discard_unfinished(now_s)
 
     def loop_ended(self, now_s: float, *, is_manual: bool = False) -> Sequence[Output]:
-        """Handle that the loop is no longer observed; finish what can be finished."""
+        """Handle that the loop is no longer observed; finish the open iteration and validation."""
         outputs = self._end_validation(now_s) if self._validation_batch_s is not None else _NOTHING
         if self.current.step_s is not None:
             outputs = [*outputs, *self._finish_iteration()]

@@ -33,5 +33,5 @@ def is_iteration_marked(run: Run | None) -> bool:
     recorder = run.span_recorder if run is not None else None
     if not isinstance(recorder, TrainingRecorder) or not recorder.detached:
         return False
-    detached = recorder.detached.get(str(_ITERATION))
-    return detached is not None and detached.active
+    span_state = recorder.detached.get(str(_ITERATION))
+    return span_state is not None and span_state.active

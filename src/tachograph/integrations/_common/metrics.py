@@ -42,6 +42,6 @@ def group_metrics(values: Mapping[str, Any]) -> MetricGroups:
 
 def _add_standard_name(values: dict[str, Any], signal: str) -> None:
     standard = _STANDARD_NAMES[signal]
-    found = [name for name in values if (signal_of(str(name)) or ("",))[0] == signal]
-    if standard not in values and len(found) == 1:
-        values[standard] = values[found[0]]
+    matches = [name for name in values if (signal_of(str(name)) or ("",))[0] == signal]
+    if standard not in values and len(matches) == 1:
+        values[standard] = values[matches[0]]

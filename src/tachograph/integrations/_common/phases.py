@@ -54,16 +54,16 @@ class PhaseMarks:
         """Name, start and end of each interval between two marks; the name is None if it belongs to no phase."""
         return zip(self._names[1:], self._times_s, self._times_s[1:], strict=False)  # one interval less than marks
 
-    def mark(self, ended: StandardTrainingJobSpanName | None, now_s: float | None = None) -> None:
+    def mark(self, phase: StandardTrainingJobSpanName | None, now_s: float | None = None) -> None:
         """Mark the end of a phase and the start of the next.
 
         Args:
-            ended: the phase that ended; None if the time since the last mark belongs to no phase.
+            phase: the phase that ended; None if the time since the last mark belongs to no phase.
             now_s: the time on `perf_counter`; now if not given.
         """
         if not self.is_sampled or len(self._times_s) >= _MAX_MARKS:
             return
-        self._names.append(ended)
+        self._names.append(phase)
         self._times_s.append(perf_counter() if now_s is None else now_s)
         if self._is_cuda:
             self._events.append(_record_event())
@@ -88,8 +88,8 @@ class PhaseMarks:
         total_s = max(busy_s, sum(durations_s))
         if total_s <= 0:
             return []
-        named = zip(self._names[1:], durations_s, strict=False)
-        return [(name, duration_s / total_s) for name, duration_s in named if name is not None]
+        durations_by_phase = zip(self._names[1:], durations_s, strict=False)
+        return [(name, duration_s / total_s) for name, duration_s in durations_by_phase if name is not None]
 
     def _device_durations(self) -> list[float]:
         """Return how long the device took between marks; empty if it is far behind, or stuck."""

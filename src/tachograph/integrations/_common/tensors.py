@@ -22,8 +22,8 @@ def unscaled_loss(loss: Any, *, is_scaled: bool = False) -> Any:
     """
     if isinstance(loss, (list, tuple)) and len(loss) == 1:
         loss = loss[0]
-    unscaled = getattr(loss, "_tachograph_loss", None)
-    return loss if unscaled is None and not is_scaled else unscaled
+    loss_before_scaling = getattr(loss, "_tachograph_loss", None)
+    return loss if loss_before_scaling is None and not is_scaled else loss_before_scaling
 
 
 def number_from(value: Any) -> Any:
@@ -76,8 +76,8 @@ def gradient_norm(groups: list[dict[str, Any]]) -> Any:
 def steps_completed(run: Run, optimizer: Any) -> int:
     """Return the number of steps before a run was resumed: as counted by its optimizer, else as recorded."""
     steps = [number_from(state.get("step")) for state in getattr(optimizer, "state", {}).values()]
-    counted = [int(step) - 1 for step in steps if type(step) in (float, int)]
-    if counted:
-        return max(0, *counted)
+    step_counts = [int(step) - 1 for step in steps if type(step) in (float, int)]
+    if step_counts:
+        return max(0, *step_counts)
     last = overview(run.folder).step if run.folder is not None else None
     return 0 if last is None else last + 1

@@ -18,7 +18,7 @@ __all__ = ["TorchPatches"]
 
 
 class TorchPatches:
-    """Wraps what a training loop calls, one method per kind of call. `undo` restores everything."""
+    """Wraps the functions that a training loop calls, one method per kind of call. `undo` restores everything."""
 
     sees_every_optimizer = False
     """Whether the global hooks of `every_optimizer` are registered in this process."""
@@ -38,17 +38,17 @@ class TorchPatches:
     def backward(self) -> None:
         """Observe the backward pass. `Tensor.backward` calls the same function."""
         observer, is_compiling = self._observer, _compiling_test()
-        compiled = observer.compiled
+        flags = observer.compiled_flags
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def backward(*arguments: Any, **named: Any) -> Any:
+            def backward(*args: Any, **kwargs: Any) -> Any:
                 if is_compiling():
-                    compiled.ran_backward = True
-                    return original(*arguments, **named)
-                if observer.rest is not None:
-                    return original(*arguments, **named)
-                loss = arguments[0] if arguments else named.get("tensors")
-                return observer.backward(lambda: original(*arguments, **named), loss)
+                    flags.ran_backward = True
+                    return original(*args, **kwargs)
+                if observer.skipped_iterations is not None:
+                    return original(*args, **kwargs)
+                loss = args[0] if args else kwargs.get("tensors")
+                return observer.backward(lambda: original(*args, **kwargs), loss)
 
             return backward
 
@@ -59,9 +59,9 @@ class TorchPatches:
         observer, is_compiling = self._observer, _compiling_test()
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def clip_grad_norm_(*arguments: Any, **named: Any) -> Any:
-                norm = original(*arguments, **named)
-                if not is_compiling() and observer.rest is None:
+            def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                norm = original(*args, **kwargs)
+                if not is_compiling() and observer.skipped_iterations is None:
                     observer.gradients_clipped(norm)
                 return norm
 
@@ -88,17 +88,17 @@ class TorchPatches:
     def step_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return hooks to call before and after the step of an optimizer."""
         observer, is_compiling = self._observer, _compiling_test()
-        compiled = observer.compiled
+        flags = observer.compiled_flags
 
-        def before_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
-            if not is_compiling() and observer.rest is None:
+        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not is_compiling() and observer.skipped_iterations is None:
                 observer.step_started(optimizer)
 
-        def after_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if is_compiling():
-                compiled.ran_step = True
-            elif observer.rest is not None:
-                observer.step_rested(observer.rest, optimizer)
+                flags.ran_step = True
+            elif observer.skipped_iterations is not None:
+                observer.count_step(observer.skipped_iterations, optimizer)
             else:
                 observer.step_finished(optimizer)
 
@@ -126,21 +126,21 @@ class TorchPatches:
 
         def make_scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def scale(self: Any, outputs: Any) -> Any:
-                scaled = original(self, outputs)
-                if scaled is not outputs and not is_compiling() and observer.rest is None:
+                scaled_outputs = original(self, outputs)
+                if scaled_outputs is not outputs and not is_compiling() and observer.skipped_iterations is None:
                     observer.loss_scaled()
                     if isinstance(outputs, sys.modules["torch"].Tensor):
-                        scaled._tachograph_loss = outputs.detach()
-                return scaled
+                        scaled_outputs._tachograph_loss = outputs.detach()
+                return scaled_outputs
 
             return scale
 
         def make_step(original: Callable[..., Any]) -> Callable[..., Any]:
-            def step(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_compiling():
-                    return original(self, optimizer, *arguments, **named)
+                    return original(self, optimizer, *args, **kwargs)
                 before = observer.num_optimizer_steps
-                result = original(self, optimizer, *arguments, **named)
+                result = original(self, optimizer, *args, **kwargs)
                 if observer.num_optimizer_steps == before:
                     observer.step_skipped(optimizer)
                 return result
@@ -151,21 +151,21 @@ class TorchPatches:
         self._wrap(scaler, "scale", make_scale)
         self._wrap(scaler, "step", make_step)
 
-    def saving(self, owner: Any, name: str, place: int, keyword: str) -> None:
+    def saving(self, owner: Any, name: str, position: int, keyword: str) -> None:
         """Observe a function that saves a checkpoint.
 
         Args:
             owner: the module or class that has the function.
             name: the name of the function.
-            place: the position of the argument that is the path.
+            position: the position of the argument that is the path.
             keyword: the name of that argument.
         """
         observer = self._observer
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def save(*arguments: Any, **named: Any) -> Any:
-                path = arguments[place] if len(arguments) > place else named.get(keyword)
-                return observer.save(lambda: original(*arguments, **named), path)
+            def save(*args: Any, **kwargs: Any) -> Any:
+                path = args[position] if len(args) > position else kwargs.get(keyword)
+                return observer.save(lambda: original(*args, **kwargs), path)
 
             return save
 

@@ -30,7 +30,7 @@ _YIELD_TIMEOUT_S = 5.0
 _ENTRY_POINTS = ("_prepare_profiler", "_run_on_profiler_start")
 """The functions in `torch.autograd.profiler` that every profiler of torch calls when it starts."""
 
-PREEMPTED = "another profiler was started meanwhile; only one can run at a time"
+PREEMPTION = "another profiler was started meanwhile; only one can run at a time"
 
 
 def find_obstacle(torch: Any) -> str | None:
@@ -41,9 +41,9 @@ def find_obstacle(torch: Any) -> str | None:
     if torch.autograd._profiler_enabled() or getattr(legacy, "_is_profiler_enabled", False):
         return "another profiler is running; only one can run at a time"
     # A profiler in warm-up is not enabled yet but would be disturbed. One that only waits will preempt ours instead.
-    scheduled, warm_up = torch.profiler.profile, torch.profiler.ProfilerAction.WARMUP
+    profile_class, warm_up = torch.profiler.profile, torch.profiler.ProfilerAction.WARMUP
     # `type(…)`, not `isinstance`: lazy module proxies import things when their `__class__` is read.
-    if any(issubclass(type(each), scheduled) and each.current_action == warm_up for each in gc.get_objects()):
+    if any(issubclass(type(each), profile_class) and each.current_action == warm_up for each in gc.get_objects()):
         return "another profiler is warming up; only one can run at a time"
     return None
 
@@ -54,7 +54,7 @@ class TraceSession:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._thread = threading.get_ident()
-        self._ended = threading.Event()
+        self._has_ended = threading.Event()
         self._must_end = False
         self._is_running = False
         self._patches = Patches()
@@ -96,7 +96,7 @@ class TraceSession:
             following: the number of the next step.
         """
         if self._must_end or self.fault:
-            return PREEMPTED
+            return PREEMPTION
         self._mark_step(following)
         if time.monotonic() - self._start_s > _MAX_DURATION_S:
             return f"ended after {_MAX_DURATION_S:g} s"
@@ -111,7 +111,7 @@ class TraceSession:
             return
         self._is_running = False
         if self._must_end:
-            self.fault = self.fault or PREEMPTED
+            self.fault = self.fault or PREEMPTION
         if not self._torch.autograd._profiler_enabled():
             self.fault = "the profiler was ended by other code in the process"
             self._torch.autograd.profiler._run_on_profiler_stop()  # otherwise torch still considers it running
@@ -123,7 +123,7 @@ class TraceSession:
                 self._profiler.stop()
             except Exception as error:  # noqa: BLE001 - becomes the answer to the request
                 self.fault = f"{type(error).__name__}: {error}"
-        self._ended.set()
+        self._has_ended.set()
 
     def export(self, path: Path) -> None:
         """Write the trace, once. May be called in any thread, but torch holds the GIL while it writes."""
@@ -163,6 +163,6 @@ class TraceSession:
         self._must_end = True
         if threading.get_ident() == self._thread:
             self.stop()
-        elif not self._ended.wait(_YIELD_TIMEOUT_S):  # until the training thread has finished its step
+        elif not self._has_ended.wait(_YIELD_TIMEOUT_S):  # until the training thread has finished its step
             self._is_running = False  # stopping it from this thread would crash the process
-            self.fault = PREEMPTED
+            self.fault = PREEMPTION

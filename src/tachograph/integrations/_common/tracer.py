@@ -43,11 +43,11 @@ class StepTracer:
         self._num_steps = 0
         self._session: TraceSession | None = None
         self._request: Request | None = None
-        self._first = 0
-        self._done = 0
+        self._first_step = 0
+        self._num_traced = 0
         self._start_s = 0.0
-        self._storing: threading.Thread | None = None
-        self._stored: Request | None = None
+        self._storage_thread: threading.Thread | None = None
+        self._request_in_storage: Request | None = None
         self._is_closed = not run.enabled
         if run.enabled:
             self._panel.num_tracers += 1
@@ -73,11 +73,11 @@ class StepTracer:
     def _advance(self, following: int) -> None:
         session = self._session
         if session is None:
-            if not self._is_closed and (self._storing is None or not self._storing.is_alive()):
+            if not self._is_closed and (self._storage_thread is None or not self._storage_thread.is_alive()):
                 self._start(following)
             return
-        self._done += 1
-        if self._request is None or self._done >= self._request.value:
+        self._num_traced += 1
+        if self._request is None or self._num_traced >= self._request.value:
             self._finish("")
         elif (reason := session.step(following)) is not None:
             self._finish(reason)
@@ -97,7 +97,7 @@ class StepTracer:
                 reason = f"the profiler could not be started: {type(error).__name__}: {error}"
             else:
                 self._session, self._request = session, request
-                self._first, self._done, self._start_s = first, 0, time.monotonic()
+                self._first_step, self._num_traced, self._start_s = first, 0, time.monotonic()
         if reason is not None:
             self._panel.answer(request, "rejected", reason=reason)
 
@@ -121,10 +121,12 @@ class StepTracer:
             self._panel.answer(request, "rejected", reason=session.fault)
             return
         took_s = time.monotonic() - self._start_s
-        arguments = (session, request, self._first, self._done, took_s, reason)
-        self._stored = request
-        self._storing = threading.Thread(target=self._store, args=arguments, name="tachograph-trace", daemon=True)
-        self._storing.start()
+        arguments = (session, request, self._first_step, self._num_traced, took_s, reason)
+        self._request_in_storage = request
+        self._storage_thread = threading.Thread(
+            target=self._store, args=arguments, name="tachograph-trace", daemon=True
+        )
+        self._storage_thread.start()
 
     # Storing, in its own thread ------------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class StepTracer:
             path = self._write(session, first, steps)
             size_bytes = path.stat().st_size
         except Exception as error:  # noqa: BLE001 - a full disk, or an error of torch
-            self._answer(request, "rejected", reason=f"the trace could not be stored: {type(error).__name__}: {error}")
+            self._respond(request, "rejected", reason=f"the trace could not be stored: {type(error).__name__}: {error}")
             return
         relative = f"traces/{path.name}"
         if not self._is_closed:
@@ -146,11 +148,11 @@ class StepTracer:
                 "size_bytes": size_bytes,
             }
             self._run.event("trace", **fields, duration_s=round(took_s, 6))
-        self._answer(request, "applied", value=steps, path=relative, **({"reason": reason} if reason else {}))
+        self._respond(request, "applied", value=steps, path=relative, **({"reason": reason} if reason else {}))
 
-    def _answer(self, request: Request, status: str, **more: object) -> None:
+    def _respond(self, request: Request, status: str, **more: object) -> None:
         if not self._is_closed:  # `close` has answered it already
-            self._stored = None
+            self._request_in_storage = None
             self._panel.answer(request, status, **more)
 
     def _write(self, session: TraceSession, first: int, steps: int) -> Path:
@@ -169,8 +171,8 @@ class StepTracer:
             with (
                 open(plain, "rb") as source,
                 replacing(path, below=folder.path) as descriptor,
-                open(descriptor, "wb", closefd=False) as packed,
-                gzip.GzipFile("", "wb", 6, packed) as target,
+                open(descriptor, "wb", closefd=False) as compressed_file,
+                gzip.GzipFile("", "wb", 6, compressed_file) as target,
             ):
                 shutil.copyfileobj(source, target, 1 << 20)
             os.close(descriptor)
@@ -190,18 +192,18 @@ class StepTracer:
                 session, request = self._session, self._request
                 self._session = self._request = None
                 session.stop()
-                reason = session.fault or f"the run ended after {self._done} of {request.value} steps"
+                reason = session.fault or f"the run ended after {self._num_traced} of {request.value} steps"
                 self._panel.answer(request, "rejected", reason=reason)
-            if self._storing is not None:
-                self._storing.join(_EXIT_TIMEOUT_S)
-                if self._stored is not None:
+            if self._storage_thread is not None:
+                self._storage_thread.join(_EXIT_TIMEOUT_S)
+                if self._request_in_storage is not None:
                     self._panel.answer(
-                        self._stored, "rejected", reason="the run ended while the trace was being stored"
+                        self._request_in_storage, "rejected", reason="the run ended while the trace was being stored"
                     )
             self._panel.num_tracers -= 1
-            waiting = self._panel.accept_profile() if not self._panel.num_tracers else None
-            if waiting is not None:
-                self._panel.answer(waiting, "rejected", reason="the run ended before the next step")
+            pending_request = self._panel.accept_profile() if not self._panel.num_tracers else None
+            if pending_request is not None:
+                self._panel.answer(pending_request, "rejected", reason="the run ended before the next step")
         self._is_closed = True
         if self in self._run.collectors:
             self._run.collectors.remove(self)
@@ -209,7 +211,7 @@ class StepTracer:
     def forget(self) -> None:
         """Drop the trace in a forked child: it belongs to the parent."""
         session, self._session = self._session, None
-        self._request = self._storing = None
+        self._request = self._storage_thread = None
         self._is_closed = True
         if session is not None:
             with guard("leaving a trace to the parent process"):

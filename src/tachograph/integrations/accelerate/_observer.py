@@ -63,7 +63,7 @@ class AcceleratorObserver:
         self._begin_run = begin_run
         self._target = target
         self._patches = Patches()
-        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hooked_objects: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_prepared = 0
         self._fetches: deque[tuple[int, float, float]] = deque(maxlen=_MAX_FETCHES)
         """The loader's id, start and end of each fetch that no iteration has claimed yet."""
@@ -75,8 +75,8 @@ class AcceleratorObserver:
         """Whether an optimizer with step hooks is prepared."""
         self._is_loading = False
         for name in ("prepare", "prepare_data_loader", "prepare_model", "prepare_optimizer"):
-            self._wrap(accelerator, name, self._hooking)
-        self._wrap(accelerator, "init_trackers", self._starting_run)
+            self._wrap(accelerator, name, self._wrap_prepare)
+        self._wrap(accelerator, "init_trackers", self._wrap_init_trackers)
         self._patches.wrap(accelerator, "backward", self._timed_backward)  # its mark shows that a tracker is attached
         self._wrap(accelerator, "save_state", self._timed_save)
         self._wrap(accelerator, "load_state", self._timed_load)
@@ -101,25 +101,25 @@ class AcceleratorObserver:
 
     # Prepared objects ----------------------------------------------------------------------------------------------
 
-    def _hooking(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
-            result = prepare(*arguments, **named)
+    def _wrap_prepare(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = prepare(*args, **kwargs)
             with guard("hooking into prepared objects"):
                 self._hook_prepared()
             return result
 
         return wrapper
 
-    def _starting_run(self, init_trackers: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
-            result = init_trackers(*arguments, **named)
+    def _wrap_init_trackers(self, init_trackers: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = init_trackers(*args, **kwargs)
             self._begin_run()  # unguarded: invalid settings must raise
             return result
 
         return wrapper
 
     def _hook_prepared(self) -> None:
-        # Private lists: the only place where an accelerator keeps what it has prepared.
+        # Private lists: only they hold the objects that an accelerator has prepared.
         accelerator, undo = self.accelerator, self._patches.on_undo
         self._num_prepared = _num_prepared(accelerator)
         for optimizer in accelerator._optimizers:
@@ -138,9 +138,9 @@ class AcceleratorObserver:
             if base is not None and self._is_new(loader):
                 self._wrap(base, "__iter__", functools.partial(self._timed_iter, id(loader)))
 
-    def _is_new(self, prepared: Any) -> bool:
-        is_new = prepared not in self._hooked
-        self._hooked.add(prepared)
+    def _is_new(self, instance: Any) -> bool:
+        is_new = instance not in self._hooked_objects
+        self._hooked_objects.add(instance)
         return is_new
 
     def _timed_iter(self, loader: int, iterate: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,11 +162,11 @@ class AcceleratorObserver:
     # Steps ---------------------------------------------------------------------------------------------------------
 
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with self._job.governor.hook("timing a backward pass"):
                 self._enter_iteration()
                 self._marks.mark(None)
-            result = backward(*arguments, **named)
+            result = backward(*args, **kwargs)
             with self._job.governor.hook("timing a backward pass"):
                 self._marks.mark(Names.MODEL_BACKWARD)
                 if not self._has_step_hooks and self.accelerator.sync_gradients:
@@ -175,7 +175,7 @@ class AcceleratorObserver:
 
         return wrapper
 
-    def _before_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         with self._job.governor.hook("timing an optimizer step"):
             if self._is_loading:
                 return
@@ -185,7 +185,7 @@ class AcceleratorObserver:
             if self._is_first(optimizer) and isinstance(rate, (int, float)):
                 self.lr = float(rate)
 
-    def _after_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         with self._job.governor.hook("timing an optimizer step"):
             if self._is_loading:
                 return
@@ -235,14 +235,14 @@ class AcceleratorObserver:
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
     def _timed_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             span = None
             with guard("starting a checkpoint span"):
                 self._begin_run()
-                path = self._save_path(*arguments, **named)
+                path = self._save_path(*args, **kwargs)
                 span = self._job.begin_span(checkpoint_save(self.num_steps, path=path))
             try:
-                result = save(*arguments, **named)
+                result = save(*args, **kwargs)
             except BaseException as error:
                 with guard("recording a failed checkpoint"):
                     self._job.end_span(span, error=error)
@@ -256,7 +256,7 @@ class AcceleratorObserver:
 
         return wrapper
 
-    def _save_path(self, output_dir: str | None = None, *_arguments: Any, **_named: Any) -> str | None:
+    def _save_path(self, output_dir: str | None = None, *_args: Any, **_kwargs: Any) -> str | None:
         """Return where `save_state` will save; it picks the folder itself if checkpoints are named automatically."""
         accelerator = self.accelerator
         if accelerator.project_configuration.automatic_checkpoint_naming and accelerator.project_dir is not None:
@@ -273,7 +273,7 @@ class AcceleratorObserver:
         replace_file(Path(folder, RUN_FILE), data, below=Path(folder))
 
     def _timed_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             span = None
             with guard("starting a checkpoint span"):
                 self._begin_run()
@@ -282,7 +282,7 @@ class AcceleratorObserver:
                 span = self._job.begin_span(checkpoint_load())
             self._is_loading = True
             try:
-                result = load(*arguments, **named)
+                result = load(*args, **kwargs)
             except BaseException as error:
                 with guard("recording a failed load"):
                     self._job.end_span(span, error=error)
@@ -292,17 +292,17 @@ class AcceleratorObserver:
             with guard("recording a loaded checkpoint"):
                 self._job.end_span(span)
                 self._last_end_s = perf_counter()
-                self._restore_step(*arguments, **named)
+                self._restore_step(*args, **kwargs)
             return result
 
         return wrapper
 
-    def _restore_step(self, input_dir: str | None = None, *_arguments: Any, **_named: Any) -> None:
+    def _restore_step(self, input_dir: str | None = None, *_args: Any, **_kwargs: Any) -> None:
         """Continue counting at the step that the loaded checkpoint contains."""
         if input_dir is None:  # `load_state` loads the latest automatically named checkpoint
             folder = os.path.join(str(self.accelerator.project_dir), "checkpoints")
-            found = [name for name in os.listdir(folder) if name.rpartition("_")[2].isdecimal()]
-            input_dir = os.path.join(folder, max(found, key=lambda name: int(name.rpartition("_")[2])))
+            checkpoints = [name for name in os.listdir(folder) if name.rpartition("_")[2].isdecimal()]
+            input_dir = os.path.join(folder, max(checkpoints, key=lambda name: int(name.rpartition("_")[2])))
         if self._job.run is not None:
             self._job.run.log_parent(os.path.abspath(os.path.expanduser(input_dir)), how="resume")
         try:

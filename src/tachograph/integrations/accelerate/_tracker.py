@@ -1,7 +1,7 @@
 """`TachographTracker`: a tracker for the `log_with` of an accelerator.
 
-Accelerate passes a tracker only what the loop logs. `TachographTracker.attach` also observes the accelerator, so that
-optimizer steps, phases and checkpoints are recorded; `_observer` explains how.
+Accelerate passes a tracker only the metrics that the loop logs. `TachographTracker.attach` also observes the
+accelerator, so that optimizer steps, phases and checkpoints are recorded; `_observer` explains how.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_TABLE_ROWS = 1_000
 
 
 class TachographTracker(GeneralTracker):
-    """Records what an accelerator logs: ``Accelerator(log_with=TachographTracker("greyjacket"))``.
+    """Records the metrics that an accelerator logs: ``Accelerator(log_with=TachographTracker("greyjacket"))``.
 
     Uses the current run if there is one. Otherwise it starts a run when the accelerator passes the config or first
     logs. The run ends with `Accelerator.end_training`, or with the process.
@@ -210,9 +210,9 @@ class TachographTracker(GeneralTracker):
         if self._observer is not None:
             facts |= model_facts(next(iter(self._observer.accelerator._models), None))
         method = "tracker" if self._observer is None else "wrapped"
-        started = self._job.begin(config=config, facts=facts, method=method, version=accelerate.__version__)
+        new_run = self._job.begin(config=config, facts=facts, method=method, version=accelerate.__version__)
         self._may_start_run = False
-        return started
+        return new_run
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The options of an Axolotl config: `tachograph_<setting>`, and those of SwanLab.
+"""The options of an Axolotl config: `tachograph_<setting>`, and the options of SwanLab.
 
 They become the `telemetry` section that `init` reads from any config. So the environment takes precedence over them,
 and SwanLab is added to the sinks in the same way as everywhere else. Axolotl ignores keys that it does not know, so
@@ -33,7 +33,7 @@ _PREFIX = "tachograph_"
 FIELDS = {
     f"{_PREFIX}{name}": doc
     for name, doc in (
-        ("name", "Name of the run; by default that of `wandb_name` and the like, or of the output folder."),
+        ("name", "Name of the run; by default `wandb_name` or the like, or the name of the output folder."),
         ("tags", "Words to find the run by."),
         ("resume", "Continue the run of that name if it exists."),
         ("notify", "The channels to notify, and when."),
@@ -104,19 +104,19 @@ def check_swanlab(config: Mapping[str, Any]) -> None:
 
 def read_options(config: Mapping[str, Any]) -> TachographOptions:
     """Return the options in a config whose fields were checked."""
-    given = {field.removeprefix(_PREFIX): _plain(config[field]) for field in FIELDS if config.get(field) is not None}
-    name = given.pop("name", None)
-    arguments = {argument: given.pop(argument) for argument in _ARGUMENTS if argument in given}
+    options = {field.removeprefix(_PREFIX): _plain(config[field]) for field in FIELDS if config.get(field) is not None}
+    name = options.pop("name", None)
+    arguments = {argument: options.pop(argument) for argument in _ARGUMENTS if argument in options}
     if "resume" in arguments:
         arguments["resume"] = parse_switch(arguments["resume"])
-    enabled = convert_setting("enabled", given.get("enabled", True), f"{_PREFIX}enabled")
-    return TachographOptions(bool(enabled), name, arguments, given)
+    is_enabled = convert_setting("enabled", options.get("enabled", True), f"{_PREFIX}enabled")
+    return TachographOptions(bool(is_enabled), name, arguments, options)
 
 
 def is_listed(class_name: str, config: Mapping[str, Any]) -> bool:
     """Return whether a config lists a plugin of that class, under any of the paths that Axolotl accepts."""
-    listed = (str(path).replace(":", ".").rpartition(".")[2] for path in config.get("plugins") or ())
-    return class_name in listed
+    class_names = (str(path).replace(":", ".").rpartition(".")[2] for path in config.get("plugins") or ())
+    return class_name in class_names
 
 
 def leaves_swanlab(config: Mapping[str, Any]) -> bool:
@@ -125,7 +125,7 @@ def leaves_swanlab(config: Mapping[str, Any]) -> bool:
 
 
 def run_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a run: that of Axolotl, with our options where `init` finds them."""
+    """Return the config of a run: the config of Axolotl, with our options where `init` finds them."""
     values = {
         str(name): _plain(value)
         for name, value in config.items()

@@ -42,8 +42,8 @@ def imported_packages() -> list[str]:
 def lightning_class(path: str, package: str) -> type:
     """Return a class of a package: ``lightning_class("loggers.Logger", "pytorch_lightning")``."""
     module, _, name = path.rpartition(".")
-    found: type = getattr(importlib.import_module(f"{package}.{module}" if module else package), name)
-    return found
+    kind: type = getattr(importlib.import_module(f"{package}.{module}" if module else package), name)
+    return kind
 
 
 def package_of(trainer: Any) -> str | None:
@@ -63,7 +63,7 @@ class LightningSubclass:
     _declared_class: type | None = None
     """The class as it is written, without the Lightning base classes."""
 
-    def __new__(cls, *_arguments: Any, **_named: Any) -> Any:
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
         """Create an instance of a class that has all required base classes."""
         return object.__new__(_add_lightning_bases(cls))
 
@@ -81,12 +81,12 @@ def _add_lightning_bases(kind: type[LightningSubclass]) -> type:
     missing = tuple(base for base in bases if not issubclass(kind, base))
     if not missing:
         return kind
-    made = _subclasses.get((kind, missing))
-    if made is None:
+    subclass = _subclasses.get((kind, missing))
+    if subclass is None:
         attributes = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        made = type(kind.__name__, (kind, *missing), {**attributes, "_declared_class": kind})
-        _subclasses[kind, missing] = made
-    return made
+        subclass = type(kind.__name__, (kind, *missing), {**attributes, "_declared_class": kind})
+        _subclasses[kind, missing] = subclass
+    return subclass
 
 
 def _new_instance(kind: type[LightningSubclass]) -> Any:

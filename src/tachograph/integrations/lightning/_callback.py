@@ -2,7 +2,7 @@
 
 A step is recorded one hook late: when `on_train_batch_end` is called, Lightning has not computed the metrics that the
 module logged for the batch. So the metrics of a step stay in `_pending` until the next batch is fetched, or an epoch,
-a validation or the fit ends; `_flush_pending` then adds what was logged and writes the record.
+a validation or the fit ends; `_flush_pending` then adds the logged metrics and writes the record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["TachographCallback"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MAX_REST = 1_000
+_MAX_SKIPPED_STEPS = 1_000
 """Maximum number of steps that are only counted, where the trainer logs nothing."""
 
 
@@ -45,16 +45,16 @@ def _step_hook(function: _Function) -> _Function:
     call = guarded_hook(function)
 
     @functools.wraps(function)
-    def hook(self: TachographCallback, *arguments: Any, **named: Any) -> None:
+    def hook(self: TachographCallback, *args: Any, **kwargs: Any) -> None:
         timer = self._trainer_run.timer
-        if timer is not None and timer.rest is None:
-            call(self, *arguments, **named)
+        if timer is not None and timer.skipped_iterations is None:
+            call(self, *args, **kwargs)
 
     return hook  # type: ignore[return-value]
 
 
 class TachographCallback(EvaluationHooks):
-    """Records what a `Trainer` does: ``Trainer(callbacks=[TachographCallback("greyjacket")])``.
+    """Records the training of a `Trainer`: ``Trainer(callbacks=[TachographCallback("greyjacket")])``.
 
     Uses the current run if there is one. Otherwise it starts a run, which ends with the process. A fit resumed from a
     checkpoint continues the run that saved it.
@@ -96,7 +96,7 @@ class TachographCallback(EvaluationHooks):
         self._fit_patches = Patches()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a spawned process needs. The run itself stays in this process."""
+        """Return the state that a spawned process needs. The run itself stays in this process."""
         return {"_trainer_run": self._trainer_run, "_grad_norm_every": self._grad_norm_every}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -289,9 +289,9 @@ class TachographCallback(EvaluationHooks):
         if self._is_inactive or timer is None:
             return
         before = trainer_run.num_steps
-        if timer.rest is not None:
+        if timer.skipped_iterations is not None:
             with guard("counting a step"):
-                trainer_run.num_steps += timer.batch_rested(timer.rest, trainer.global_step)
+                trainer_run.num_steps += timer.count_batch(timer.skipped_iterations, trainer.global_step)
             if trainer_run.num_steps != before:
                 self._apply_requests(trainer)
             return
@@ -303,14 +303,14 @@ class TachographCallback(EvaluationHooks):
                 self._pending = metrics
                 if not metrics and not self._is_due(trainer):
                     self._pending = None
-                    # What the module logs is recorded at certain steps, which are therefore not only counted.
+                    # At certain steps the metrics of the module are recorded, so these steps are not skipped.
                     every = trainer.log_every_n_steps
-                    timer.start_rest(every - 1 - trainer_run.num_steps % every if every > 0 else _MAX_REST)
+                    timer.start_skipping(every - 1 - trainer_run.num_steps % every if every > 0 else _MAX_SKIPPED_STEPS)
         if trainer_run.num_steps != before:
             self._apply_requests(trainer)
 
     def _is_due(self, trainer: Any) -> bool:
-        """Return whether the trainer logs what the module has logged in the last step."""
+        """Return whether the trainer passes the module's metrics of the last step to its loggers."""
         every = trainer.log_every_n_steps
         is_logged = every > 0 and self._trainer_run.num_steps % every == 0
         return bool(trainer.fast_dev_run or trainer.should_stop or is_logged)
@@ -318,19 +318,19 @@ class TachographCallback(EvaluationHooks):
     def _flush_pending(self, trainer: Any) -> None:
         """Record the last step and the last epoch, now that everything logged for them is known."""
         if self._trainer_run.timer is not None:
-            self._trainer_run.timer.wake_up()
+            self._trainer_run.timer.resume_sampling()
         pending, self._pending = self._pending, None
         trainer_run, run = self._trainer_run, self._trainer_run.run
         if pending is not None and run is not None:
             # A module's own `train_loss`, `lr` or `grad_norm` always replaces ours, also between two logged steps.
-            logged = (
+            module_metrics = (
                 self._metrics.read_new(trainer)
                 if self._is_due(trainer)
                 else self._metrics.read_new_named(trainer, pending)
             )
-            if pending or logged:
+            if pending or module_metrics:
                 self.governor.values_handled()
-                run.log({**pending, **logged, "epoch": self._epoch}, step=trainer_run.step)
+                run.log({**pending, **module_metrics, "epoch": self._epoch}, step=trainer_run.step)
         if self._is_epoch_pending and run is not None and pending is None:
             self._is_epoch_pending = False
             run.log_epoch(self._epoch or 0, self._metrics.read_new(trainer), step=trainer_run.step)
@@ -340,18 +340,18 @@ class TachographCallback(EvaluationHooks):
     def _apply_requests(self, trainer: Any) -> None:
         """Apply the requests of readers. All ranks do so at the same step, even if a rank failed to record it."""
         trainer_run, run = self._trainer_run, self._trainer_run.run
-        requested = RequestedActions(stop=False, checkpoint=False)
+        actions = RequestedActions(stop=False, checkpoint=False)
         with guard("reading requests"):
             if trainer.world_size > 1:
                 every = min(trainer.log_every_n_steps or SYNC_REQUESTS_EVERY, SYNC_REQUESTS_EVERY)
                 if trainer_run.num_steps % every == 0:
-                    requested = trainer_run.job.requested_actions()
+                    actions = trainer_run.job.requested_actions()
             elif run is not None:
-                requested = RequestedActions(run.should_stop, run.should_checkpoint)
-        if requested.checkpoint:
+                actions = RequestedActions(run.should_stop, run.should_checkpoint)
+        if actions.checkpoint:
             with guard("saving a requested checkpoint"):
                 trainer.save_checkpoint(_requested_checkpoint_path(trainer))
-        if requested.stop:
+        if actions.stop:
             trainer.should_stop = True
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

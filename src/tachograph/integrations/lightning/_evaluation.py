@@ -24,9 +24,9 @@ def guarded_hook(function: _Function) -> _Function:
     call = timed_callback("Lightning")(function)
 
     @functools.wraps(function)
-    def hook(self: EvaluationHooks, *arguments: Any, **named: Any) -> None:
+    def hook(self: EvaluationHooks, *args: Any, **kwargs: Any) -> None:
         if not self._is_inactive:
-            call(self, *arguments, **named)
+            call(self, *args, **kwargs)
 
     return hook  # type: ignore[return-value]
 
@@ -76,23 +76,23 @@ class EvaluationHooks(LightningSubclass):
             self._evaluation.add_attribute("sanity_check", True)
 
     @guarded_hook
-    def on_validation_batch_start(self, *_arguments: Any, **_named: Any) -> None:
+    def on_validation_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
         """Start timing a validation batch."""
         self._batch_start_s = perf_counter()
 
     @guarded_hook
-    def on_validation_batch_end(self, trainer: Any, *_arguments: Any, **_named: Any) -> None:
+    def on_validation_batch_end(self, trainer: Any, *_args: Any, **_kwargs: Any) -> None:
         """Record a validation batch."""
         if not trainer.sanity_checking:
             self._record_batch(Names.VALIDATION_SINGLE_ITERATION)
 
     @guarded_hook
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the span of a validation and record its results. Those of a sanity check are dropped."""
-        found = self._end_evaluation(trainer)
+        """End the span of a validation and record its results; the results of a sanity check are dropped."""
+        results = self._end_evaluation(trainer)
         trainer_run = self._trainer_run
-        if found and trainer_run.run is not None and not trainer.sanity_checking:
-            metrics = prefix_metrics("val", found)
+        if results and trainer_run.run is not None and not trainer.sanity_checking:
+            metrics = prefix_metrics("val", results)
             trainer_run.run.log_validation(metrics, step=trainer_run.step, epoch=trainer.current_epoch, prefix="")
 
     @guarded_hook
@@ -102,22 +102,22 @@ class EvaluationHooks(LightningSubclass):
         self._begin_evaluation(trainer, testing_loop())
 
     @guarded_hook
-    def on_test_batch_start(self, *_arguments: Any, **_named: Any) -> None:
+    def on_test_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
         """Start timing a test batch."""
         self._batch_start_s = perf_counter()
 
     @guarded_hook
-    def on_test_batch_end(self, *_arguments: Any, **_named: Any) -> None:
+    def on_test_batch_end(self, *_args: Any, **_kwargs: Any) -> None:
         """Record a test batch."""
         self._record_batch(Names.TESTING_SINGLE_ITERATION)
 
     @guarded_hook
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """End the span of a test and record its results."""
-        found = self._end_evaluation(trainer)
+        results = self._end_evaluation(trainer)
         trainer_run = self._trainer_run
-        if found and trainer_run.run is not None:
-            trainer_run.run.log_test(prefix_metrics("test", found), step=trainer_run.step, prefix="")
+        if results and trainer_run.run is not None:
+            trainer_run.run.log_test(prefix_metrics("test", results), step=trainer_run.step, prefix="")
 
     @guarded_hook
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:

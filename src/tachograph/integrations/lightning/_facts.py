@@ -78,7 +78,7 @@ def trainer_facts(trainer: Any, module: Any) -> dict[str, Any]:
     size, accumulation = _batch_size(trainer, module), int(trainer.accumulate_grad_batches)
     optimizer = trainer.optimizers[0] if getattr(trainer, "optimizers", None) else None
     schedulers = getattr(trainer, "lr_scheduler_configs", None)
-    known = {
+    training_facts = {
         "batch_size": size,
         "gradient_accumulation_steps": accumulation,
         # For this process alone: the recorder multiplies it by the number of processes.
@@ -93,7 +93,7 @@ def trainer_facts(trainer: Any, module: Any) -> dict[str, Any]:
         "num_nodes": trainer.num_nodes,
         "strategy": type(trainer.strategy).__name__,
     }
-    return {**facts, **{name: value for name, value in known.items() if value is not None}}
+    return {**facts, **{name: value for name, value in training_facts.items() if value is not None}}
 
 
 def job_parameters(trainer: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class _LazyRun:
 
 
 class TachographLogger(LightningSubclass):
-    """Records what a trainer logs: ``Trainer(logger=TachographLogger("greyjacket"))``.
+    """Records the metrics that a trainer logs: ``Trainer(logger=TachographLogger("greyjacket"))``.
 
     It records metrics, hyperparameters and checkpoints. Steps, phases and spans need `TachographCallback`; use both to
     record everything. Uses the current run if there is one. Otherwise the first log call starts a run, which ends with
@@ -90,7 +90,7 @@ class TachographLogger(LightningSubclass):
         """The separator between the parts of a metric's name."""
         return "/"
 
-    def log_hyperparams(self, params: Any, *_arguments: Any, **_named: Any) -> None:
+    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
         """Record hyperparameters: in the config of a run that is not started yet, otherwise in an event."""
         values = dict(params) if isinstance(params, Mapping) else dict(vars(params)) if params is not None else {}
         trainer_run = self._trainer_run
@@ -114,26 +114,26 @@ class TachographLogger(LightningSubclass):
             run = trainer_run.run
             if run is None or run.status != "running":
                 return  # the user has finished it
-            given = dict(metrics)
+            values = dict(metrics)
             if trainer_run.has_callback:
-                self._log_remaining(run, given, step)
+                self._log_remaining(run, values, step)
                 return
-            epoch = given.pop("epoch", None)
+            epoch = values.pop("epoch", None)
             number = int(epoch) if isinstance(epoch, (int, float)) else None
-            validation = {name: given.pop(name) for name in list(given) if name.startswith(PREFIXES["val"])}
-            test = {name: given.pop(name) for name in list(given) if name.startswith(PREFIXES["test"])}
+            validation = {name: values.pop(name) for name in list(values) if name.startswith(PREFIXES["val"])}
+            test = {name: values.pop(name) for name in list(values) if name.startswith(PREFIXES["test"])}
             if validation:
                 run.log_validation(validation, step=step, epoch=number, prefix="")
             if test:
                 run.log_test(test, step=step, epoch=number, prefix="")
-            if given:
-                run.log(given if number is None else {**given, "epoch": number}, step=step)
+            if values:
+                run.log(values if number is None else {**values, "epoch": number}, step=step)
 
     def _log_remaining(self, run: Run, metrics: dict[str, Any], step: int | None) -> None:
-        """Record the metrics that only the logger receives; the callback records those that the module logs."""
+        """Record the metrics that only the logger receives; the callback records the module's metrics."""
         trainer = self._trainer_run.trainer
-        known = logged_metrics(trainer) if trainer is not None else {}
-        remaining = {name: value for name, value in metrics.items() if name not in known and name != "epoch"}
+        module_metrics = logged_metrics(trainer) if trainer is not None else {}
+        remaining = {name: value for name, value in metrics.items() if name not in module_metrics and name != "epoch"}
         if remaining:
             run.log(remaining, step=step)
 
@@ -168,8 +168,8 @@ class TachographLogger(LightningSubclass):
         self._trainer_run.job.finish()
 
 
-def _is_unchanged(value: Any, known: Mapping[str, Any], name: str) -> bool:
-    if name not in known:
+def _is_unchanged(value: Any, hparams: Mapping[str, Any], name: str) -> bool:
+    if name not in hparams:
         return False
-    first, second = to_plain(value, name, []), to_plain(known[name], name, [])
+    first, second = to_plain(value, name, []), to_plain(hparams[name], name, [])
     return first is not OMIT and bool(first == second)

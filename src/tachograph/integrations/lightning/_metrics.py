@@ -24,27 +24,27 @@ class LoggedMetrics:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, Any] = {}
+        self._last_values: dict[str, Any] = {}
 
     def read_new(self, trainer: Any) -> dict[str, Any]:
         """Return the new metrics and mark all as seen."""
         present = logged_metrics(trainer)
-        new = {name: value for name, value in present.items() if self._seen.get(name, _MISSING) is not value}
-        self._seen = dict(present)
+        new = {name: value for name, value in present.items() if self._last_values.get(name, _MISSING) is not value}
+        self._last_values = dict(present)
         return new
 
     def skip(self, trainer: Any) -> None:
         """Mark all metrics as seen."""
-        self._seen = dict(logged_metrics(trainer))
+        self._last_values = dict(logged_metrics(trainer))
 
     def read_new_named(self, trainer: Any, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the new metrics among some names, and mark those as seen."""
-        present, seen = logged_metrics(trainer), self._seen
+        present, last_values = logged_metrics(trainer), self._last_values
         new: dict[str, Any] = {}
         for name in names:
             value = present.get(name, _MISSING)
-            if value is not _MISSING and seen.get(name) is not value:
-                new[name] = seen[name] = value
+            if value is not _MISSING and last_values.get(name) is not value:
+                new[name] = last_values[name] = value
         return new
 
 
@@ -54,8 +54,8 @@ def logged_metrics(trainer: Any) -> Mapping[str, Any]:
     metrics = getattr(getattr(trainer, "_logger_connector", None), "_logged_metrics", None)
     if isinstance(metrics, dict):
         return metrics
-    found: Mapping[str, Any] = trainer.logged_metrics
-    return found
+    means: Mapping[str, Any] = trainer.logged_metrics
+    return means
 
 
 def prefix_metrics(kind: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,16 +35,16 @@ def observe_checkpoints(trainer: Any, trainer_run: TrainerRun) -> None:
     strategy = trainer.strategy
 
     def make_save(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save_checkpoint(*arguments: Any, **named: Any) -> Any:
-            path = arguments[0] if arguments else named.get("filepath")
+        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            path = args[0] if args else kwargs.get("filepath")
             observer = _observers[trainer]
             span, error = None, None
             with guard("starting a checkpoint span"):
                 span = observer.begin_save(path, is_async=_async_io(trainer) is not None)
             try:
-                return original(*arguments, **named)
-            except BaseException as raised:
-                error = raised
+                return original(*args, **kwargs)
+            except BaseException as exception:
+                error = exception
                 raise
             finally:
                 with guard("ending a checkpoint span"):
@@ -53,13 +53,13 @@ def observe_checkpoints(trainer: Any, trainer_run: TrainerRun) -> None:
         return save_checkpoint
 
     def make_load(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_checkpoint(*arguments: Any, **named: Any) -> Any:
+        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
             start_s = perf_counter()
-            checkpoint = original(*arguments, **named)
-            path = arguments[0] if arguments else named.get("checkpoint_path")
+            checkpoint = original(*args, **kwargs)
+            path = args[0] if args else kwargs.get("checkpoint_path")
             with guard("recording a loaded checkpoint"):
                 is_fit = getattr(trainer.state.fn, "value", None) == "fit"
-                _observers[strategy].loaded(checkpoint, str(path), start_s, perf_counter(), is_resume=is_fit)
+                _observers[strategy].checkpoint_loaded(checkpoint, str(path), start_s, perf_counter(), is_resume=is_fit)
             return checkpoint
 
         return load_checkpoint
@@ -72,8 +72,8 @@ def observe_checkpoints(trainer: Any, trainer_run: TrainerRun) -> None:
     inner_io = async_io.checkpoint_io
 
     def make_background_save(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save_checkpoint(checkpoint: Any, path: Any, *arguments: Any, **named: Any) -> Any:
-            result = original(checkpoint, path, *arguments, **named)
+        def save_checkpoint(checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(checkpoint, path, *args, **kwargs)
             with guard("recording a checkpoint saved in the background"):
                 _observers[inner_io].saved_in_background(path, checkpoint.get("global_step"))
             return result
@@ -105,7 +105,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
     def make_before(original: Callable[[], None]) -> Callable[[], None]:
         def on_before_fetch() -> None:
             original()
-            if timer.rest is not None:
+            if timer.skipped_iterations is not None:
                 return
             with timer.governor.hook("starting to time a fetch"):
                 before_fetch()
@@ -115,7 +115,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
 
     def make_after(original: Callable[[], None]) -> Callable[[], None]:
         def on_after_fetch() -> None:
-            if timer.rest is None:
+            if timer.skipped_iterations is None:
                 with timer.governor.hook("timing a fetch"):
                     timer.fetch_ended()
             original()
@@ -137,7 +137,7 @@ def observe_clipping(patches: Patches, trainer: Any, timer: StepTimer) -> None:
     torch: Any = sys.modules["torch"]
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_by_norm(*arguments: Any, **named: Any) -> Any:
+        def clip_grad_by_norm(*args: Any, **kwargs: Any) -> Any:
             utils: Any = sys.modules["torch.nn.utils"]
             clip = utils.clip_grad_norm_
 
@@ -150,7 +150,7 @@ def observe_clipping(patches: Patches, trainer: Any, timer: StepTimer) -> None:
 
             with Patches() as inner_patches:  # `replace`: zero-code instrumentation may have wrapped it as well
                 inner_patches.replace(utils, "clip_grad_norm_", clip_grad_norm_)
-                return original(*arguments, **named)
+                return original(*args, **kwargs)
 
         return clip_grad_by_norm
 

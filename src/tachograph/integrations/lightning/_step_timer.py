@@ -11,7 +11,7 @@ opens the next one. A batch that does not advance the trainer's `global_step` (g
 iteration open; the next batch continues it. With manual optimization and several optimizers, the time between one
 optimizer's step and the next backward pass also contains a forward pass, so it is counted as neither phase.
 
-While the timer rests, because the governor wants no details of the next steps, only the ends of their batches are kept.
+While the timer skips steps, because the governor wants no details of them, only the ends of their batches are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
-from tachograph.integrations._common.rest import Rest
+from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import gradient_norm, sum_losses
 from tachograph.records import LazyValue
 
@@ -72,7 +72,7 @@ class StepTimer:
         self._last_end_s = perf_counter()
         self._paused_s = 0.0
         self._paused_until_s = 0.0
-        self.rest: Rest | None = None
+        self.skipped_iterations: SkippedIterations | None = None
         """The steps that are only counted at present."""
 
     def discard_iteration(self) -> None:
@@ -81,37 +81,37 @@ class StepTimer:
 
     def pause(self, start_s: float) -> None:
         """Exclude the time from `start_s` until now from the step: a validation, a save or the end of an epoch."""
-        self.wake_up()
+        self.resume_sampling()
         now_s = perf_counter()
         self._paused_s += now_s - max(start_s, self._paused_until_s)
         self._paused_until_s = now_s
 
     # Steps that are only counted -----------------------------------------------------------------------------------
 
-    def start_rest(self, max_steps: int) -> None:
+    def start_skipping(self, max_steps: int) -> None:
         """Only count the next steps, as many as the governor wants no details of, but at most `max_steps`."""
         num_steps = min(self.governor.num_skippable, max_steps)
-        if num_steps > 0 and self._marks is None and self._job.can_rest:
+        if num_steps > 0 and self._marks is None and self._job.can_skip:
             self.governor.start_iteration()
-            self.rest = Rest(self._last_end_s, num_steps, _NUM_HOOKS)
+            self.skipped_iterations = SkippedIterations(self._last_end_s, num_steps, _NUM_HOOKS)
 
-    def batch_rested(self, rest: Rest, global_step: int) -> bool:
-        """Handle the end of a batch while resting; return whether it completes a step."""
+    def count_batch(self, iterations: SkippedIterations, global_step: int) -> bool:
+        """Handle the end of a batch while steps are skipped; return whether it completes a step."""
         now_s = perf_counter()
         if global_step == self._global_step:
             return False
         self._global_step = global_step
-        if rest.count(now_s):
-            with self.governor.hook("waking up"):
-                self.wake_up()
+        if iterations.count(now_s):
+            with self.governor.hook("resuming sampling"):
+                self.resume_sampling()
         return True
 
-    def wake_up(self) -> None:
+    def resume_sampling(self) -> None:
         """Record the steps that were only counted, and time the next one."""
-        rest, self.rest = self.rest, None
-        if rest is not None and rest.stops_s:
-            self._job.add_iterations(rest)
-            self._last_end_s, self._paused_s = rest.stops_s[-1], 0.0
+        iterations, self.skipped_iterations = self.skipped_iterations, None
+        if iterations is not None and iterations.stops_s:
+            self._job.add_iterations(iterations)
+            self._last_end_s, self._paused_s = iterations.stops_s[-1], 0.0
 
     # Around a batch ------------------------------------------------------------------------------------------------
 
@@ -164,8 +164,8 @@ class StepTimer:
         throughput = self._throughput(now_s)
         if not self._job.records_values:
             return {}
-        known = {"train_loss": _mean(losses, accumulation), **self._lr, "grad_norm": norm if is_unique else None}
-        return {name: value for name, value in {**known, **throughput}.items() if value is not None}
+        metrics = {"train_loss": _mean(losses, accumulation), **self._lr, "grad_norm": norm if is_unique else None}
+        return {name: value for name, value in {**metrics, **throughput}.items() if value is not None}
 
     def _throughput(self, now_s: float) -> dict[str, float]:
         """Return the duration of the step: the time since the previous step, without pauses."""
@@ -211,12 +211,12 @@ class StepTimer:
             self._norm = self._job.read_scalar(norm)
             self._num_norms += 1
 
-    def _switch_phase(self, starting: Names | None = None) -> None:
-        ended, self._phase = self._phase, starting
-        if ended is Names.OPTIMIZER_UPDATE and starting is Names.MODEL_BACKWARD:
-            ended = None  # this time also contains a forward pass
+    def _switch_phase(self, next_phase: Names | None = None) -> None:
+        last_phase, self._phase = self._phase, next_phase
+        if last_phase is Names.OPTIMIZER_UPDATE and next_phase is Names.MODEL_BACKWARD:
+            last_phase = None  # this time also contains a forward pass
         if self._marks is not None:
-            self._marks.mark(ended)
+            self._marks.mark(last_phase)
 
 
 def _loss(outputs: Any) -> Any:

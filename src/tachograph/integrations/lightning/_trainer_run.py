@@ -32,7 +32,7 @@ class TrainerRun:
 
     Attributes:
         job: records into the run.
-        has_callback: whether a callback observes the trainer; the logger then records only what the callback cannot.
+        has_callback: whether a callback observes the trainer; the logger then records only the other metrics.
         num_steps: completed optimizer steps.
         timer: times the batches during a fit; None otherwise.
         default_name: the name of the run if the user chose none.
@@ -112,7 +112,7 @@ class TrainerRun:
         return run
 
     def _plan_run(self) -> tuple[RunOptions, bool]:
-        """Return the plan of a run, and whether it resumes one: our own earlier run, or that of the checkpoint."""
+        """Return the plan of a run, and whether it resumes one: our own earlier run, or the run of the checkpoint."""
         plan, before = self.plan, self.job
         if plan.run is not None:
             return plan, False
@@ -146,8 +146,8 @@ class TrainerRun:
         run = self.job.run or self.plan.run
         if run is not None and run.folder is not None:
             return str(run.folder.path.parent)
-        given = self.plan.settings.get("log_dir")
-        return resolve_settings({"log_dir": given} if given is not None else {}).log_dir
+        setting = self.plan.settings.get("log_dir")
+        return resolve_settings({"log_dir": setting} if setting is not None else {}).log_dir
 
     def merge(self, other: TrainerRun) -> TrainerRun:
         """Return the one of two that both owners share from now on, with the options of either."""
@@ -175,7 +175,7 @@ class TrainerRun:
                 "steps": self.num_steps,
             }
 
-    def loaded(self, checkpoint: Any, path: str, start_s: float, stop_s: float, *, is_resume: bool) -> None:
+    def checkpoint_loaded(self, checkpoint: Any, path: str, start_s: float, stop_s: float, *, is_resume: bool) -> None:
         """Record a loaded checkpoint, now or when the run is started.
 
         Args:
@@ -185,12 +185,12 @@ class TrainerRun:
             stop_s: end of the load, on `perf_counter`.
             is_resume: whether training continues from it.
         """
-        stored = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, Mapping) else None
-        self._resumed_from = dict(stored) if isinstance(stored, Mapping) and is_resume else {}
+        run_info = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, Mapping) else None
+        self._resumed_from = dict(run_info) if isinstance(run_info, Mapping) and is_resume else {}
         parent = ParentRun(checkpoint_path=os.path.abspath(path), how="resume") if is_resume else None
-        if parent is not None and isinstance(stored, Mapping) and stored.get("run_id"):
-            parent.run_id, parent.run_name = str(stored["run_id"]), str(stored.get("run_name") or "") or None
-            parent.global_step = step_of({"global_step": stored.get("steps")})
+        if parent is not None and isinstance(run_info, Mapping) and run_info.get("run_id"):
+            parent.run_id, parent.run_name = str(run_info["run_id"]), str(run_info.get("run_name") or "") or None
+            parent.global_step = step_of({"global_step": run_info.get("steps")})
         self._pending_load = (start_s, stop_s, path, parent)
         if self.is_open:
             self._record_load()

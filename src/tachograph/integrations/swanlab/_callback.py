@@ -18,7 +18,7 @@ _TRAINER_TYPES = ("cpo", "dpo", "grpo", "kto", "orpo", "rloo")
 
 
 class SwanLabRLHFCompletionCallback(TrainerCallback):
-    """Records samples of what a TRL trainer generates or compares: ``Trainer(…, callbacks=[…])``.
+    """Records samples of the texts that a TRL trainer generates or compares: ``Trainer(…, callbacks=[…])``.
 
     The samples go to the run that is current when training starts; without one, nothing is recorded. Use it with a run
     of your own: `TachographCallback` records the same samples already.
@@ -52,8 +52,8 @@ class SwanLabRLHFCompletionCallback(TrainerCallback):
         with guard("capturing completions"):
             trainer, run = find_trainer(self), latest_run()
             names = [kind.__name__.lower() for kind in type(trainer).__mro__]
-            known = (kind for name in names for kind in _TRAINER_TYPES if name == f"{kind}trainer")
-            self.trainer_type = next(known, "unknown")
+            trainer_types = (kind for name in names for kind in _TRAINER_TYPES if name == f"{kind}trainer")
+            self.trainer_type = next(trainer_types, "unknown")
             if trainer is not None and run is not None and self._capture is None:
                 every, size, table = self.log_interval, self.max_completions, self.table_name
                 self._capture = capture_completions(trainer, run, every=every, max_buffer=size, table=table)

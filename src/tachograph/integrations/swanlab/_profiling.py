@@ -53,6 +53,6 @@ def swanlab_profiling_context(trainer: Any, func_name: str) -> profile_block:
 def swanlab_profiling_context_advanced(
     trainer: Any, func_name: str, config: ProfilingConfig | _DefaultProfilingConfig | None = None
 ) -> profile_block:
-    """Time a block, and record the calls that the config selects; by default those of `DEFAULT_PROFILING_CONFIG`."""
-    chosen = None if isinstance(config, _DefaultProfilingConfig) else config
-    return profile_block(f"{type(trainer).__name__}.{func_name}", chosen)
+    """Time a block, and record the calls that the config selects; by default `DEFAULT_PROFILING_CONFIG` does."""
+    profiling_config = None if isinstance(config, _DefaultProfilingConfig) else config
+    return profile_block(f"{type(trainer).__name__}.{func_name}", profiling_config)

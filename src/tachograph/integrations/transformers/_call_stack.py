@@ -31,13 +31,13 @@ def is_called_by(method: str) -> bool:
 
 
 def resume_arguments(trainer: Any) -> list[str]:
-    """Return the values of `resume_from_checkpoint` in the trainer's methods, those of the outermost call first."""
-    found: list[str] = []
+    """Return the values of `resume_from_checkpoint` in the trainer's methods, the outermost call first."""
+    paths: list[str] = []
     for frame in _callers():
-        given = frame.f_locals.get("resume_from_checkpoint") if frame.f_locals.get("self") is trainer else None
-        if isinstance(given, str):
-            found.insert(0, given)
-    return found
+        argument = frame.f_locals.get("resume_from_checkpoint") if frame.f_locals.get("self") is trainer else None
+        if isinstance(argument, str):
+            paths.insert(0, argument)
+    return paths
 
 
 def _callers() -> Iterator[FrameType]:

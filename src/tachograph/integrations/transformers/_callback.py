@@ -46,7 +46,7 @@ _hook = timed_callback("the trainer")
 
 
 class TachographCallback(TrainerCallback):
-    """Records what a `Trainer` does: ``Trainer(…, callbacks=[TachographCallback()])``.
+    """Records the training of a `Trainer`: ``Trainer(…, callbacks=[TachographCallback()])``.
 
     Uses the current run if there is one. Otherwise it starts a run named after the trainer's `run_name` or its output
     folder, which ends with the process. Training resumed from a checkpoint continues the run that saved it.
@@ -59,7 +59,7 @@ class TachographCallback(TrainerCallback):
             `completions` is off records no samples.
         completions_every: steps between two records of samples.
         completions_buffer: maximum number of samples in a record.
-        config: more of the config to record, such as that of the training script; its `telemetry` section applies as
+        config: more of the config to record, such as the training script's; its `telemetry` section applies as
             for `tachograph.init`.
         settings: settings of the run, as for `tachograph.init`.
 
@@ -78,13 +78,15 @@ class TachographCallback(TrainerCallback):
         config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        given = {
+        options = {
             "completions": completions,
             "completions_every": completions_every,
             "completions_buffer": completions_buffer,
         }
-        checked = resolve_settings(given)
-        self._completions = {option: getattr(checked, option) for option, value in given.items() if value is not None}
+        checked_settings = resolve_settings(options)
+        self._completions = {
+            option: getattr(checked_settings, option) for option, value in options.items() if value is not None
+        }
         """The options that were given here. For the others, the settings of the run apply."""
         self._plan = RunOptions(run, name, settings if run is not None else {**settings, **self._completions})
         self._job = IntegrationRun("transformers", self._plan)
@@ -107,9 +109,9 @@ class TachographCallback(TrainerCallback):
         self._startup: list[tuple[SpanScope, float, float]] = []
         """Spans from before the run, with the times of their start and stop."""
         self.default_name: str | None = None
-        """The name of the run if neither the user nor a checkpoint gives one; by default that of the output folder."""
+        """The name of the run if neither the user nor a checkpoint gives one; by default the output folder's name."""
         self.extra_config: Mapping[str, Any] = dict(config or {})
-        """More of the config to record, such as that of the training script."""
+        """More of the config to record, such as the training script's."""
         self.extra_facts: Mapping[str, Any] = {}
         """Fields to add to the `start` record, or to the event `instrumented` of a run that is already running."""
 
@@ -226,8 +228,8 @@ class TachographCallback(TrainerCallback):
     def _begin_run(self, args: TrainingArguments, state: TrainerState, model: Any, trainer: Any) -> Run:
         if self._job.is_open and self._job.run is not None:
             return self._job.run
-        saved = read_run_file(args, state, trainer) if state.global_step else None
-        plan, resume = plan_run(self._plan, self._job, saved)
+        run_file = read_run_file(args, state, trainer) if state.global_step else None
+        plan, resume = plan_run(self._plan, self._job, run_file)
         self._job = IntegrationRun("transformers", plan)
         self._job.first_step = 1
         facts = {**argument_facts(args, state), **model_facts(model), **self.extra_facts}
@@ -267,26 +269,26 @@ class TachographCallback(TrainerCallback):
             )
 
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._mark(Names.MODEL_FORWARD)
-            result = backward(*arguments, **named)
+            result = backward(*args, **kwargs)
             self._mark(Names.MODEL_BACKWARD)
             return result
 
         return wrapper
 
     @_hook
-    def _mark(self, ended: Names | None) -> None:
-        self._marks.mark(ended)
+    def _mark(self, phase: Names | None) -> None:
+        self._marks.mark(phase)
 
     def observe_loading(self, trainer: Any) -> None:
         """Time the loading of checkpoints, which happens before the trainer calls any hook."""
 
         def timed_load(load: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapper(*arguments: Any, **named: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 start_s = perf_counter()
                 try:
-                    return load(*arguments, **named)
+                    return load(*args, **kwargs)
                 finally:
                     self._load = (start_s, perf_counter())
 
@@ -348,14 +350,14 @@ class TachographCallback(TrainerCallback):
             return
         if self._job.world_size > 1 and state.global_step % self._poll_every:
             return
-        requested = self._job.requested_actions()
-        if requested.checkpoint:
+        actions = self._job.requested_actions()
+        if actions.checkpoint:
             control.should_save = True
-        if requested.stop:
+        if actions.stop:
             control.should_training_stop = True
-        if requested.log_every != self._log_every:
+        if actions.log_every != self._log_every:
             # All ranks switch at the same step, because the trainer runs a collective when it logs.
-            self._log_every = state.logging_steps = requested.log_every
+            self._log_every = state.logging_steps = actions.log_every
 
     @_hook
     def on_log(
@@ -421,10 +423,10 @@ class TachographCallback(TrainerCallback):
         self._end_evaluation()
         run = self._job.run
         if run is not None and metrics:
-            found = {name: value for name, value in metrics.items() if name != "epoch"}
+            results = {name: value for name, value in metrics.items() if name != "epoch"}
             if "eval_loss" in metrics:
-                found["val_loss"] = metrics["eval_loss"]
-            run.log_validation(found, step=state.global_step, epoch=metrics.get("epoch"), prefix="")
+                results["val_loss"] = metrics["eval_loss"]
+            run.log_validation(results, step=state.global_step, epoch=metrics.get("epoch"), prefix="")
 
     @_hook
     def on_predict(

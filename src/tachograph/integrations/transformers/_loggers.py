@@ -20,22 +20,22 @@ _HOOKS = [name for name in dir(TrainerCallback) if name.startswith("on_") and na
 
 def time_loggers(trainer: Any, run: Run, patches: Patches) -> None:
     """Warn if a trainer reports to several loggers, and time their callbacks until the patches are undone."""
-    found = list(_loggers_of(trainer))
-    costs = watch_loggers(run, {name for name, _ in found})
+    callbacks_by_logger = list(_loggers_of(trainer))
+    costs = watch_loggers(run, {name for name, _ in callbacks_by_logger})
     if costs is None:
         return
-    for name, callback in found:
+    for name, callback in callbacks_by_logger:
         costs.add_time(name, 0.0)
         for hook in _HOOKS:
             if getattr(type(callback), hook, None) is not getattr(TrainerCallback, hook):
-                patches.wrap(callback, hook, functools.partial(_timed, costs, name))
+                patches.wrap(callback, hook, functools.partial(_time_calls, costs, name))
 
 
-def _timed(costs: LoggerCosts, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(*arguments: Any, **named: Any) -> Any:
+def _time_calls(costs: LoggerCosts, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         start_s = perf_counter()
         try:
-            return hook(*arguments, **named)
+            return hook(*args, **kwargs)
         finally:
             costs.add_time(name, perf_counter() - start_s)
 

@@ -46,8 +46,8 @@ def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) ->
         except (OSError, ValueError):
             continue
         if isinstance(content, dict):
-            saved = {str(name): str(value) for name, value in content.items()}
-            return {**saved, "log_dir": os.path.normpath(os.path.join(checkpoint, saved.get("log_dir", "")))}
+            run_file = {str(name): str(value) for name, value in content.items()}
+            return {**run_file, "log_dir": os.path.normpath(os.path.join(checkpoint, run_file.get("log_dir", "")))}
     return {}
 
 
@@ -60,9 +60,9 @@ def log_parents(run: Run, args: TrainingArguments, state: TrainerState, model: A
                 break
     source = getattr(model, "name_or_path", None)
     if isinstance(source, str) and os.path.isdir(source) and run.folder is not None:
-        found = find_parent(os.path.abspath(source), str(run.folder.path.parent), "finetune")
-        if found is not None and found.run_id is not None:  # any other folder is a model of unknown origin
-            run.add_parent(found)
+        parent = find_parent(os.path.abspath(source), str(run.folder.path.parent), "finetune")
+        if parent is not None and parent.run_id is not None:  # any other folder is a model of unknown origin
+            run.add_parent(parent)
 
 
 def _checkpoints(args: TrainingArguments, state: TrainerState, trainer: Any) -> list[str]:
@@ -73,13 +73,13 @@ def _checkpoints(args: TrainingArguments, state: TrainerState, trainer: Any) -> 
     return [*checkpoints, os.path.join(args.output_dir or ".", f"checkpoint-{state.global_step}")]
 
 
-def plan_run(plan: RunOptions, job: IntegrationRun, saved: Mapping[str, str] | None) -> tuple[RunOptions, bool]:
-    """Return the plan of a run, and whether it resumes one: our own earlier run, or that of the checkpoint.
+def plan_run(plan: RunOptions, job: IntegrationRun, run_file: Mapping[str, str] | None) -> tuple[RunOptions, bool]:
+    """Return the plan of a run, and whether it resumes one: our own earlier run, or the run of the checkpoint.
 
     Args:
         plan: the plan that the user gave.
         job: the job so far.
-        saved: the content of the checkpoint's run file; None if training is not resumed.
+        run_file: the content of the checkpoint's run file; None if training is not resumed.
     """
     before = job.run
     if plan.run is not None:
@@ -87,12 +87,12 @@ def plan_run(plan: RunOptions, job: IntegrationRun, saved: Mapping[str, str] | N
     if before is not None and job.owns_run and before.folder is not None:
         settings = {**plan.settings, "log_dir": str(before.folder.path.parent)}
         return RunOptions(None, before.folder.name, settings), True
-    if saved is None:
+    if run_file is None:
         return plan, False
-    name = saved.get("run_name", "")
-    log_dir = str(plan.settings.get("log_dir") or saved.get("log_dir"))
-    is_same_name = plan.name in {None, name, saved.get("asked_name")}
-    if is_same_name and is_run(log_dir, name, saved.get("run_id")):
+    name = run_file.get("run_name", "")
+    log_dir = str(plan.settings.get("log_dir") or run_file.get("log_dir"))
+    is_same_name = plan.name in {None, name, run_file.get("asked_name")}
+    if is_same_name and is_run(log_dir, name, run_file.get("run_id")):
         return RunOptions(None, name, {**plan.settings, "log_dir": log_dir}), True
     # Without a run file, the checkpoint may belong to a run that was recorded in another way: resume by name.
-    return plan, not saved
+    return plan, not run_file

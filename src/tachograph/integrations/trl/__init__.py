@@ -1,4 +1,4 @@
-"""TRL: record samples of what a trainer generates, compares or learns from.
+"""TRL: record samples of the texts that a trainer generates, compares or learns from.
 
 `TachographCallback` of `tachograph.integrations.transformers` uses this module on its own.
 """

@@ -8,7 +8,7 @@ original, reads rows from the trainer, and restores the inner calls.
 
 Training stays bit-identical: no random number is drawn, no model is called and only detached tensors are kept. Nothing
 is gathered across ranks either: only rank 0 captures, so a collective started here would wait for the other ranks
-forever. Rank 0 records its own samples. GRPO and RLOO gather theirs for their own logs, so there it has those of all.
+forever. Rank 0 records its own samples. GRPO and RLOO gather theirs for their own logs, so there it has all samples.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CompletionCapture:
             self._disable(f"this {names[0]} has no {extractor.method}()")
             return
         # `replace`, not `wrap`: two captures of one trainer, each with its own run, may stack.
-        self._patches.replace(self._trainer, extractor.method, self._capturing(method, extractor))
+        self._patches.replace(self._trainer, extractor.method, self._wrap_to_capture(method, extractor))
         self._is_active = True
 
     def on_step_end(self, step: int) -> None:
@@ -115,18 +115,18 @@ class CompletionCapture:
         self._stop()
         self._completions.flush()
 
-    def _capturing(self, method: Callable[..., Any], extractor: SampleExtractor) -> Callable[..., Any]:
+    def _wrap_to_capture(self, method: Callable[..., Any], extractor: SampleExtractor) -> Callable[..., Any]:
         @functools.wraps(method)
-        def wrapper(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             max_rows = self._num_wanted()
             if not max_rows:
-                return method(*arguments, **named)
-            observed: list[Any] = []
+                return method(*args, **kwargs)
+            extracts: list[Any] = []
             with Patches() as patches:
-                self._observe_methods(extractor, arguments, observed, patches)
-                result = method(*arguments, **named)
-            batch = arguments[1] if len(arguments) > 1 else named.get("inputs")
-            self._add_rows(lambda: extractor.build_rows(self._trainer, batch, observed, max_rows))
+                self._observe_methods(extractor, args, extracts, patches)
+                result = method(*args, **kwargs)
+            batch = args[1] if len(args) > 1 else kwargs.get("inputs")
+            self._add_rows(lambda: extractor.build_rows(self._trainer, batch, extracts, max_rows))
             return result
 
         return wrapper
@@ -149,12 +149,12 @@ class CompletionCapture:
         return 0
 
     def _observe_methods(
-        self, extractor: SampleExtractor, arguments: tuple[Any, ...], observed: list[Any], patches: Patches
+        self, extractor: SampleExtractor, arguments: tuple[Any, ...], extracts: list[Any], patches: Patches
     ) -> None:
         with guard("capturing completions"):
             try:
                 for method in extractor.observed_methods(self._trainer, arguments):
-                    _observe(method, observed, patches)
+                    _observe(method, extracts, patches)
             except Exception as error:  # noqa: BLE001 - a subclass of a TRL trainer may differ in any way
                 self._disable(f"{type(error).__name__}: {error}")
 
@@ -183,17 +183,17 @@ class CompletionCapture:
             self._patches.undo()
 
 
-def _observe(method: ObservedMethod, observed: list[Any], patches: Patches) -> None:
+def _observe(method: ObservedMethod, extracts: list[Any], patches: Patches) -> None:
     """Append an extract of each call of a method to a list, until the patches are undone."""
     original = getattr(method.owner, method.name)
     is_open = True
 
     @functools.wraps(original)
-    def wrapper(*arguments: Any, **named: Any) -> Any:
-        result = original(*arguments, **named)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
         if is_open:
             with guard("capturing completions"):
-                observed.append(method.extract(arguments, named, result))
+                extracts.append(method.extract(args, kwargs, result))
         return result
 
     def close() -> None:

@@ -47,7 +47,7 @@ class SampleExtractor(NamedTuple):
 # GRPO, RLOO ----------------------------------------------------------------------------------------------------------
 
 
-def _grpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
+def _grpo_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
     logs = trainer._logs  # private: the table that the trainer fills for its own completion logs
     columns = (logs["prompt"], logs["completion"], logs["rewards"], logs["advantages"])
     return scored_rows(trainer, *columns, max_rows=max_rows, extra=logs.get("extra", {}))
@@ -90,97 +90,107 @@ def scored_rows(
         "advantage": _first_values(advantages, num_rows, max_rows),
     }
     for name, column in (extra or {}).items():  # columns that reward functions add with `log_extra`
-        own = f"{name}_" if name in {*columns, "self", "step"} else str(name)
-        columns.setdefault(own, _first_values(column, num_rows, max_rows))
+        column_name = f"{name}_" if name in {*columns, "self", "step"} else str(name)
+        columns.setdefault(column_name, _first_values(column, num_rows, max_rows))
     return _add_columns([{} for _ in range(max_rows)], columns)
 
 
 def _first_values(values: Iterable[Any], num_rows: int, max_rows: int) -> list[Any]:
     """Return the first values of a column; an empty list if its length differs from the number of rows."""
-    known = list(values)
-    return known[:max_rows] if len(known) == num_rows else []
+    column = list(values)
+    return column[:max_rows] if len(column) == num_rows else []
 
 
 def _weighted_reward(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """Return the reward whose mean the trainer reports; NaN if no reward function returned a value."""
-    known = [weights[name] * value for name, value in rewards.items() if not math.isnan(value)]
-    return sum(known) if known else math.nan
+    weighted_values = [weights[name] * value for name, value in rewards.items() if not math.isnan(value)]
+    return sum(weighted_values) if weighted_values else math.nan
 
 
 # Preference pairs: DPO, ORPO, CPO ------------------------------------------------------------------------------------
 
 
-def _dpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
+def _dpo_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
     # `compute_loss` passes these 1-d tensors to `accelerator.gather`, in this order: chosen rewards, rejected rewards,
     # whether chosen > rejected, margins. The scalars that it gathers in between are skipped.
-    chosen, rejected, _, margins = [tensor for tensor in observed if getattr(tensor, "ndim", 0) == 1][:4]
+    chosen_rewards, rejected_rewards, _, margins = [tensor for tensor in extracts if getattr(tensor, "ndim", 0) == 1][
+        :4
+    ]
     num_pairs = len(batch["input_ids"]) // 2
-    if len(chosen) != num_pairs or repr((chosen - rejected).tolist()) != repr(margins.tolist()):
+    if len(chosen_rewards) != num_pairs or repr((chosen_rewards - rejected_rewards).tolist()) != repr(margins.tolist()):
         raise ValueError("rewards and margins are not gathered in the expected order")
     num_rows = min(num_pairs, max_rows)
     first = _prompts_and_answers(trainer, batch, slice(0, num_rows))
     second = _prompts_and_answers(trainer, batch, slice(num_pairs, num_pairs + num_rows))
     rows = [
-        {"prompt": prompt, "chosen": answer, "rejected": other}
-        for (prompt, answer), (_, other) in zip(first, second, strict=True)
+        {"prompt": prompt, "chosen": chosen_text, "rejected": rejected_text}
+        for (prompt, chosen_text), (_, rejected_text) in zip(first, second, strict=True)
     ]
     return _add_columns(
-        rows, {"chosen_reward": chosen.tolist(), "rejected_reward": rejected.tolist(), "margin": margins.tolist()}
+        rows,
+        {
+            "chosen_reward": chosen_rewards.tolist(),
+            "rejected_reward": rejected_rewards.tolist(),
+            "margin": margins.tolist(),
+        },
     )
 
 
-def _orpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
-    losses, chosen, rejected = observed[-1]
+def _orpo_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
+    losses, chosen_rewards, rejected_rewards = extracts[-1]
     beta = float(trainer.beta)
     ratios = [loss / beta for loss in losses.tolist()] if beta else []
     return _add_columns(
-        _pair_rows(trainer, batch, max_rows), {"log_odds_ratio": ratios, **_pair_rewards(chosen, rejected)}
+        _pair_rows(trainer, batch, max_rows),
+        {"log_odds_ratio": ratios, **_pair_rewards(chosen_rewards, rejected_rewards)},
     )
 
 
-def _cpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
-    _, chosen, rejected = observed[-1]
-    return _add_columns(_pair_rows(trainer, batch, max_rows), _pair_rewards(chosen, rejected))
+def _cpo_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
+    _, chosen_rewards, rejected_rewards = extracts[-1]
+    return _add_columns(_pair_rows(trainer, batch, max_rows), _pair_rewards(chosen_rewards, rejected_rewards))
 
 
 def _pair_rows(trainer: Any, batch: Any, max_rows: int) -> list[Row]:
     prompts, masks = _to_list(batch["prompt_input_ids"]), _to_list(batch["prompt_attention_mask"])
-    chosen, rejected = _to_list(batch["chosen_labels"]), _to_list(batch["rejected_labels"])
+    chosen_labels, rejected_labels = _to_list(batch["chosen_labels"]), _to_list(batch["rejected_labels"])
     return [
         {
-            "prompt": _decode(trainer, [token for token, kept in zip(prompt, mask, strict=True) if kept]),
+            "prompt": _decode(trainer, [token for token, is_token in zip(prompt, mask, strict=True) if is_token]),
             "chosen": _decode(trainer, [token for token in first if token != _IGNORED_LABEL]),
             "rejected": _decode(trainer, [token for token in second if token != _IGNORED_LABEL]),
         }
-        for prompt, mask, first, second in list(zip(prompts, masks, chosen, rejected, strict=True))[:max_rows]
+        for prompt, mask, first, second in list(zip(prompts, masks, chosen_labels, rejected_labels, strict=True))[
+            :max_rows
+        ]
     ]
 
 
-def _pair_rewards(chosen: Any, rejected: Any) -> dict[str, list[float]]:
+def _pair_rewards(chosen_rewards: Any, rejected_rewards: Any) -> dict[str, list[float]]:
     return {
-        "chosen_reward": chosen.tolist(),
-        "rejected_reward": rejected.tolist(),
-        "margin": (chosen - rejected).tolist(),
+        "chosen_reward": chosen_rewards.tolist(),
+        "rejected_reward": rejected_rewards.tolist(),
+        "margin": (chosen_rewards - rejected_rewards).tolist(),
     }
 
 
 # KTO, SFT ------------------------------------------------------------------------------------------------------------
 
 
-def _kto_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
+def _kto_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
     rows = [
-        {"prompt": prompt, "completion": answer, "label": "desirable" if label else "undesirable"}
-        for (prompt, answer), label in zip(
+        {"prompt": prompt, "completion": completion, "label": "desirable" if label else "undesirable"}
+        for (prompt, completion), label in zip(
             _prompts_and_answers(trainer, batch, slice(0, max_rows)), _to_list(batch["label"][:max_rows]), strict=True
         )
     ]
-    return _add_columns(rows, {"reward": _kto_rewards(trainer, batch, observed)})
+    return _add_columns(rows, {"reward": _kto_rewards(trainer, batch, extracts)})
 
 
-def _kto_rewards(trainer: Any, batch: Any, observed: list[Any]) -> list[float]:
+def _kto_rewards(trainer: Any, batch: Any, extracts: list[Any]) -> list[float]:
     """Return the rewards whose means the trainer reports; an empty list if no reference forward was observed."""
     ids = batch["input_ids"]
-    calls = [call for call in observed if call is not None and _is_same_batch(call.ids, ids)]
+    calls = [call for call in extracts if call is not None and _is_same_batch(call.ids, ids)]
     policy = [call.log_probability(ids) for call in calls if call.is_policy]
     reference = [call.log_probability(ids) for call in calls if not call.is_policy]
     if batch.get("ref_logps") is not None:
@@ -192,7 +202,7 @@ def _kto_rewards(trainer: Any, batch: Any, observed: list[Any]) -> list[float]:
 
 
 class _ForwardCall(NamedTuple):
-    """The log probabilities that a forward pass returned. Only those of the policy require gradients."""
+    """The log probabilities that a forward pass returned. Only the policy's require gradients."""
 
     ids: Any
     log_probs: Any
@@ -207,12 +217,12 @@ def _is_same_batch(one: Any, other: Any) -> bool:
     return one is not None and one.shape == other.shape and one.data_ptr() == other.data_ptr()
 
 
-def _sft_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
+def _sft_rows(trainer: Any, batch: Any, extracts: list[Any], max_rows: int) -> list[Row]:
     rows = []
     for tokens, labels in _split_examples(batch, min(max_rows, _MAX_SFT_EXAMPLES)):
-        trained = [index for index, label in enumerate(labels) if label != _IGNORED_LABEL]
-        first = trained[0] if trained else len(tokens)
-        ranges = _contiguous_ranges(trained)
+        label_indices = [index for index, label in enumerate(labels) if label != _IGNORED_LABEL]
+        first = label_indices[0] if label_indices else len(tokens)
+        ranges = _contiguous_ranges(label_indices)
         row = {"prompt": _decode(trainer, tokens[:first]) if first else None}
         row["completion"] = _GAP.join(_decode(trainer, tokens[start:end]) for start, end in ranges)
         rows.append(row)
@@ -226,8 +236,8 @@ def _split_examples(batch: Any, max_rows: int) -> list[tuple[list[int], list[int
         masks = _to_list(batch["attention_mask"][:max_rows])
         return [
             (
-                [token for token, kept in zip(row, mask, strict=True) if kept],
-                [one for one, kept in zip(label, mask, strict=True) if kept],
+                [token for token, is_token in zip(row, mask, strict=True) if is_token],
+                [one for one, is_token in zip(label, mask, strict=True) if is_token],
             )
             for row, label, mask in zip(ids, labels, masks, strict=True)
         ]
@@ -257,20 +267,22 @@ def _contiguous_ranges(indices: list[int]) -> list[tuple[int, int]]:
 
 
 def _to_list(tensor: Any) -> list[Any]:
-    found: list[Any] = tensor.tolist()
-    return found
+    values: list[Any] = tensor.tolist()
+    return values
 
 
 def _prompts_and_answers(trainer: Any, batch: Any, rows: slice) -> list[tuple[str, str]]:
     """Return prompts and answers of rows of a batch whose `completion_mask` marks the tokens of the answer."""
     columns = [_to_list(batch[name][rows]) for name in ("input_ids", "attention_mask", "completion_mask")]
-    found = []
+    pairs = []
     for ids, mask, is_answer in zip(*columns, strict=True):
-        tokens = [(token, in_answer) for token, kept, in_answer in zip(ids, mask, is_answer, strict=True) if kept]
-        prompt = [token for token, in_answer in tokens if not in_answer]
-        answer = [token for token, in_answer in tokens if in_answer]
-        found.append((_decode(trainer, prompt), _decode(trainer, answer)))
-    return found
+        tokens = [
+            (token, in_answer) for token, is_token, in_answer in zip(ids, mask, is_answer, strict=True) if is_token
+        ]
+        prompt_tokens = [token for token, in_answer in tokens if not in_answer]
+        answer_tokens = [token for token, in_answer in tokens if in_answer]
+        pairs.append((_decode(trainer, prompt_tokens), _decode(trainer, answer_tokens)))
+    return pairs
 
 
 def _decode(trainer: Any, tokens: list[int]) -> str:
@@ -294,11 +306,11 @@ def _observe_nothing(trainer: Any, arguments: tuple[Any, ...]) -> list[ObservedM
 
 
 def _observe_gather(trainer: Any, arguments: tuple[Any, ...]) -> list[ObservedMethod]:
-    return [ObservedMethod(trainer.accelerator, "gather", lambda given, named, result: _detach(given[0]))]
+    return [ObservedMethod(trainer.accelerator, "gather", lambda args, kwargs, result: _detach(args[0]))]
 
 
 def _observe_loss(name: str) -> Callable[[Any, tuple[Any, ...]], list[ObservedMethod]]:
-    def extract(arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> list[Any]:
+    def extract(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Any]:
         return [*map(_detach, result[:3])]
 
     return lambda trainer, _: [ObservedMethod(trainer, name, extract)]
@@ -313,11 +325,11 @@ def _observe_forward(trainer: Any, arguments: tuple[Any, ...]) -> list[ObservedM
     return [ObservedMethod(model, "forward", _extract_log_probs) for model in (policy, reference) if model is not None]
 
 
-def _extract_log_probs(arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> _ForwardCall | None:
+def _extract_log_probs(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _ForwardCall | None:
     log_probs = getattr(result, "log_probs", None)
     if log_probs is None:
         return None
-    return _ForwardCall(named.get("input_ids"), log_probs.detach(), bool(log_probs.requires_grad))
+    return _ForwardCall(kwargs.get("input_ids"), log_probs.detach(), bool(log_probs.requires_grad))
 
 
 def _detach(value: Any) -> Any:

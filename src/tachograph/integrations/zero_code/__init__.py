@@ -3,7 +3,7 @@
 1. The launcher (`_launch`) puts the folder `bootstrap` first on the script's `PYTHONPATH` and starts it. Python imports
    a module named `sitecustomize` at startup, so it imports `bootstrap/sitecustomize.py`.
 2. That calls `_child.install`, which only installs an import watch (`_imports`). Torch, transformers and Lightning are
-   instrumented when the script imports them. What a script does not import costs nothing.
+   instrumented when the script imports them. A package that the script does not import costs nothing.
 3. Output passes through the launcher (`_output`), which records it (`_output_recorder`) and keeps the last lines.
 4. When the program has ended, the launcher adds its exit code and last output to the run. Processes tell the launcher
    about their run through small files (`_launch_spec`).

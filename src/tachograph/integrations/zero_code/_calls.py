@@ -31,12 +31,12 @@ class CallObserver:
     Calls inside an observed call are not observed: many libraries call themselves.
 
     Args:
-        what: what is observed, for messages.
+        subject: the observed calls, for messages.
         is_ignored: returns whether a call is not observed, given the frame that makes it.
     """
 
-    def __init__(self, what: str, is_ignored: Callable[[FrameType], bool]) -> None:
-        self._what = what
+    def __init__(self, subject: str, is_ignored: Callable[[FrameType], bool]) -> None:
+        self._subject = subject
         self._is_ignored = is_ignored
         self._depth = _Depth()
         self.patches = Patches()
@@ -46,24 +46,24 @@ class CallObserver:
         is_static = isinstance(owner, type) and isinstance(vars(owner).get(name), staticmethod)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 depth = self._depth
                 if depth.inside:
-                    return original(*arguments, **named)
+                    return original(*args, **kwargs)
                 add, fault = None, None
                 try:
                     if not self._is_ignored(sys._getframe(1)):
-                        bound = _signature(original).bind(*arguments, **named)
+                        bound = _signature(original).bind(*args, **kwargs)
                         bound.apply_defaults()
                         add = observe(*bound.args, **bound.kwargs)
                 except Exception as error:  # noqa: BLE001 - wrong arguments: the original raises, too
                     fault = error
                 depth.inside = True
                 try:
-                    result = original(*arguments, **named)
+                    result = original(*args, **kwargs)
                 finally:
                     depth.inside = False
-                with guard(f"recording {self._what}"):
+                with guard(f"recording {self._subject}"):
                     if fault is not None:
                         raise fault
                     if add is not None:

@@ -1,4 +1,4 @@
-"""Runs in every Python process of a program that `tacho run` started: instruments what the process imports.
+"""Runs in every Python process of a program that `tacho run` started: instruments the packages that it imports.
 
 Hooks on imports wrap functions of torch, add a callback to the trainers of Hugging Face and Lightning, and observe what
 the script tells other trackers and parsers of arguments. Nothing is imported before the script imports it itself. A
@@ -45,7 +45,7 @@ class _Child:
         self._spec = spec
         self._observer: LoopObserver | None = None
         self._patches: TorchPatches | None = None
-        self._shared: tuple[RunOptions, IntegrationRun] | None = None
+        self._options_and_run: tuple[RunOptions, IntegrationRun] | None = None
         self._values = ScriptValues(
             self._start_run,
             lambda: self._observer.last_step if self._observer is not None else None,
@@ -69,7 +69,7 @@ class _Child:
             **ConfigHooks(self._values).hooks(),
             **TrackerHooks(self._values).hooks(),
         }
-        return {name: _guarded(name, hook) for name, hook in hooks.items()}
+        return {name: _guard_hook(name, hook) for name, hook in hooks.items()}
 
     # Reports to the launcher ---------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class _Child:
 
     def _shared_run(self) -> tuple[RunOptions, IntegrationRun]:
         """Return the run that the observer of the loop and the calls to trackers share."""
-        if self._shared is None:
+        if self._options_and_run is None:
             from tachograph.integrations._common.integration_run import (
                 IntegrationRun,
                 LaunchHooks,
@@ -119,8 +119,8 @@ class _Child:
 
             set_launch_hooks(LaunchHooks(self._values.config, self._values.run_started))
             options = RunOptions(None, self._spec.name, self._settings(), self._spec.default_name)
-            self._shared = options, IntegrationRun("pytorch", options)
-        return self._shared
+            self._options_and_run = options, IntegrationRun("pytorch", options)
+        return self._options_and_run
 
     def _start_run(self, tool: str) -> None:
         """Start the run of a program that logs metrics with a tool and does not train in a way that we recognise."""
@@ -146,8 +146,8 @@ class _Child:
     def _loader_imported(self, module: ModuleType) -> None:
         self._torch_patches().every_loader(module)
 
-    def _observe_saving(self, owner: Any, name: str, place: int, keyword: str) -> None:
-        self._torch_patches().saving(owner, name, place, keyword)
+    def _observe_saving(self, owner: Any, name: str, position: int, keyword: str) -> None:
+        self._torch_patches().saving(owner, name, position, keyword)
 
     def _accelerate_imported(self, module: ModuleType) -> None:
         self._observe_saving(
@@ -204,7 +204,7 @@ def _error_fields(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _guarded(name: str, hook: Hook) -> Hook:
+def _guard_hook(name: str, hook: Hook) -> Hook:
     def safely(module: ModuleType) -> None:
         with guard(f"instrumenting {name}"):
             hook(module)
@@ -216,8 +216,8 @@ def _call_after_init(kind: Any, function: Callable[[Any], None]) -> None:
     """Call a function with each new object of a class, right after its `__init__`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - replaces that method
-            original(self, *arguments, **named)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces that method
+            original(self, *args, **kwargs)
             with guard(f"adding a callback to {kind.__name__}"):
                 function(self)
 
@@ -247,11 +247,11 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     Patches().wrap(owner, name, make)
 
 
-def _remove_our_callback(trainer: Any, added: Any) -> None:
+def _remove_our_callback(trainer: Any, new_callback: Any) -> None:
     """Remove our callback from a Hugging Face trainer if the script adds one itself."""
     integration = sys.modules.get("tachograph.integrations.transformers")
     kind = integration.TachographCallback if integration is not None else None
-    if kind is None or not (isinstance(added, kind) or added is kind):
+    if kind is None or not (isinstance(new_callback, kind) or new_callback is kind):
         return
     for callback in list(trainer.callback_handler.callbacks):
         if isinstance(callback, kind) and callback.run is None:

@@ -49,17 +49,17 @@ class ConfigHooks:
         self._calls.wrap(module.ArgumentParser, "parse_known_args", parse)
 
     def _add_namespace(self, result: Any) -> None:
-        namespace = result[0] if isinstance(result, tuple) else result  # `parse_known_args` also returns what is left
+        namespace = result[0] if isinstance(result, tuple) else result  # `parse_known_args` also returns the rest
         self._values.add_config({name: value for name, value in vars(namespace).items() if not callable(value)})
 
     def _hydra_imported(self, module: ModuleType) -> None:
         """Read the composed config before Hydra calls the function of the script with it."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def run_job(task_function: Any, config: Any, *arguments: Any, **named: Any) -> Any:
+            def run_job(task_function: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
                 with guard("recording the config of the script"):
                     self._add_container(config)
-                return original(task_function, config, *arguments, **named)
+                return original(task_function, config, *args, **kwargs)
 
             return run_job
 
@@ -74,11 +74,11 @@ class ConfigHooks:
 
         if not isinstance(config, DictConfig):
             return
-        own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+        script_config = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
         try:
-            plain = OmegaConf.to_container(own, resolve=True)
+            plain = OmegaConf.to_container(script_config, resolve=True)
         except Exception:  # noqa: BLE001 - a reference to a value that is not known yet
-            plain = OmegaConf.to_container(own, resolve=False)
+            plain = OmegaConf.to_container(script_config, resolve=False)
         self._values.add_config(plain)
 
 

@@ -118,26 +118,26 @@ def launch(
     fault = _select_report(faults, pid)
     reason = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
-        fatal, told = _select_report(errors, pid), _select_report(values, pid) or {}
-        run = _record_without_training(spec, settings, returncode, fatal, told, output, reason)
+        fatal, script_values = _select_report(errors, pid), _select_report(values, pid) or {}
+        run = _record_without_training(spec, settings, returncode, fatal, script_values, output, reason)
     except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
         return LaunchResult(returncode, None, has_training=False, reason=str(error), signals=signals)
-    return LaunchResult(returncode, run, has_training=bool(told.get("rows")), reason=reason, signals=signals)
+    return LaunchResult(returncode, run, has_training=bool(script_values.get("rows")), reason=reason, signals=signals)
 
 
 def _find_run_folder(reports: str, pids: Sequence[int]) -> str | None:
     """Return the folder of the run that the program, or else one of its processes, started last."""
     try:
-        found = _select_report(read_child_reports(reports, "run"), pids[0]) if pids else None
+        report = _select_report(read_child_reports(reports, "run"), pids[0]) if pids else None
     except OSError:  # the program has ended
         return None
-    return str(found["folder"]) if found is not None else None
+    return str(report["folder"]) if report is not None else None
 
 
 def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] | None:
     """Return the report of the program itself, else the last one of a process that it started."""
-    own = [report.fields for report in reports if report.pid == pid]
-    return own[-1] if own else reports[-1].fields if reports else None
+    program_reports = [report.fields for report in reports if report.pid == pid]
+    return program_reports[-1] if program_reports else reports[-1].fields if reports else None
 
 
 # The program ---------------------------------------------------------------------------------------------------------
@@ -152,22 +152,22 @@ def check_command(command: Sequence[str]) -> list[str]:
     """
     if not command:
         raise ConfigError("nothing to run: write `tacho run -- python train.py`")
-    resolved = list(command)
-    if resolved[0] == "-m" or (resolved[0].endswith(".py") and not os.access(resolved[0], os.X_OK)):
-        resolved.insert(0, sys.executable)
-    program = shutil.which(resolved[0])
+    full_command = list(command)
+    if full_command[0] == "-m" or (full_command[0].endswith(".py") and not os.access(full_command[0], os.X_OK)):
+        full_command.insert(0, sys.executable)
+    program = shutil.which(full_command[0])
     if program is None:
         raise ProgramNotFoundError(
-            f"{resolved[0]!r} is not an executable program; check the path, or write `python {resolved[0]}`"
+            f"{full_command[0]!r} is not an executable program; check the path, or write `python {full_command[0]}`"
         )
     if os.path.basename(program).startswith("python"):
-        flag = _find_isolating_flag(resolved[1:])
+        flag = _find_isolating_flag(full_command[1:])
         if flag is not None:
             raise ConfigError(
                 f"python -{flag} ignores PYTHONPATH or sitecustomize, which `tacho run` needs to reach the script; "
                 "remove that flag"
             )
-    return resolved
+    return full_command
 
 
 def _find_isolating_flag(arguments: Sequence[str]) -> str | None:
@@ -181,30 +181,30 @@ def _find_isolating_flag(arguments: Sequence[str]) -> str | None:
         elif not argument.startswith("-") or argument == "-":
             return None
         else:
-            for place, flag in enumerate(argument[1:], start=1):
+            for index, flag in enumerate(argument[1:], start=1):
                 if flag in "EIS":
                     return flag
                 if flag in "cm":
                     return None
                 if flag in "WX":  # their value is the rest of this argument, or the next one
-                    is_value = place == len(argument) - 1
+                    is_value = index == len(argument) - 1
                     break
     return None
 
 
 def _derive_name(command: Sequence[str]) -> str:
     """Return a name for the run: the script or module among the arguments, else the program."""
-    found = os.path.basename(command[0])
-    for place, argument in enumerate(command[1:], start=1):
-        if argument in {"-m", "--module"} and place + 1 < len(command) and "." not in command[place + 1][:1]:
-            module = command[place + 1]
+    source = os.path.basename(command[0])
+    for index, argument in enumerate(command[1:], start=1):
+        if argument in {"-m", "--module"} and index + 1 < len(command) and "." not in command[index + 1][:1]:
+            module = command[index + 1]
             if module not in {"torch.distributed.run", "accelerate.commands.launch"}:
-                found = module.rpartition(".")[2]
+                source = module.rpartition(".")[2]
                 break
         elif argument.endswith(".py"):
-            found = Path(argument).stem
+            source = Path(argument).stem
             break
-    name = "".join(char if char.isalnum() or char in "._-" else "-" for char in found).strip(".-")
+    name = "".join(char if char.isalnum() or char in "._-" else "-" for char in source).strip(".-")
     return name[:80] or "run"
 
 
@@ -242,10 +242,10 @@ def _run(
     """Run the program to its end; add its process id to `pids` and return its exit code and the signals forwarded."""
     program: subprocess.Popen[bytes] | None = None
     pending_signals: list[int] = []  # received before the program has started
-    received: list[int] = []
+    received_signals: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        received_signals.append(number)
         if program is None:
             pending_signals.append(number)
         elif number != signal.SIGINT or not _is_foreground():  # the terminal sends Ctrl-C to the program, too
@@ -273,7 +273,7 @@ def _run(
         returncode = program.wait()
         if output is not None:
             output.wait(_CAPTURE_TIMEOUT_S)
-        return returncode, tuple(received)
+        return returncode, tuple(received_signals)
 
 
 def _handle(stack: contextlib.ExitStack, name: str, handler: Callable[[int, FrameType | None], None]) -> None:
@@ -315,20 +315,20 @@ def _record_without_training(
     settings: Mapping[str, Any],
     returncode: int,
     error: Mapping[str, Any] | None,
-    told: Mapping[str, Any],
+    script_values: Mapping[str, Any],
     output: ProgramOutput | None,
     reason: str | None,
 ) -> str | None:
     """Record the end and the last output of a program in which no training was detected; return the run's folder.
 
-    What it told other tools is recorded, too: its config, and the few rows that may come before training.
+    Values that it passed to other tools are recorded, too: its config, and the few rows that may come before training.
     """
     quiet = {"console": False, "hooks": False, "diagnose": False, "system_interval_s": 0.0}
-    config = told.get("config") or None
+    config = script_values.get("config") or None
     options = {**settings, **quiet}
     run = init(spec.name or spec.default_name, config=config, resume=spec.resume, tags=spec.tags, **options)
     run.event("instrumented", framework="none", method="launch", reason=reason or "no training was detected")
-    for step, row in told.get("rows", ()):
+    for step, row in script_values.get("rows", ()):
         run.log(row, step)
     end = _end_fields(returncode)
     if error is not None and returncode:
@@ -349,15 +349,18 @@ def _log_records(output: ProgramOutput | None) -> list[tuple[str, dict[str, Any]
 
 
 def _append_end(folder: RunFolder, end: Mapping[str, Any], output: ProgramOutput | None) -> None:
-    """Append to a run what its own process could not record: its last output and its exit code."""
-    found = overview(folder)
+    """Append to a run the last output and the exit code, which its own process could not record."""
+    run_overview = overview(folder)
     end = dict(end)
-    if found.state in {RunState.FINISHED, *_UNSUCCESSFUL}:
-        if found.state in _UNSUCCESSFUL:
+    if run_overview.state in {RunState.FINISHED, *_UNSUCCESSFUL}:
+        if run_overview.state in _UNSUCCESSFUL:
             end["status"] = "failed"
-        elif found.reason != "exit":
-            end["status"], end["reason"] = "finished", found.reason  # the program ended its run before its own end
-        if found.reason and (end["status"] == "finished" or found.state in _UNSUCCESSFUL):
-            end["reason"] = found.reason
+        elif run_overview.reason != "exit":
+            end["status"], end["reason"] = (
+                "finished",
+                run_overview.reason,
+            )  # the program ended its run before its own end
+        if run_overview.reason and (end["status"] == "finished" or run_overview.state in _UNSUCCESSFUL):
+            end["reason"] = run_overview.reason
     with contextlib.suppress(OSError):  # a full disk or a deleted folder: the program's own records are unaffected
         append_after_exit(folder, [*_log_records(output), ("end", end)])

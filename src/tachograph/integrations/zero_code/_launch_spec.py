@@ -70,11 +70,11 @@ def report_to_launcher(spec: LaunchSpec, kind: str, fields: dict[str, Any]) -> N
 
 def read_child_reports(folder: str, kind: str) -> list[ChildReport]:
     """Return the reports of a kind, the oldest first."""
-    found: list[tuple[int, ChildReport]] = []
+    reports_by_time: list[tuple[int, ChildReport]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             entry_kind, _, pid = entry.name.removesuffix(".json").rpartition("-")
             if entry_kind == kind and entry.name.endswith(".json"):
                 with contextlib.suppress(OSError, ValueError), open(entry.path, encoding="utf-8") as file:
-                    found.append((entry.stat().st_mtime_ns, ChildReport(int(pid), json.load(file))))
-    return [report for _, report in sorted(found, key=lambda pair: pair[0])]
+                    reports_by_time.append((entry.stat().st_mtime_ns, ChildReport(int(pid), json.load(file))))
+    return [report for _, report in sorted(reports_by_time, key=lambda pair: pair[0])]

@@ -3,7 +3,7 @@
 The program writes into a pipe, or into a pseudo-terminal if our stream is a terminal, so that it formats its output the
 same way. One thread per stream copies the bytes unchanged to our descriptor, keeps the tail, and hands the bytes to the
 thread that records them (`_output_recorder`). If both of our streams go to the same place, so do the program's: with
-two pipes, lines of one stream could overtake those of the other.
+two pipes, lines of one stream could overtake lines of the other.
 
 If our reader goes away, the thread closes the pipe, and the program gets the same error as it would without us. At the
 end we wait for output that is still being written, but not for a background process that keeps the stream open.
@@ -51,15 +51,15 @@ class _OutputTail:
         """Return the last lines as a terminal shows them: without escape codes and overwritten text."""
         text = strip_escapes(b"".join(self._blocks).decode("utf-8", "backslashreplace"))
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        kept: deque[str] = deque()
+        last_lines: deque[str] = deque()
         num_chars = 0
         for line in reversed(lines):
             room = _MAX_BYTES - num_chars
-            if len(kept) >= _MAX_LINES or room <= 0:
+            if len(last_lines) >= _MAX_LINES or room <= 0:
                 break
-            kept.appendleft(line if len(line) <= room else f"…{line[-room:]}")
+            last_lines.appendleft(line if len(line) <= room else f"…{line[-room:]}")
             num_chars += len(line) + 1
-        return "\n".join(kept).strip("\n")
+        return "\n".join(last_lines).strip("\n")
 
 
 class _StreamTee:
@@ -150,7 +150,7 @@ class ProgramOutput:
             tee.wait(timeout_s)
 
     def finish_recording(self, folder: RunFolder | None) -> None:
-        """Record what is left of the output, into the run of the program or into this one if it had none."""
+        """Record the rest of the output, into the run of the program or into this one if it had none."""
         if self._is_recording:
             self._is_recording = False
             self._recorder.close(folder)

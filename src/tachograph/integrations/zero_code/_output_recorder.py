@@ -72,7 +72,7 @@ class _Chunk:
 
 
 class OutputRecorder:
-    """Records what is added to it, in a thread of its own.
+    """Records the output added to it, in a thread of its own.
 
     Args:
         find_run: returns the folder of the run that the program records at present, or None if there is none yet.
@@ -86,7 +86,7 @@ class OutputRecorder:
         self._num_added_bytes = 0
         self._num_dropped_bytes = 0
         self._num_dropped_lines = 0
-        self._torn: set[str] = set()
+        self._torn_streams: set[str] = set()
         """Streams of which bytes were dropped."""
         self._wake = threading.Event()
         self._is_closing = threading.Event()
@@ -94,7 +94,7 @@ class OutputRecorder:
         self._waiting = _WaitingLines()
         self._folder: str | None = None
         self._writer: OutputWriter | None = None
-        self._found_s = 0.0
+        self._last_search_at = 0.0
         self._num_unwritten = 0
         self._thread = threading.Thread(target=self._run, name="tacho-output", daemon=True)
         self._thread.start()
@@ -118,11 +118,11 @@ class OutputRecorder:
                 self._num_queued_bytes -= len(oldest.data)
                 self._num_dropped_bytes += len(oldest.data)
                 self._num_dropped_lines += oldest.data.count(b"\n")
-                self._torn.add(oldest.stream)
+                self._torn_streams.add(oldest.stream)
         self._wake.set()
 
     def close(self, folder: RunFolder | None) -> None:
-        """Record what is left, into the last run or into this one if there was none."""
+        """Record the rest, into the last run or into this one if there was none."""
         self._is_closing.set()
         self._wake.set()
         self._thread.join()
@@ -160,8 +160,8 @@ class OutputRecorder:
     def _take(self) -> None:
         """Record a part of the queue."""
         with self._lock:
-            num_lines, num_bytes, torn = self._num_dropped_lines, self._num_dropped_bytes, self._torn
-            self._num_dropped_lines, self._num_dropped_bytes, self._torn = 0, 0, set()
+            num_lines, num_bytes, torn_streams = self._num_dropped_lines, self._num_dropped_bytes, self._torn_streams
+            self._num_dropped_lines, self._num_dropped_bytes, self._torn_streams = 0, 0, set()
             chunks: list[_Chunk] = []
             num_taken = 0
             while self._chunks and num_taken < _PART_BYTES:
@@ -170,7 +170,7 @@ class OutputRecorder:
                 if not self._chunks[0].data:
                     self._chunks.popleft()
             self._num_queued_bytes -= num_taken
-        for stream in torn:
+        for stream in torn_streams:
             self._lines_of(stream).skip_line()
         if num_bytes:
             reason = "the program printed faster than they could be masked"
@@ -190,12 +190,12 @@ class OutputRecorder:
 
     def _poll_run(self) -> None:
         """Look for the run. A program may record several, one after the other."""
-        if time.monotonic() - self._found_s < _FIND_INTERVAL_S:
+        if time.monotonic() - self._last_search_at < _FIND_INTERVAL_S:
             return
-        self._found_s = time.monotonic()
-        found = self._find_run()
-        if found is not None and found != self._folder and RunFolder(found).exists():
-            self._open(found)
+        self._last_search_at = time.monotonic()
+        folder = self._find_run()
+        if folder is not None and folder != self._folder and RunFolder(folder).exists():
+            self._open(folder)
 
     def _open(self, path: str) -> None:
         if self._writer is not None:
@@ -260,12 +260,12 @@ class _StreamLines:
         complete, newline, self._open = (self._open + data).rpartition(b"\n")
         lines = [_as_shown(line) for line in complete.split(b"\n")] if newline else []
         if len(self._open) > _MAX_OPEN_BYTES:
-            shown = self._open.rpartition(b"\r")[2]
-            if len(shown) > _MAX_OPEN_BYTES:
-                lines.append(_as_shown(shown))
+            visible = self._open.rpartition(b"\r")[2]
+            if len(visible) > _MAX_OPEN_BYTES:
+                lines.append(_as_shown(visible))
                 self.skip_line()
             else:
-                self._open = b"\r" + shown
+                self._open = b"\r" + visible
         return self._mask(lines) if lines else []
 
     def finish(self) -> list[str]:
@@ -281,27 +281,27 @@ class _StreamLines:
         whole = self._open if self._is_shown else self._open.rpartition(b"\r")[0]
         if not whole or self._num_key_lines:
             return ""
-        return _cut(mask_text(f"{self._previous}\n{_as_shown(whole)}").rpartition("\n")[2])
+        return _truncate(mask_text(f"{self._previous}\n{_as_shown(whole)}").rpartition("\n")[2])
 
     def _mask(self, lines: list[str]) -> list[str]:
-        shown: list[str] = []
+        visible_lines: list[str] = []
         for line in lines:
             is_start = _KEY_START.search(line) is not None and _KEY_END.search(line) is None
             if self._num_key_lines and not is_start:
                 end = _KEY_END.search(line)
                 self._num_key_lines = 0 if end else self._num_key_lines - 1
                 if end and line[end.end() :].strip():
-                    shown.append(line[end.end() :])
+                    visible_lines.append(line[end.end() :])
             elif is_start:
                 self._num_key_lines = _MAX_KEY_LINES
-                shown.append(MASK)
+                visible_lines.append(MASK)
             else:
-                shown.append(line)
-        if not shown:
+                visible_lines.append(line)
+        if not visible_lines:
             return []
-        masked = mask_text("\n".join([self._previous, *shown])).split("\n")[1:]
-        self._previous = shown[-1][-_MAX_LINE_CHARS:]
-        return [_cut(line) for line in masked]
+        masked_lines = mask_text("\n".join([self._previous, *visible_lines])).split("\n")[1:]
+        self._previous = visible_lines[-1][-_MAX_LINE_CHARS:]
+        return [_truncate(line) for line in masked_lines]
 
 
 class _WaitingLines:
@@ -330,8 +330,8 @@ class _WaitingLines:
                 self._num_dropped += 1
 
     def lines(self) -> list[bytes]:
-        dropped = [output_line(time.time(), "notice", f"{self._num_dropped:,} lines were not kept")]
-        return [*self._first, *(dropped if self._num_dropped else []), *self._newest]
+        notices = [output_line(time.time(), "notice", f"{self._num_dropped:,} lines were not kept")]
+        return [*self._first, *(notices if self._num_dropped else []), *self._newest]
 
 
 def _as_shown(line: bytes) -> str:
@@ -340,5 +340,5 @@ def _as_shown(line: bytes) -> str:
     return text.translate(_CONTROLS)
 
 
-def _cut(line: str) -> str:
+def _truncate(line: str) -> str:
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}… [cut, {len(line):,} characters]"

@@ -6,7 +6,7 @@ Some programs never train in a way that we recognise. So a run is started at the
 otherwise after some calls: a trainer that has its own idea of the run, such as one to resume, gets time to start it.
 Rows that are still waiting when the process ends are reported to the launcher, because Python starts no threads then.
 
-A run that the script starts with Tachograph itself is left alone: the script decides what is in it.
+A run that the script starts with Tachograph itself is left alone: the script decides on its content.
 
 Nothing here may raise into the script, or wait.
 """
@@ -33,7 +33,7 @@ _NUM_BINS = 64
 
 
 class ScriptValues:
-    """Collects what a script gives to other tools, and records it.
+    """Collects the values that a script passes to other tools, and records them.
 
     Args:
         start_run: starts the run of this process, given the name of the tool.
@@ -127,22 +127,22 @@ class ScriptValues:
 
                 self._report(to_plain({"config": self._config, "rows": self._waiting_rows}, "report", []))
 
-    # What the script says ------------------------------------------------------------------------------------------
+    # Values of the script --------------------------------------------------------------------------------------------
 
     def add_config(self, values: Any) -> None:
-        """Add to the config of the run. What a name was before is replaced."""
+        """Add to the config of the run; new values replace the previous ones."""
         from tachograph.records import to_plain
 
         plain = to_plain(values, "config", [])
         if not isinstance(plain, dict) or not plain:
             return
         with self._lock:
-            changed = {name: value for name, value in plain.items() if self._config.get(name, self) != value}
-            self._config.update(changed)
+            changes = {name: value for name, value in plain.items() if self._config.get(name, self) != value}
+            self._config.update(changes)
             run = self._live_run()
             self._report_at_exit()
-        if run is not None and changed:
-            run.update_config(changed)
+        if run is not None and changes:
+            run.update_config(changes)
 
     def add_summary(self, tool: str, values: Mapping[str, Any]) -> None:
         """Add results of the run."""
@@ -151,7 +151,7 @@ class ScriptValues:
 
     def add_event(self, tool: str, name: str, step: Any, fields: Mapping[str, Any]) -> None:
         """Add an event such as a text."""
-        self._add(tool, lambda run: run.event(name, step=self._place(tool, _as_step(step))[0], **fields))
+        self._add(tool, lambda run: run.event(name, step=self._resolve_step(tool, _as_step(step))[0], **fields))
 
     def add_histogram(self, tool: str, tag: str, values: Any, step: Any) -> None:
         """Add the distribution of an array."""
@@ -173,7 +173,7 @@ class ScriptValues:
         from tachograph._drop_in import log_histogram
 
         def record(run: Run) -> None:
-            at, _ = self._place(tool, step, own_step)
+            at, _ = self._resolve_step(tool, step, own_step)
             log_histogram(run, tag, counts, edges, step=at, **more)
 
         self._add(tool, record)
@@ -194,7 +194,7 @@ class ScriptValues:
         self.logged.update(row)
 
         def record(run: Run) -> None:
-            at, more = self._place(tool, step, own_step)
+            at, more = self._resolve_step(tool, step, own_step)
             run.log({**row, **more}, at)
 
         self._add(tool, record, (own_step if step is None else step, row))
@@ -208,7 +208,9 @@ class ScriptValues:
             run.event("not_recorded", **self._not_recorded)
             self._not_recorded.clear()  # the next run counts its own
 
-    def _place(self, tool: str, step: int | None, own_step: int | None = None) -> tuple[int | None, dict[str, int]]:
+    def _resolve_step(
+        self, tool: str, step: int | None, own_step: int | None = None
+    ) -> tuple[int | None, dict[str, int]]:
         """Return the step at which to record, and the one the script states if that is on another axis.
 
         The steps of an observed loop are iterations. A script may count epochs, tokens or batches instead; then the

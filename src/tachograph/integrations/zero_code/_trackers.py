@@ -1,7 +1,7 @@
 """Observes the calls that a script makes to other trackers: W&B, TensorBoard, MLflow, trackio and SwanLab.
 
-Each class that logs is wrapped where it is defined, when its module has been imported. What a call passed is recorded
-after the call, unless it raised. Calls by the trainers of Hugging Face and Lightning are not recorded: our callbacks
+Each class that logs is wrapped where it is defined, when its module has been imported. The values of a call are
+recorded after it, unless it raised. Calls by the trainers of Hugging Face and Lightning are not recorded: our callbacks
 record their values.
 """
 
@@ -18,7 +18,7 @@ from tachograph.integrations.zero_code._script_values import ScriptValues
 __all__ = ["TrackerHooks"]
 
 _RECORDED_OTHERWISE = ("transformers", "trl", "lightning.pytorch", "pytorch_lightning", "tachograph")
-"""Trainers, whose values our callbacks record; and our own exporters, which send what is recorded."""
+"""Trainers, whose values our callbacks record; and our own exporters, which send recorded values."""
 _PLUMBING = (
     "contextlib",
     "functools",
@@ -41,7 +41,7 @@ class TrackerHooks:
     """Hooks on the modules of trackers.
 
     Args:
-        values: records what the script logs.
+        values: records the metrics that the script logs.
     """
 
     def __init__(self, values: ScriptValues) -> None:
@@ -177,9 +177,9 @@ class TrackerHooks:
         self._calls.wrap(module.MlflowClient, "log_param", log_param)
 
 
-def _after(function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[Any], None]:
+def _after(function: Callable[..., None], *args: Any, **kwargs: Any) -> Callable[[Any], None]:
     """Return a function of the result of a call that ignores it and calls another one."""
-    return lambda _: function(*arguments, **named)
+    return lambda _: function(*args, **kwargs)
 
 
 def _always(record: Callable[[Any], None], *_: Any, **__: Any) -> Callable[[Any], None]:

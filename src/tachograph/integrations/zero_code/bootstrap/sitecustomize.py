@@ -1,6 +1,6 @@
 """Python imports this at startup in the program that `tacho run` starts, and in every Python process below it.
 
-It must not change what the script sees. So it removes its own folder from `sys.path`, and then imports the
+It must not change anything that the script sees. So it removes its own folder from `sys.path`, and then imports the
 `sitecustomize` module that it shadows, if there is one.
 """
 

@@ -1,14 +1,14 @@
-"""Iterations that are only counted, because the governor wants no details of them."""
+"""Skipped iterations: only counted, because the governor wants no details of them."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-__all__ = ["Rest"]
+__all__ = ["SkippedIterations"]
 
 
-class Rest:
-    """Counts iterations; only their ends are kept.
+class SkippedIterations:
+    """Counts iterations and keeps only the times at which they end.
 
     Args:
         start_s: when the first one started, on `perf_counter`.
