@@ -229,11 +229,11 @@ def test_destination_moves_with_the_run(logs, script):
             sys.stdin.read()
         """
     with tachograph.init("x", mode="offline", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.backend._due_s["check"] = math.inf  # the writer notices nothing until the other run has started
+        run.backend._due_at["check"] = math.inf  # the writer notices nothing until the other run has started
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         process = script(other, logs).process
         wait_for(lambda: "started x" in process.stdout.readline())
-        run.backend._due_s["check"] = 0.0
+        run.backend._due_at["check"] = 0.0
         wait_for(lambda: destination_of(logs, "x-2"))
     assert run.name == "x-2"
     assert destination_of(logs) is None

@@ -34,7 +34,7 @@ def small_disk(tmp_path):
 
 def check_files(run):
     """Wait until the writer has checked its files, which it otherwise does about once a second."""
-    run.backend._due_s["check"] = 0.0
+    run.backend._due_at["check"] = 0.0
     assert run.flush()  # may end a tick that began before
     assert run.flush()
 
@@ -155,8 +155,8 @@ def test_losses_on_a_full_disk_are_counted_once(small_disk):
     run.flush(30)
     num_lost = run.backend.losses.num_records
     assert num_lost > 0
-    ticks = run.backend._due_s["check"]
-    wait_for(lambda: run.backend._due_s["check"] > ticks + 1)
+    ticks = run.backend._due_at["check"]
+    wait_for(lambda: run.backend._due_at["check"] > ticks + 1)
     assert run.backend.losses.num_records == num_lost
     ballast.unlink()
     wait_for(lambda: run.flush(1))
@@ -193,7 +193,7 @@ def test_folder_that_cannot_be_recreated_is_harmless(logs):
         run.log(a=1.0, step=0)
         run.flush()
         wait_for(replace_by_file)
-        run.backend._due_s["check"] = 0.0
+        run.backend._due_at["check"] = 0.0
         run.flush(1)
         run.log(a=2.0, step=1)
     assert logs.read_text() == "a file in its place"
@@ -280,7 +280,7 @@ def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
         for step in range(50):
             run.log(who=1.0, step=step)
         run.flush()
-        run.backend._due_s["check"] = math.inf  # let the other process claim the folder before our check
+        run.backend._due_at["check"] = math.inf  # let the other process claim the folder before our check
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         other = script(
             """
@@ -294,7 +294,7 @@ def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
             logs,
         )
         wait_for(lambda: "ready" in other.process.stdout.readline())
-        run.backend._due_s["check"] = 0.0
+        run.backend._due_at["check"] = 0.0
         wait_for(lambda: run.name == "x-2")
         for step in range(50, 100):
             run.log(who=1.0, step=step)

@@ -217,7 +217,7 @@ def test_wall_clock_set_back_is_recorded(logs, monkeypatch):
             run.log(a=1.0, step=step)
         run.flush()
         monkeypatch.setattr(clocks, "time", lambda: real() - 3600)
-        run.backend._due_s["check"] = 0.0  # do not wait a second for it
+        run.backend._due_at["check"] = 0.0  # do not wait a second for it
         assert run.flush() and run.flush()
         for step in range(50, 100):
             run.log(a=1.0, step=step)

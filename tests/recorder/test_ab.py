@@ -99,4 +99,4 @@ def forget_schedules():
     from tachograph.recorder import _ab
 
     _ab._schedules.clear()
-    _ab._warned.clear()
+    _ab._reported_problems.clear()

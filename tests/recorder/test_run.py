@@ -547,7 +547,7 @@ def num_calls_to_write_and_mirror(values, folder) -> int:
     mirror.add(records, 0, len(data))
     StepTable.from_records(decode_block(data) or map(decode, data.splitlines()))
     profile.disable()
-    mirror.lost()
+    mirror.close_after_error()
     return sum(entry.callcount for entry in profile.getstats())
 
 

@@ -68,7 +68,7 @@ class _Schedule:
 
 _schedules: dict[tuple[str, ...], _Schedule] = {}
 """The test of this process by its arms; at most one."""
-_warned: set[str] = set()
+_reported_problems: set[str] = set()
 
 
 def ab(*arms: str, block: int = 10) -> str:
@@ -136,8 +136,8 @@ def _problem(arms: tuple[Any, ...], block: Any) -> str | None:
 
 def _reject(arms: tuple[str, ...], problem: str) -> str:
     """Warn once; return the first arm."""
-    if problem not in _warned and len(_warned) < _MAX_WARNINGS:
-        _warned.add(problem)
+    if problem not in _reported_problems and len(_reported_problems) < _MAX_WARNINGS:
+        _reported_problems.add(problem)
         warn("tachograph.ab(%s): %s; the first arm is used throughout", ", ".join(map(repr, arms))[:200], problem)
     return arms[0] if len(arms) > 1 else ""
 

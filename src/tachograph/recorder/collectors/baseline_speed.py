@@ -44,7 +44,7 @@ class _StoredOverview(msgspec.Struct):
 
 
 class _StoredSummary(msgspec.Struct):
-    """What is needed of a summary; see `CatalogSummary`."""
+    """The fields of a summary that are read here; see `CatalogSummary`."""
 
     overview: _StoredOverview
     is_full: bool = False
@@ -77,7 +77,7 @@ class BaselineReader:
         if tags == self._tags or (self._thread is not None and self._thread.is_alive()):
             return
         self._tags = tags
-        self._thread = threading.Thread(target=self._read, name="tachograph-baseline", daemon=True)
+        self._thread = threading.Thread(target=self._record_baseline, name="tachograph-baseline", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -89,49 +89,49 @@ class BaselineReader:
         self._is_stopped.set()
 
     def _current_tags(self) -> frozenset[str]:
-        """Return the tags that were set last: those of the training config, or else of the start."""
+        """Return the latest tags: from the training config, or else from the start of the run."""
         parameters = getattr(self._run.span_recorder, "parameters", None)
         return _tags_of(getattr(parameters, "perf_tag", None) or self._run.facts.get("perf_tag"))
 
-    def _read(self) -> None:
+    def _record_baseline(self) -> None:
         with guard("looking up the speed of earlier runs"):
             tags = self._tags
-            found = self._step_times(tags) if tags else []
+            step_times = self._step_times(tags) if tags else []
             # With another tag, the speed of runs with the one before does not count any more.
-            if (found or self._has_recorded) and not self._is_stopped.is_set():
+            if (step_times or self._has_recorded) and not self._is_stopped.is_set():
                 self._has_recorded = True
                 fields = {
                     "name": BASELINE_SPEED,
                     "perf_tag": ", ".join(sorted(tags)),
-                    "runs": [name for name, _ in found],
-                    "step_times_s": [time_s for _, time_s in found],
+                    "runs": [name for name, _ in step_times],
+                    "step_times_s": [time_s for _, time_s in step_times],
                 }
                 self._run.add_record("event", fields)
 
     def _step_times(self, tags: frozenset[str]) -> list[tuple[str, float]]:
         """Return the names and step times of the last finished runs with a common tag, the newest first."""
         newest = heapq.nlargest(_MAX_READ, find_run_folders(self._log_dir), key=lambda run: run[2].st_mtime_ns)
-        found: list[tuple[str, float]] = []
+        step_times: list[tuple[str, float]] = []
         for name, path, _ in newest:
-            if self._is_stopped.is_set() or len(found) == _MAX_RUNS:
+            if self._is_stopped.is_set() or len(step_times) == _MAX_RUNS:
                 break
             run = self._read_run(RunFolder(Path(path)), tags)
             if run is None or run.run_id == self._run.id or not run.step_time_s or tags.isdisjoint(run.perf_tags):
                 continue
-            found.append((name, run.step_time_s))
-        return found
+            step_times.append((name, run.step_time_s))
+        return step_times
 
     def _read_run(self, folder: RunFolder, tags: frozenset[str]) -> _EarlierRun | None:
-        """Return what is known of a run; None if it has not finished or cannot be read."""
+        """Return id, tags and step time of a run; None if it has not finished or cannot be read."""
         try:
             data = read_small(folder.private / "summary.json", _MAX_SUMMARY_BYTES, below=folder.path)
             summary = decode_json(data, _StoredSummary)
         except (OSError, msgspec.MsgspecError, RecursionError):
             summary = None
         if summary is not None and summary.is_full:
-            known = _tags_of((summary.perf_tag or "").split(", "))
+            run_tags = _tags_of((summary.perf_tag or "").split(", "))
             is_finished = summary.overview.state == "finished"
-            return _EarlierRun(summary.run_id, known, summary.step_time_s) if is_finished else None
+            return _EarlierRun(summary.run_id, run_tags, summary.step_time_s) if is_finished else None
         self._is_stopped.wait(_PAUSE_S)  # the training loop comes first
         try:
             if is_linked_out(self._log_dir, folder):
@@ -143,37 +143,37 @@ class BaselineReader:
 
 
 def _read_journal(file: BinaryIO, tags: frozenset[str]) -> _EarlierRun | None:
-    """Return what the journal of a finished run says, without reading more than a bounded part of it."""
+    """Return id, tags and step time from the journal of a finished run, reading only a bounded part of it."""
     size = file.seek(0, os.SEEK_END)
     last = list(_records_at(file, max(0, size - _END_BYTES), _END_BYTES, (b'"start"', b'"end"')))
     if not last or last[-1]["event"] != "end" or last[-1].get("status") != "finished":
         return None
-    run_id, known = None, frozenset[str]()
+    run_id, run_tags = None, frozenset[str]()
     for record in _records_at(file, 0, _HEAD_BYTES, (b'"start"', b'"perf_tag"')):
         if record["event"] == "start" or record.get("name") == "update_training_telemetry_config":
             run_id = run_id or record.get("run_id")
-            known = _tags_of(record.get("perf_tag")) or known
-    if tags.isdisjoint(known):
+            run_tags = _tags_of(record.get("perf_tag")) or run_tags
+    if tags.isdisjoint(run_tags):
         return None
     times: dict[str, list[float]] = {name: [] for name in _STEP_TIMES}
     pieces = [number * max(0, size - _PIECE_BYTES) // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]
     is_small = size <= _NUM_PIECES * _PIECE_BYTES
     for offset in [0] if is_small else pieces:
-        wanted = [f'"{name}"'.encode() for name in _STEP_TIMES]
-        for record in _records_at(file, offset, size if is_small else _PIECE_BYTES, wanted):
+        field_names = [f'"{name}"'.encode() for name in _STEP_TIMES]
+        for record in _records_at(file, offset, size if is_small else _PIECE_BYTES, field_names):
             for name, values in times.items():
                 if (time_s := finite_or_none(record.get(name))) is not None and time_s > 0:
                     values.append(time_s)
-    found = next((values for values in times.values() if values), [])
-    return _EarlierRun(run_id, known, median(found)) if found else None
+    step_times_s = next((values for values in times.values() if values), [])
+    return _EarlierRun(run_id, run_tags, median(step_times_s)) if step_times_s else None
 
 
-def _records_at(file: BinaryIO, offset: int, num_bytes: int, wanted: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _records_at(file: BinaryIO, offset: int, num_bytes: int, texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the records in a part of a journal whose lines contain one of some texts."""
     file.seek(offset)
     lines = file.read(num_bytes).split(b"\n")
     for line in lines[1 if offset else 0 : -1]:  # a part that starts inside a line; an incomplete last one
-        if any(text in line for text in wanted):
+        if any(text in line for text in texts):
             try:
                 yield decode(line)
             except (msgspec.MsgspecError, ValueError, RecursionError):

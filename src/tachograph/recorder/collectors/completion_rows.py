@@ -37,7 +37,7 @@ def completion_row(cells: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             value = to_json(value)  # noqa: PLW2901 - a cell holds one value
         if isinstance(value, str):
-            value = _cut(value, min(_MAX_CELL_CHARS, _MAX_ROW_CHARS - num_chars))  # noqa: PLW2901
+            value = _truncate(value, min(_MAX_CELL_CHARS, _MAX_ROW_CHARS - num_chars))  # noqa: PLW2901
             num_chars += len(value)
         row[name] = value
     return row
@@ -51,7 +51,7 @@ def _conversations_to_text(cells: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut(text: str, max_chars: int) -> str:
+def _truncate(text: str, max_chars: int) -> str:
     num_chars = getattr(text, "num_chars", len(text))  # `freeze` may have truncated it already and kept the full length
     if num_chars <= max_chars:
         return text
@@ -70,23 +70,25 @@ def completion_fields(
         num_dropped: rows that were dropped earlier.
     """
     newest, num_rows, is_complete = _newest(rows)
-    kept: list[Mapping[str, Any]] = []
+    newest_rows: list[Mapping[str, Any]] = []
     num_bytes = 0
     for cells in reversed(newest):
         row = completion_row(cells)
         row = row if step is None or "step" in row else {"step": step, **row}
         num_bytes += _size_bytes(row)
-        if kept and num_bytes > _MAX_RECORD_BYTES:
+        if newest_rows and num_bytes > _MAX_RECORD_BYTES:
             break
-        kept.append(row)
-    kept.reverse()
-    columns = dict.fromkeys(name for row in kept for name, value in row.items() if not isinstance(value, ValueProblem))
-    num_dropped += num_rows - len(kept)
+        newest_rows.append(row)
+    newest_rows.reverse()
+    columns = dict.fromkeys(
+        name for row in newest_rows for name, value in row.items() if not isinstance(value, ValueProblem)
+    )
+    num_dropped += num_rows - len(newest_rows)
     fields = {
         **({} if step is None else {"global_step": step}),
         "table": table,
         "columns": sorted(columns, key=lambda name: name != "step"),  # stable: the others keep their order
-        "rows": kept,
+        "rows": newest_rows,
         **({"num_dropped": num_dropped} if num_dropped else {}),
     }
     if not is_complete:

@@ -1,4 +1,4 @@
-"""Several loggers in one run: a warning, and what they cost, measured.
+"""Several loggers in one run: a warning, and a measurement of their cost.
 
 Two kinds of cost can be seen from here. A sink has a process of its own, whose processor time the system counts. A
 callback of another logger runs on the training thread; an integration that can time it adds the time. Both are compared
@@ -51,19 +51,19 @@ class _Reading(NamedTuple):
 
 def loggers_in(config: Any) -> set[str]:
     """Return the loggers that a training config turns on, by its switches and by `report_to`."""
-    found: set[str] = set()
+    loggers: set[str] = set()
     with guard("searching the config for loggers"):
         fields = fields_of(config)
         for logger, options in _SWITCHES.items():
             is_off = fields.get(options[0]) is False
             if not is_off and any(fields.get(option) not in (None, False, "") for option in options):
-                found.add(logger)
-        for place in (fields, fields_of(fields.get("training_arguments"))):
-            report_to = place.get("report_to")
+                loggers.add(logger)
+        for section in (fields, fields_of(fields.get("training_arguments"))):
+            report_to = section.get("report_to")
             names = [report_to] if isinstance(report_to, str) else report_to
             if isinstance(names, (list, tuple)):
-                found |= {known for name in names if (known := logger_name(str(name))) is not None}
-    return found
+                loggers |= {logger_id for name in names if (logger_id := logger_name(str(name))) is not None}
+    return loggers
 
 
 def logger_name(integration: str) -> str | None:
@@ -76,7 +76,7 @@ def watch_loggers(run: Run, loggers: Iterable[str], sinks: Mapping[str, int] | N
 
     Args:
         run: the run.
-        loggers: their names, in addition to those of earlier calls.
+        loggers: their names, in addition to the names of earlier calls.
         sinks: the process ids of our own sinks, by name.
 
     Returns:
@@ -139,10 +139,10 @@ class LoggerCosts:
         if step is None or (begin is not None and step < begin.step):
             self._begin = None  # a loop that goes back starts again
         elif begin is None:
-            self._begin = self._read(step)
+            self._begin = self._take_reading(step)
         elif step - begin.step >= _MIN_STEPS and time.monotonic() - begin.wall_s >= _MIN_S:
             self.is_done = True
-            self._report(begin, self._read(step))
+            self._report(begin, self._take_reading(step))
 
     def close(self) -> None:
         """Stop. Too few steps have run to say anything."""
@@ -150,7 +150,7 @@ class LoggerCosts:
 
     forget = close
 
-    def _read(self, step: int) -> _Reading:
+    def _take_reading(self, step: int) -> _Reading:
         sinks_cpu_s = {name: cpu_s for name, pid in self._pids.items() if (cpu_s := _cpu_s(pid)) is not None}
         return _Reading(step, time.monotonic(), time.process_time(), sinks_cpu_s, dict(self._callbacks_s))
 
@@ -187,8 +187,13 @@ def _cpu_s(pid: int) -> float | None:
         process = psutil.Process(pid)
         if process.ppid() != os.getpid():
             return None  # the id belongs to another process by now
-        own = process.cpu_times()
-        total_s = own.user + own.system + getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+        process_times = process.cpu_times()
+        total_s = (
+            process_times.user
+            + process_times.system
+            + getattr(process_times, "children_user", 0.0)
+            + getattr(process_times, "children_system", 0.0)
+        )
         for child in _descendants(process):
             with contextlib.suppress(psutil.Error):
                 times = child.cpu_times()

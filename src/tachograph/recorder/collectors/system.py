@@ -46,9 +46,9 @@ def memory_fields() -> dict[str, float]:
     devices = _allocator_stats()
     for name, statistic in (("gpu_mem_allocated", "allocated_bytes"), ("gpu_mem_reserved", "reserved_bytes")):
         # A device that is not used has no statistics.
-        known = [stats[statistic]["all"]["current"] for stats in devices if statistic in stats]
-        if known:
-            fields[name] = round(sum(known) / _GIB, 4)
+        sizes_bytes = [stats[statistic]["all"]["current"] for stats in devices if statistic in stats]
+        if sizes_bytes:
+            fields[name] = round(sum(sizes_bytes) / _GIB, 4)
     return fields
 
 
@@ -69,7 +69,7 @@ class SystemSampler:
         self._deliver = deliver
         self._stopping = threading.Event()
         self._gpus = GpuProbe()
-        self._last_s = time.monotonic()
+        self._last_sample_at = time.monotonic()
         self._last_network = _network_bytes()
         self._thread = threading.Thread(target=self._run, name="tachograph-system", daemon=True)
 
@@ -97,10 +97,10 @@ class SystemSampler:
         fields["cpu_pct"], fields["process_cpu_pct"] = psutil.cpu_percent(), _this_process().cpu_percent()
         network = _network_bytes()
         if network and self._last_network:
-            took_s = max(now_s - self._last_s, 1e-3)
+            took_s = max(now_s - self._last_sample_at, 1e-3)
             fields["net_sent_mb_per_s"] = round((network[0] - self._last_network[0]) / took_s / 1e6, 3)
             fields["net_received_mb_per_s"] = round((network[1] - self._last_network[1]) / took_s / 1e6, 3)
-        self._last_s, self._last_network = now_s, network
+        self._last_sample_at, self._last_network = now_s, network
         fields.update(self._gpus.sample())
         fields.update(_allocator_fields())
         return fields
@@ -128,18 +128,18 @@ class MemorySampler(SystemSampler):
 
     def sample(self) -> dict[str, Any]:
         """Take a sample; empty if it is not worth recording."""
-        found = {**memory_fields(), **_allocator_fields()}
+        fields = {**memory_fields(), **_allocator_fields()}
         now_s = time.monotonic()
-        if now_s - self._last_s < _MAX_SILENT_S and not self._is_notable(found):
+        if now_s - self._last_sample_at < _MAX_SILENT_S and not self._is_notable(fields):
             return {}
-        self._last, self._last_s = found, now_s
-        return found
+        self._last, self._last_sample_at = fields, now_s
+        return fields
 
-    def _is_notable(self, found: dict[str, float]) -> bool:
-        return found.keys() != self._last.keys() or any(
+    def _is_notable(self, fields: dict[str, float]) -> bool:
+        return fields.keys() != self._last.keys() or any(
             # Peaks are compared to the byte.
             abs(value - self._last[name]) > (0.0 if "peak" in name else _NOTABLE_SHARE * abs(self._last[name]))
-            for name, value in found.items()
+            for name, value in fields.items()
         )
 
 
@@ -153,9 +153,9 @@ def _allocator_fields() -> dict[str, Any]:
     devices = _allocator_stats()
     fields: dict[str, Any] = {}
     for name, statistic in (("gpu_mem_peak_allocated", "allocated_bytes"), ("gpu_mem_peak_reserved", "reserved_bytes")):
-        known = [stats[statistic]["all"]["peak"] for stats in devices if statistic in stats]
-        if known:
-            fields[name] = round(sum(known) / _GIB, 4)
+        peaks_bytes = [stats[statistic]["all"]["peak"] for stats in devices if statistic in stats]
+        if peaks_bytes:
+            fields[name] = round(sum(peaks_bytes) / _GIB, 4)
     retries = [stats["num_alloc_retries"] for stats in devices if "num_alloc_retries" in stats]
     return {**fields, "gpu_alloc_retries": sum(retries)} if retries else fields
 
@@ -163,7 +163,7 @@ def _allocator_fields() -> dict[str, Any]:
 def _allocator_stats() -> list[dict[str, Any]]:
     """Return the statistics of torch's allocator on each device; none if the training code does not use CUDA.
 
-    All devices, because the current one is that of a thread, and the thread that trains is not this one.
+    All devices, because each thread has its own current device, and this thread is not the one that trains.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     try:
