@@ -18,7 +18,7 @@ from tachograph.journal._control_file import (
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._csv_main import complete_csv_later
 from tachograph.journal._destination import Destination, read_destination, remove_destination, write_destination
-from tachograph.journal._ends import current_state
+from tachograph.journal._ends import TAIL_BYTES, JournalEnds, current_state, read_ends
 from tachograph.journal._files import (
     complete_size,
     compress_journal,
@@ -35,11 +35,13 @@ from tachograph.journal._liveness import (
     Heartbeat,
     ProcessIdentity,
     RunState,
+    infer_state,
     infer_writer_state,
     read_heartbeat,
     state_at_end,
     this_process,
     uptime_s,
+    writer_of,
 )
 from tachograph.journal._log_folders import (
     MAX_RUN_DEPTH,
@@ -59,7 +61,6 @@ from tachograph.journal._output import (
 )
 
 __all__ = [
-    "MAX_RUN_DEPTH",
     "Appender",
     "Claim",
     "ControlFile",
@@ -68,10 +69,12 @@ __all__ = [
     "Destination",
     "FoundRun",
     "Heartbeat",
+    "JournalEnds",
     "JournalFollower",
     "LOG_EVERY_MAX",
     "LOG_EVERY_MIN",
     "LogFolders",
+    "MAX_RUN_DEPTH",
     "NOT_CONTROLS",
     "OUTPUT_MAX_BYTES",
     "OutputSegment",
@@ -82,6 +85,7 @@ __all__ = [
     "Request",
     "RunFolder",
     "RunState",
+    "TAIL_BYTES",
     "claim_run_folder",
     "complete_csv_later",
     "complete_size",
@@ -93,24 +97,26 @@ __all__ = [
     "find_job",
     "find_run",
     "find_run_folders",
-    "reset_claims_after_fork",
-    "lock_run_folder",
+    "infer_state",
     "infer_writer_state",
     "is_csv_current",
     "is_linked_out",
     "is_number_of_steps",
     "journal_size",
-    "list_runs",
-    "open_journal",
     "list_output_segments",
+    "list_runs",
+    "lock_run_folder",
+    "open_journal",
     "output_line",
     "partial_output",
     "read_destination",
+    "read_ends",
     "read_heartbeat",
     "read_records",
     "read_requests",
     "rebuild_csv",
     "remove_destination",
+    "reset_claims_after_fork",
     "restore_journal",
     "stat_journal",
     "state_at_end",
@@ -118,4 +124,5 @@ __all__ = [
     "uptime_s",
     "write_destination",
     "write_requests",
+    "writer_of",
 ]

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph.exceptions import ControlError, did_you_mean
-from tachograph.journal._control_file import PROFILE_STEPS_MAX, REQUESTS, is_number_of_steps, write_requests
-from tachograph.journal._liveness import RunState
+from tachograph.journal import PROFILE_STEPS_MAX, REQUESTS, RunState, is_number_of_steps, write_requests
 from tachograph.reader._digest import RunDigest
 
 __all__ = ["accepts_requests", "request_control"]

@@ -15,9 +15,15 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
-from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
+from tachograph.journal import (
+    LOG_EVERY_MAX,
+    LOG_EVERY_MIN,
+    RunFolder,
+    RunState,
+    infer_state,
+    read_heartbeat,
+    state_at_end,
+)
 from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._failure import Failure, failure_of

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.timeline import Timeline
-from tachograph.journal._liveness import RunState
+from tachograph.journal import RunState
 from tachograph.reader._spans import RecordedSpan
 from tachograph.records import finite_or_none
 

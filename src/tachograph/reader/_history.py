@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tachograph.exceptions import RunNotFoundError, did_you_mean
-from tachograph.journal._folder import RunFolder, find_run
-from tachograph.journal._follower import JournalFollower, read_records
-from tachograph.journal._liveness import RunState
+from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, read_records
 from tachograph.reader._batches import batch_records, time_of
 from tachograph.reader._digest import Attempt, RunDigest
 from tachograph.reader._metrics import MetricSummaries, MetricSummary, cover_windows

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._ends import TAIL_BYTES, JournalEnds, read_ends
-from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import (
+from tachograph.journal import (
+    TAIL_BYTES,
     Heartbeat,
+    JournalEnds,
     ProcessIdentity,
+    RunFolder,
     RunState,
+    read_ends,
     read_heartbeat,
     writer_of,
 )

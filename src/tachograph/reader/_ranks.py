@@ -8,9 +8,15 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._folder import RunFolder
-from tachograph.journal._follower import JournalFollower, read_records
-from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
+from tachograph.journal import (
+    JournalFollower,
+    RunFolder,
+    RunState,
+    infer_state,
+    read_heartbeat,
+    read_records,
+    state_at_end,
+)
 from tachograph.records import finite_or_none
 
 __all__ = ["RankView", "read_rank_samples", "read_ranks"]

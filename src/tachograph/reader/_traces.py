@@ -8,7 +8,7 @@ import stat
 from typing import BinaryIO, NamedTuple
 
 from tachograph._base.files import open_to_read
-from tachograph.journal._folder import RunFolder
+from tachograph.journal import RunFolder
 
 __all__ = ["TraceFile", "list_traces", "open_trace", "trace_name"]
 

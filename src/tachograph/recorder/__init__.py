@@ -5,7 +5,7 @@ from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, Ite
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
 from tachograph.recorder._losses import LossCounter
-from tachograph.recorder._process import latest_run, process_state, watch
+from tachograph.recorder._process import latest_run, on_run_start, process_state, watch
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._start import current_run, log, start_run, worker_run
@@ -36,6 +36,7 @@ __all__ = [
     "error_type",
     "latest_run",
     "log",
+    "on_run_start",
     "logger_name",
     "loggers_in",
     "process_state",

@@ -55,7 +55,7 @@ class _Child:
     def hooks(self) -> dict[str, Hook]:
         """Return the hooks to call when a module has been imported, by its name."""
         hooks: dict[str, Callable[[ModuleType], None]] = {
-            "tachograph.recorder._process": self._recorder_imported,
+            "tachograph.recorder": self._recorder_imported,
             "torch": self._torch_imported,
             "torch.utils.data.dataloader": self._loader_imported,
             "accelerate.accelerator": self._accelerate_imported,

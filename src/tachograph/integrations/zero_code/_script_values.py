@@ -112,8 +112,9 @@ class ScriptValues:
     @staticmethod
     def _has_own_run() -> bool:
         """Return whether the script has started a run itself."""
-        process: Any = sys.modules.get("tachograph.recorder._process")
-        return process is not None and process.latest_run() is not None
+        # None also while another thread is importing the recorder.
+        latest_run = getattr(sys.modules.get("tachograph.recorder"), "latest_run", None)
+        return latest_run is not None and latest_run() is not None
 
     def _report_at_exit(self) -> None:
         if not self._is_registered:
