@@ -96,7 +96,7 @@ def test_wrong_arguments_warn_once_and_never_raise(logs, caplog):
 @pytest.fixture(autouse=True)
 def forget_schedules():
     """Forget the schedule and the warnings of earlier tests in this process."""
-    from tachograph.recorder import _ab
+    from tachograph.recorder.collectors import ab
 
-    _ab._schedules.clear()
-    _ab._reported_problems.clear()
+    ab._schedules.clear()
+    ab._reported_problems.clear()

@@ -93,9 +93,9 @@ class DetachedProcess:
     def replies(self) -> Iterator[bytes]:
         """Yield the lines that the process sends until it ends."""
         # Not a file object: a thread that waits in one at the exit of the interpreter holds its lock.
-        rest = b""
+        partial_line = b""
         while block := os.read(self._replies, 65_536):
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, partial_line = (partial_line + block).split(b"\n")
             yield from lines
         os.close(self._replies)
         with self._lock:

@@ -78,9 +78,9 @@ def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) ->
 def _decode_complete_lines(block: bytes) -> list[dict[str, Any]]:
     # A block read from the middle starts with part of a line; the last line may be incomplete.
     first, last = block.find(b"\n") + 1, block.rfind(b"\n") + 1
-    whole = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
-    if whole is not None:
-        return whole
+    block_records = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
+    if block_records is not None:
+        return block_records
     records = []
     for line in block[:last].split(b"\n"):
         try:

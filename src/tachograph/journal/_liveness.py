@@ -133,7 +133,9 @@ def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) ->
     return infer_writer_state(writer_of(start, heartbeat), heartbeat, this_process())
 
 
-def infer_writer_state(process: ProcessIdentity | None, heartbeat: Heartbeat | None, here: ProcessIdentity) -> RunState:
+def infer_writer_state(
+    process: ProcessIdentity | None, heartbeat: Heartbeat | None, caller: ProcessIdentity
+) -> RunState:
     """Return the state of a run that has no `end` record, given the process that recorded it last.
 
     `CRASHED` is final: the process is gone for good, and only a resume, which writes to the journal, changes the state.
@@ -141,16 +143,20 @@ def infer_writer_state(process: ProcessIdentity | None, heartbeat: Heartbeat | N
     Args:
         process: The process that recorded the run last.
         heartbeat: The last heartbeat in the run folder.
-        here: The calling process; see `this_process`.
+        caller: The calling process; see `this_process`.
     """
     if heartbeat is not None and heartbeat.process != process:  # left by another run in the same folder
         heartbeat = None
     if process is None:
         return RunState.STALE
-    if process.host == here.host and process.boot_id != here.boot_id and process.pid_namespace == here.pid_namespace:
+    if (
+        process.host == caller.host
+        and process.boot_id != caller.boot_id
+        and process.pid_namespace == caller.pid_namespace
+    ):
         return RunState.CRASHED  # the machine has rebooted since
-    same_boot = process.boot_id == here.boot_id
-    if same_boot and process.pid_namespace == here.pid_namespace:
+    same_boot = process.boot_id == caller.boot_id
+    if same_boot and process.pid_namespace == caller.pid_namespace:
         if _is_alive(process) is False:
             return RunState.CRASHED
         if heartbeat is None:  # deleted, but the process exists

@@ -69,9 +69,9 @@ class LogFolders:
         Raises:
             RunNotFoundError: if several log folders have a run of this name; the message gives their ids.
         """
-        label, colon, rest = run_id.partition(":")
+        label, colon, name_after_label = run_id.partition(":")
         labelled_dirs = [log_dir for log_dir, log_dir_label in self.labels.items() if colon and log_dir_label == label]
-        name = rest if labelled_dirs else run_id
+        name = name_after_label if labelled_dirs else run_id
         matches = [
             (log_dir, name, folder)
             for log_dir in labelled_dirs or self.log_dirs

@@ -183,12 +183,12 @@ class ControlPanel:
                 self._reject(request, reason)
         self.stop = self.checkpoint = None
 
-    def answer(self, request: Request, status: str, **more: Any) -> None:
+    def answer(self, request: Request, status: str, **details: Any) -> None:
         """Answer a request that was accepted."""
         if status == "rejected":
-            self._reject(request, str(more.get("reason")))
+            self._reject(request, str(details.get("reason")))
         else:
-            self._acknowledge(request, status, **more)
+            self._acknowledge(request, status, **details)
 
     def _handle(self, request: Request) -> None:
         if request.name in REQUESTS:
@@ -264,10 +264,10 @@ class ControlPanel:
             self._reported_problems.add(key)
             self._add_record("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
 
-    def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
+    def _acknowledge(self, request: Request, status: str, **details: Any) -> None:
         requested_value = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
         fields = {"name": "control_ack", "control": request.name, "status": status, "requested": requested_value}
-        self._add_record("event", {**fields, "id": request.id, "source": request.source, **more})
+        self._add_record("event", {**fields, "id": request.id, "source": request.source, **details})
 
 
 def _coerce(value: Any, like: Any) -> Any:

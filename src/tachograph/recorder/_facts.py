@@ -81,33 +81,36 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     network, model, train = (_section(process, name) for name in ("network", "model", "train"))
     network_kwargs = _section(network, "network_kwargs")
     facts: dict[str, Any] = {
-        "config_name": _first(_section(config, "config"), config, names=("name",)),
+        "config_name": _first_value(_section(config, "config"), config, names=("name",)),
         "process_type": process.get("type"),
         "lora_type": network.get("type"),
-        "lora_rank": _first(network, names=("linear", "rank")) or _first(config, names=("lora_rank", "lora_r")),
-        "lora_alpha": _first(network, names=("linear_alpha", "alpha")) or _first(config, names=("lora_alpha",)),
+        "lora_rank": _first_value(network, names=("linear", "rank"))
+        or _first_value(config, names=("lora_rank", "lora_r")),
+        "lora_alpha": _first_value(network, names=("linear_alpha", "alpha"))
+        or _first_value(config, names=("lora_alpha",)),
         "lora_conv_rank": network.get("conv"),
         "lora_conv_alpha": network.get("conv_alpha"),
-        "lora_dropout": _first(network, names=("dropout",)) or _first(config, names=("lora_dropout",)),
-        "lora_target_modules": _first(network_kwargs, config, names=("only_if_contains", "lora_target_modules")),
+        "lora_dropout": _first_value(network, names=("dropout",)) or _first_value(config, names=("lora_dropout",)),
+        "lora_target_modules": _first_value(network_kwargs, config, names=("only_if_contains", "lora_target_modules")),
         "lora_ignore_modules": network_kwargs.get("ignore_if_contains"),
-        "model_name_or_path": _first(
+        "model_name_or_path": _first_value(
             model, config, names=("name_or_path", "model_name_or_path", "base_model", "model_name")
         ),
         **{name: model.get(name) for name in ("is_flux", "is_sdxl", "is_v2", "quantize", "low_vram")},
-        "batch_size": _first(
+        "batch_size": _first_value(
             train, config, names=("batch_size", "per_device_train_batch_size", "micro_batch_size", "train_batch_size")
         ),
-        "gradient_accumulation_steps": _first(
+        "gradient_accumulation_steps": _first_value(
             train, config, names=("gradient_accumulation_steps", "gradient_accumulation")
         ),
-        "learning_rate": _number(_first(train, config, names=("lr", "learning_rate"))),
-        "optimizer": _first(train, config, names=("optimizer", "optim")),
-        "scheduler": _first(train, config, names=("lr_scheduler", "scheduler", "lr_scheduler_type")),
-        "warmup_steps": _first(train, config, names=("warmup_steps",)),
-        "max_steps": _first(train, names=("steps",)) or _first(train, config, names=("max_steps", "total_steps")),
-        "dtype": _first(train, config, names=("dtype", "torch_dtype")),
-        "gradient_checkpointing": _first(train, config, names=("gradient_checkpointing",)),
+        "learning_rate": _number(_first_value(train, config, names=("lr", "learning_rate"))),
+        "optimizer": _first_value(train, config, names=("optimizer", "optim")),
+        "scheduler": _first_value(train, config, names=("lr_scheduler", "scheduler", "lr_scheduler_type")),
+        "warmup_steps": _first_value(train, config, names=("warmup_steps",)),
+        "max_steps": _first_value(train, names=("steps",))
+        or _first_value(train, config, names=("max_steps", "total_steps")),
+        "dtype": _first_value(train, config, names=("dtype", "torch_dtype")),
+        "gradient_checkpointing": _first_value(train, config, names=("gradient_checkpointing",)),
         "noise_scheduler": train.get("noise_scheduler"),
     }
     batch_size, accumulation = facts["batch_size"], facts["gradient_accumulation_steps"]
@@ -127,7 +130,7 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _first(*sections: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first_value(*sections: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for section in sections:
         for name in names:
             if section.get(name) is not None:

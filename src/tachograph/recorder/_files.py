@@ -38,7 +38,7 @@ __all__ = ["Files", "RunFiles", "WriterState"]
 class ReportError(Protocol):
     """Records a fault of telemetry itself as a `telemetry_error`."""
 
-    def __call__(self, kind: str, field: str, **more: Any) -> None:
+    def __call__(self, kind: str, field: str, **details: Any) -> None:
         """Record a fault: its kind, the affected file or field, and further fields."""
         ...
 

@@ -182,23 +182,23 @@ class _Hook:
         self._get_handler = get_handler
         self._set_handler = set_handler
         self._make_handler = make_handler
-        self._ours: Any = None
+        self._our_handler: Any = None
         self._previous: Any = None
 
     def install(self) -> None:
         """Install our handler unless it is already the current one."""
         previous = self._get_handler()
-        if self._ours is None or previous is not self._ours:
-            ours = self._make_handler(previous)
-            if ours is not previous:
-                self._set_handler(ours)
-                self._ours, self._previous = ours, previous
+        if self._our_handler is None or previous is not self._our_handler:
+            our_handler = self._make_handler(previous)
+            if our_handler is not previous:
+                self._set_handler(our_handler)
+                self._our_handler, self._previous = our_handler, previous
 
     def remove(self) -> None:
         """Restore the handler that we replaced, unless ours has been replaced since."""
-        if self._ours is not None and self._get_handler() is self._ours:
+        if self._our_handler is not None and self._get_handler() is self._our_handler:
             self._set_handler(self._previous)
-            self._ours = None
+            self._our_handler = None
 
 
 def _excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:

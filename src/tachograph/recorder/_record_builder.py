@@ -103,21 +103,21 @@ class RecordBuilder:
         if has_device_scalars():
             items = list(items)
             _read_device_scalars(items)
-        rest = iter(items)
-        item = next(rest, None)
+        remaining = iter(items)
+        item = next(remaining, None)
         while item is not None:
             kind = type(item)
             if kind is tuple and self._window is None:
-                item = self._build_table(item, rest, records)
+                item = self._build_table(item, remaining, records)
                 continue
             if kind in self._handlers:
-                item = self._handle_group(item, rest, records)
+                item = self._handle_group(item, remaining, records)
                 continue
             if kind is tuple and self._window is not None:
                 records += self._add_to_window(self._window, *item)
             elif kind is PendingRecord:
                 records += self._build_pending(item)
-            item = next(rest, None)
+            item = next(remaining, None)
         if self._window is not None and self._window.is_due:
             records += self._close_window()
         return records
@@ -159,7 +159,9 @@ class RecordBuilder:
 
     # Steps as a table ----------------------------------------------------------------------------------------------
 
-    def _build_table(self, first: StepItem, rest: Iterator[BufferItem], records: list[Encodable]) -> BufferItem | None:
+    def _build_table(
+        self, first: StepItem, remaining: Iterator[BufferItem], records: list[Encodable]
+    ) -> BufferItem | None:
         """Build a table of a step and the steps after it with the same names; return the item that ends it.
 
         This loop is most of the writer's work per step, so everything in it is a local.
@@ -170,7 +172,7 @@ class RecordBuilder:
         last_step, last_s = self._pace_step, self._pace_s
         if columns is None or last_step is None or not _follows(step, last_step, steady_s, last_s):
             records += self._build_step(steady_s, step, metrics)
-            return next(rest, None)
+            return next(remaining, None)
         offset_s, samples = self._anchor.offset_s, self._samples_per_step
         memory = {name: value for name, value in self.memory.items() if name not in keys}
         constants = tuple(memory.values())
@@ -191,11 +193,11 @@ class RecordBuilder:
                 append(samples * num_steps / took_s)
             values += constants
             last_step, last_s = step, steady_s
-            item = next(rest, None)
+            item = next(remaining, None)
             while type(item) in deferrable:
                 deferred_items.append(item)
                 latest.append(metrics if has_loss else self._latest)
-                item = next(rest, None)
+                item = next(remaining, None)
             if type(item) is not tuple:
                 break
             next_s, next_step, next_metrics = item
@@ -294,11 +296,11 @@ class RecordBuilder:
         if requested_step is not None:
             try:
                 number = requested_step.item() if hasattr(requested_step, "item") else requested_step
-                whole = int(number)
-                if (whole != number and not isinstance(number, str)) or not -_MAX_STEP < whole < _MAX_STEP:
+                step_number = int(number)
+                if (step_number != number and not isinstance(number, str)) or not -_MAX_STEP < step_number < _MAX_STEP:
                     raise ValueError(number)
                 self._counts_steps = False
-                return whole
+                return step_number
             except Exception:  # noqa: BLE001 - the caller may pass any object as a step
                 reason = f"step={requested_step!r:.80} is not an integer; the record got the next step number instead"
                 records += self._report_problem(ValueProblem("global_step", reason), steady_s)
@@ -351,14 +353,14 @@ class RecordBuilder:
     # Other items ---------------------------------------------------------------------------------------------------
 
     def _handle_group(
-        self, first: BufferItem, rest: Iterator[BufferItem], records: list[Encodable]
+        self, first: BufferItem, remaining: Iterator[BufferItem], records: list[Encodable]
     ) -> BufferItem | None:
         """Pass an item and those after it that have a handler to their handlers; return the item after them."""
         items = [first]
-        item = next(rest, None)
+        item = next(remaining, None)
         while type(item) in self._handlers:
             items.append(item)
-            item = next(rest, None)
+            item = next(remaining, None)
         records += self._handle(items, [self._latest] * len(items))
         return item
 

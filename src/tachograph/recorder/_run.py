@@ -283,8 +283,8 @@ class Run:
         if self._has_warned:
             return
         self._has_warned = True
-        why = "belongs to the parent of this forked process" if self._is_forked else f"has {self.status}"
-        warn("run %r %s: further records are dropped; call tachograph.init() to start a new run", self.name, why)
+        reason = "belongs to the parent of this forked process" if self._is_forked else f"has {self.status}"
+        warn("run %r %s: further records are dropped; call tachograph.init() to start a new run", self.name, reason)
 
     # Logging other records -----------------------------------------------------------------------------------------
 
@@ -627,19 +627,25 @@ class Run:
         if self.backend is not None:
             is_complete = self.backend.close(deadline_s - time.monotonic())
             if not is_complete:
-                how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
-                self.print_line(f"the last records of {self.name!r} could not be written{how}")
+                time_limit = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
+                self.print_line(f"the last records of {self.name!r} could not be written{time_limit}")
         for follower in self._followers:
             follower.close(0)  # stop all of them first, so that one that hangs takes no time from the others
-        late = [follower.name for follower in self._followers if not follower.close(deadline_s - time.monotonic())]
-        for name in late:
+        late_followers = [
+            follower.name for follower in self._followers if not follower.close(deadline_s - time.monotonic())
+        ]
+        for name in late_followers:
             self.print_line(f"{name} did not receive all records of {self.name!r}; the journal has them")
         self._accepts_late_errors = False  # the next attempt may write the journal from now on
         destination = self._destination
-        if self.folder is not None and destination is not None and (destination.mode == "offline" or "server" in late):
+        if (
+            self.folder is not None
+            and destination is not None
+            and (destination.mode == "offline" or "server" in late_followers)
+        ):
             path = os.path.join(self._settings.log_dir, self.name)  # as the user spelled it
-            what = "it" if destination.mode == "offline" else "the rest"
-            self.print_line(f"Send {what} with: {destination.sync_command(path)}")
+            unsent_part = "it" if destination.mode == "offline" else "the rest"
+            self.print_line(f"Send {unsent_part} with: {destination.sync_command(path)}")
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)

@@ -109,13 +109,13 @@ def _start_recording(
     identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
     if settings.perf_tag:
         identity["perf_tag"] = settings.perf_tag
-    # Words that the user may also give as facts; a resumed run keeps the words of its first attempt.
-    words = {name: getattr(settings, name) or first.get(name) for name in ("project", "group", "job_type")}
-    around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
-    ours = {**identity, **around, "process": this_process()}
-    words = {name: value for name, value in words.items() if value}
+    # Labels that the user may also give as facts; a resumed run keeps the labels of its first attempt.
+    labels = {name: getattr(settings, name) or first.get(name) for name in ("project", "group", "job_type")}
+    environment = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
+    our_fields = {**identity, **environment, "process": this_process()}
+    labels = {name: value for name, value in labels.items() if value}
     # Our fields come first and win over fields of the user with the same name.
-    facts = {**ours, **words, **start, **ours}
+    facts = {**our_fields, **labels, **start, **our_fields}
     run = Run(
         folder.name,
         settings=settings,

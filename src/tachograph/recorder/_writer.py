@@ -397,8 +397,8 @@ class Writer:
             self.diagnostics = None
             self._report_error("diagnosis_stopped", "rules", reason=diagnostics.fault)
 
-    def _report_error(self, kind: str, field: str, **more: Any) -> None:
-        self.add_record("telemetry_error", {"kind": kind, "field": field, **more})
+    def _report_error(self, kind: str, field: str, **details: Any) -> None:
+        self.add_record("telemetry_error", {"kind": kind, "field": field, **details})
 
     def _report_losses(self) -> None:
         """Record the losses, past the buffer, which may be full; and not before the disk accepts the record."""

@@ -150,10 +150,10 @@ class StepTracer:
             self._run.event("trace", **fields, duration_s=round(took_s, 6))
         self._respond(request, "applied", value=steps, path=relative, **({"reason": reason} if reason else {}))
 
-    def _respond(self, request: Request, status: str, **more: object) -> None:
+    def _respond(self, request: Request, status: str, **details: object) -> None:
         if not self._is_closed:  # `close` has answered it already
             self._request_in_storage = None
-            self._panel.answer(request, status, **more)
+            self._panel.answer(request, status, **details)
 
     def _write(self, session: TraceSession, first: int, steps: int) -> Path:
         folder = self._run.folder

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["CallObserver", "Observe", "is_in"]
 
 Observe = Callable[..., Callable[[Any], None] | None]
-"""Called with all arguments of a call, by position, before it is made; returns what to call with its result."""
+"""Called with all arguments of a call, by position, before it is made; returns a function to call with its result."""
 
 
-class _Depth(threading.local):
-    inside = False
+class _CallState(threading.local):
+    is_inside = False
 
 
 class CallObserver:
@@ -38,7 +38,7 @@ class CallObserver:
     def __init__(self, subject: str, is_ignored: Callable[[FrameType], bool]) -> None:
         self._subject = subject
         self._is_ignored = is_ignored
-        self._depth = _Depth()
+        self._state = _CallState()
         self.patches = Patches()
 
     def wrap(self, owner: Any, name: str, observe: Observe) -> None:
@@ -47,8 +47,8 @@ class CallObserver:
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                depth = self._depth
-                if depth.inside:
+                state = self._state
+                if state.is_inside:
                     return original(*args, **kwargs)
                 add, fault = None, None
                 try:
@@ -58,11 +58,11 @@ class CallObserver:
                         add = observe(*bound.args, **bound.kwargs)
                 except Exception as error:  # noqa: BLE001 - wrong arguments: the original raises, too
                     fault = error
-                depth.inside = True
+                state.is_inside = True
                 try:
                     result = original(*args, **kwargs)
                 finally:
-                    depth.inside = False
+                    state.is_inside = False
                 with guard(f"recording {self._subject}"):
                     if fault is not None:
                         raise fault

@@ -65,12 +65,12 @@ class _OutputTail:
 class _StreamTee:
     """Copies one stream of the program to a descriptor of ours."""
 
-    def __init__(self, name: str, ours: int, recorder: OutputRecorder) -> None:
+    def __init__(self, name: str, our_fd: int, recorder: OutputRecorder) -> None:
         self.name = name
         self._recorder = recorder
         self.tail = _OutputTail()
-        self._ours = ours
-        self._source, self.end = _open_terminal(ours) if os.isatty(ours) else os.pipe()
+        self._our_fd = our_fd
+        self._source, self.end = _open_terminal(our_fd) if os.isatty(our_fd) else os.pipe()
         self._is_writing = False
         self._thread = threading.Thread(target=self._copy, name=f"tacho-{name}", daemon=True)
         self._thread.start()
@@ -89,15 +89,15 @@ class _StreamTee:
 
     def resize(self) -> None:
         """Give the program's terminal, if it has one, the size of ours."""
-        if os.isatty(self._ours):
-            _copy_size(self._ours, self._source)
+        if os.isatty(self._our_fd):
+            _copy_size(self._our_fd, self._source)
 
     def _copy(self) -> None:
         try:
             while data := os.read(self._source, _BLOCK_BYTES):
                 self.tail.add(data)
                 self._is_writing = True
-                _write(self._ours, data)
+                _write(self._our_fd, data)
                 self._is_writing = False
                 self._recorder.add(self.name, data)
         except OSError:  # the program has ended, or our reader has: closing the pipe lets the program notice
@@ -198,7 +198,7 @@ def _write(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
 
 
-def _open_terminal(ours: int) -> tuple[int, int]:
+def _open_terminal(our_fd: int) -> tuple[int, int]:
     """Return both ends of a pseudo-terminal like ours: programs format output differently without a terminal."""
     import pty
     import termios
@@ -208,7 +208,7 @@ def _open_terminal(ours: int) -> tuple[int, int]:
     attributes[1] &= ~termios.OPOST  # our terminal does that
     termios.tcsetattr(end, termios.TCSANOW, attributes)
     with contextlib.suppress(OSError):
-        _copy_size(ours, end)
+        _copy_size(our_fd, end)
     return source, end
 
 

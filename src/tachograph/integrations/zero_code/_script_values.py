@@ -169,13 +169,13 @@ class ScriptValues:
         edges: list[Any],
         step: int | None,
         own_step: int | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> None:
         from tachograph._drop_in import log_histogram
 
         def record(run: Run) -> None:
-            at, _ = self._resolve_step(tool, step, own_step)
-            log_histogram(run, tag, counts, edges, step=at, **more)
+            step_of_record, _ = self._resolve_step(tool, step, own_step)
+            log_histogram(run, tag, counts, edges, step=step_of_record, **fields)
 
         self._add(tool, record)
 
@@ -195,14 +195,14 @@ class ScriptValues:
         self.logged.update(row)
 
         def record(run: Run) -> None:
-            at, more = self._resolve_step(tool, step, own_step)
-            run.log({**row, **more}, at)
+            step_of_record, script_step = self._resolve_step(tool, step, own_step)
+            run.log({**row, **script_step}, step_of_record)
 
         self._add(tool, record, (own_step if step is None else step, row))
 
-    def count_unrecorded(self, what: str) -> None:
+    def count_unrecorded(self, kind: str) -> None:
         """Count a value that cannot be recorded."""
-        self._not_recorded[what] += 1
+        self._not_recorded[kind] += 1
 
     def _count_not_recorded(self, run: Run) -> None:
         if self._not_recorded:

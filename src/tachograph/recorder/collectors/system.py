@@ -124,7 +124,7 @@ class MemorySampler(SystemSampler):
 
     def __init__(self, interval_s: float, deliver: Callable[[dict[str, Any]], None]) -> None:
         super().__init__("", interval_s, deliver)
-        self._last: dict[str, float] = {}
+        self._last_sample: dict[str, float] = {}
 
     def sample(self) -> dict[str, Any]:
         """Take a sample; empty if it is not worth recording."""
@@ -132,13 +132,14 @@ class MemorySampler(SystemSampler):
         now_s = time.monotonic()
         if now_s - self._last_sample_at < _MAX_SILENT_S and not self._is_notable(fields):
             return {}
-        self._last, self._last_sample_at = fields, now_s
+        self._last_sample, self._last_sample_at = fields, now_s
         return fields
 
     def _is_notable(self, fields: dict[str, float]) -> bool:
-        return fields.keys() != self._last.keys() or any(
+        return fields.keys() != self._last_sample.keys() or any(
             # Peaks are compared to the byte.
-            abs(value - self._last[name]) > (0.0 if "peak" in name else _NOTABLE_SHARE * abs(self._last[name]))
+            abs(value - self._last_sample[name])
+            > (0.0 if "peak" in name else _NOTABLE_SHARE * abs(self._last_sample[name]))
             for name, value in fields.items()
         )
 
