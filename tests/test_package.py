@@ -40,9 +40,9 @@ ALLOWED = {
     "testing": {"base", "records", "journal", "recorder"},
     "notebook": {"base", "records", "journal", "reader", "recorder", "store"},
     "usage": {"base"},
-    "export": {"base", "records", "journal", "reader"},
     "store": {"base", "records", "journal", "reader"},
     "catalog": {"base", "records", "journal", "reader", "store", "sinks", "provenance"},
+    "catalog.export": {"base", "records", "journal", "reader"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
     "server": {
         "base",
@@ -60,6 +60,7 @@ ALLOWED = {
     "cli": {
         "base",
         "catalog",
+        "catalog.export",
         "remote",
         "comparison",
         "records",
@@ -67,7 +68,6 @@ ALLOWED = {
         "reader",
         "diagnostics",
         "diagnostics.offline",
-        "export",
         "recorder",
         "sinks",
         "importers",

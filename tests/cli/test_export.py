@@ -19,9 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tachograph
+from tachograph.catalog.export import export_runs
+from tachograph.catalog.export._rows import JournalSnapshot
 from tachograph.exceptions import TableExportError
-from tachograph.export import export_runs
-from tachograph.export._rows import JournalSnapshot
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS, encode
 from tests.cli.test_cli import tacho

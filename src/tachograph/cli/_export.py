@@ -13,10 +13,10 @@ from typing import BinaryIO, cast
 import rich_click as click
 
 from tachograph._base.files import check_file, replacing
+from tachograph.catalog.export import DEFAULT_KINDS, FORMATS, SUFFIXES, ExportedRun, export_runs, load_format
 from tachograph.cli._format import plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, resolve_run
 from tachograph.exceptions import TableExportError
-from tachograph.export import DEFAULT_KINDS, FORMATS, SUFFIXES, ExportedRun, export_runs, load_format
 from tachograph.journal import RunFolder, list_runs
 from tachograph.reader import find_readable_run
 from tachograph.records import METRIC_KINDS

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from tachograph._base.text import csv_text
+from tachograph.catalog.export._rows import RowBatch
 from tachograph.exceptions import ConfigError
-from tachograph.export._rows import RowBatch
 from tachograph.records import escape_line_separators, mark_non_finite
 
 __all__ = ["FORMATS", "SUFFIXES", "TableWriter", "column_names", "load_format"]

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple
 
+from tachograph.catalog.export._formats import load_format
+from tachograph.catalog.export._rows import JournalSnapshot
 from tachograph.exceptions import ConfigError, TableExportError, did_you_mean
-from tachograph.export._formats import load_format
-from tachograph.export._rows import JournalSnapshot
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS
 
