@@ -212,7 +212,7 @@ def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> 
         return {}
     if not isinstance(parent, (str, os.PathLike)):
         raise ConfigError(f"parent={parent!r:.80}: expected the name of a run, or the path of a run or a checkpoint")
-    from tachograph.provenance import find_parent
+    from tachograph.reader import find_parent
 
     parent_run = find_parent(parent, settings.log_dir, "init")
     if parent_run is None:

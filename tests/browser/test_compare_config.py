@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tachograph.provenance._blobs import write_blob
+from tachograph.reader.captured_code import write_code_file
 from tests.store import END, START, step, write
 
 
@@ -19,10 +19,10 @@ def write_sweep(logs):
             "output_dir": f"/out/{number}",
         }
         folder = write(logs / f"run-{number:02d}", [])
-        packages = write_blob(folder, f"numpy==1.26\ntorch==2.{number % 2}\n".encode(), ".txt")
+        packages = write_code_file(folder, f"numpy==1.26\ntorch==2.{number % 2}\n".encode(), ".txt")
         code = {"event": "code", "time": 2_000.0, "packages": {"file": packages}}
         if number == 1:
-            code["diff"] = {"file": write_blob(folder, b"diff --git a/x b/x\n", ".patch"), "num_files": 1}
+            code["diff"] = {"file": write_code_file(folder, b"diff --git a/x b/x\n", ".patch"), "num_files": 1}
         loss = float("nan") if number == 31 else 1.0 + number / 10
         start = {**START, "run_id": f"id{number}", "time": 1_000.0 + number, "config": config}
         write(folder.path, [start, code, step(1, val_loss=loss, train_loss=loss - 0.5), END])

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 import tachograph
 from tachograph.importers import import_runs
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import write_blob
+from tachograph.reader.captured_code import write_code_file
 from tests.browser.test_charts import OPTIONS, write_journal
 from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
@@ -234,7 +234,7 @@ def test_server_stops_at_once_with_open_page(page, dashboard, logs):
 def test_overview_shows_code_and_parents(page, dashboard, logs):
     write(logs / "base", [{**START, "run_id": "1"}, END])
     write(logs / "fork", [])
-    patch = write_blob(RunFolder(logs / "fork"), b"diff --git a/x b/x\n", ".patch")
+    patch = write_code_file(RunFolder(logs / "fork"), b"diff --git a/x b/x\n", ".patch")
     code = {
         "event": "code",
         "time": 1_001.0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from tachograph.catalog import describes_training, is_repeat_key
 from tachograph.catalog._importance import spearman
-from tachograph.provenance import describes_training, is_repeat_key
 
 IGNORED = (
     *(

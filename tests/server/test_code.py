@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import write_blob
+from tachograph.reader.captured_code import write_code_file
 from tests.server.conftest import check_error
 from tests.store import START, write
 
 
 def write_run(path, config, patch):
     write(path, [])
-    name = write_blob(RunFolder(path), patch, ".patch")
+    name = write_code_file(RunFolder(path), patch, ".patch")
     code = {"event": "code", "time": 1_001.0, "diff": {"file": name, "num_files": 1}, "determinism": {"torch_seed": 1}}
     write(path, [{**START, "config": config}, code])
 

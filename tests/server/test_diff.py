@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import write_blob
+from tachograph.reader.captured_code import write_code_file
 from tests.conftest import HANG_S
 from tests.server.conftest import check_error
 from tests.store import END, START, step, write
@@ -29,9 +29,9 @@ def write_run(path, config, loss, *, packages="", patch=b""):
     folder = write(path, [])
     code = {"event": "code", "time": 1_001.0}
     if packages:
-        code["packages"] = {"file": write_blob(folder, packages.encode(), ".txt")}
+        code["packages"] = {"file": write_code_file(folder, packages.encode(), ".txt")}
     if patch:
-        code["diff"] = {"file": write_blob(folder, patch, ".patch"), "num_files": 1}
+        code["diff"] = {"file": write_code_file(folder, patch, ".patch"), "num_files": 1}
     write(path, [{**START, "config": config}, code, step(1, val_loss=loss), END])
 
 
@@ -78,9 +78,9 @@ def test_diff_shows_config_beside_results(logs, client):
 def test_diff_of_source_files_counts_versions(logs, client):
     for name, text in (("a", b"x = 1\n"), ("b", b"x = 2\n"), ("c", b"x = 1\n")):
         folder = write(logs / name, [])
-        file = write_blob(RunFolder(logs / name), text, ".py")
+        file = write_code_file(RunFolder(logs / name), text, ".py")
         source = b'[{"path":"train.py","file":"%s","size_bytes":6}]' % file.encode()
-        listed = write_blob(folder, source, ".json")
+        listed = write_code_file(folder, source, ".json")
         write(logs / name, [START, {"event": "code", "time": 1_001.0, "files": {"file": listed}}, END])
     page = get(client, "diff", run=["a", "b", "c"])
     assert page["files"] == [{"path": "train.py", "versions": [1, 2, 1]}]

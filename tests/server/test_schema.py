@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import write_blob
+from tachograph.reader.captured_code import write_code_file
 from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES
 from tests.conftest import HANG_S
@@ -57,7 +57,7 @@ def url(tmp_path_factory):
         "max": 2,
     }
     write(logs / "r", [])
-    patch = write_blob(RunFolder(logs / "r"), b"diff --git a/x b/x\n", ".patch")
+    patch = write_code_file(RunFolder(logs / "r"), b"diff --git a/x b/x\n", ".patch")
     code = {"event": "code", "time": 1_001.0, "diff": {"file": patch, "num_files": 1}}
     write(logs / "r", [{**START, "config": {"lr": math.inf}}, code, knob, *records, SPAN, ALERT, END])
     (logs / "r" / "traces").mkdir()

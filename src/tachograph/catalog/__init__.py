@@ -12,8 +12,11 @@ from tachograph.catalog._annotations import (
     read_annotations,
 )
 from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
+from tachograph.catalog._code_diff import CodeChange, ComparedRun, Difference, RunComparison, compare_runs
+from tachograph.catalog._code_diff_many import FileVersions, Variation, compare_many, variations
 from tachograph.catalog._columns import ColumnFacts, kind_of_value
 from tachograph.catalog._compare import DiffKey, DiffResult, DiffRun, RunsDiff, compare_rows
+from tachograph.catalog._config_keys import describes_training, is_repeat_key, is_seed
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._fields import FieldDescription, describe_fields
@@ -44,6 +47,7 @@ from tachograph.catalog._prune import (
     unknown_rule_fields,
 )
 from tachograph.catalog._query import Query, parse_query
+from tachograph.catalog._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.catalog._results import default_results
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full, reader_of
 from tachograph.catalog._summary import flatten_config
@@ -79,15 +83,19 @@ __all__ = [
     "AnnotationOp",
     "Annotations",
     "Catalog",
+    "CodeChange",
     "ColumnFacts",
     "ColumnSpread",
+    "ComparedRun",
     "DiffKey",
     "DiffResult",
     "DiffRun",
+    "Difference",
     "FACTS",
     "Fact",
     "FactKind",
     "FieldDescription",
+    "FileVersions",
     "KeyImportance",
     "KeyRanking",
     "MarkedStep",
@@ -98,28 +106,34 @@ __all__ = [
     "PruneStep",
     "Query",
     "QueryError",
+    "Rebuilt",
     "RelatedRun",
     "RunAction",
+    "RunComparison",
     "RunGroup",
     "RunRow",
     "RunsDiff",
-    "TransferError",
     "SavedView",
+    "TransferError",
     "TrashError",
     "TrashedRun",
     "UnrankedKey",
+    "Variation",
     "ViewError",
     "ancestors_of",
     "annotate",
     "apply_step",
     "best_row",
+    "compare_many",
     "compare_rows",
+    "compare_runs",
     "copy_run",
     "csv_blocks",
     "default_results",
     "delete_view",
     "descendants_of",
     "describe_fields",
+    "describes_training",
     "differing_fields",
     "direction_of",
     "disk_usage",
@@ -129,18 +143,20 @@ __all__ = [
     "group_rows",
     "inverse_ops",
     "is_folder_target",
+    "is_repeat_key",
+    "is_seed",
     "kind_of_value",
     "known_fields",
     "list_trash",
-    "make_rule",
-    "move_run",
     "list_views",
     "load_view",
+    "make_rule",
+    "move_run",
     "needs_full",
     "parse_action",
     "parse_query",
-    "plan_prune",
     "pinned_first",
+    "plan_prune",
     "print_field",
     "print_query",
     "prune_lock",
@@ -148,6 +164,8 @@ __all__ = [
     "read_annotations",
     "read_policy",
     "reader_of",
+    "rebuild",
+    "reproduction_script",
     "restore_run",
     "save_view",
     "slug_of",
@@ -155,6 +173,7 @@ __all__ = [
     "tidy_trash",
     "trash_folder",
     "trash_run",
-    "view_from",
     "unknown_rule_fields",
+    "variations",
+    "view_from",
 ]

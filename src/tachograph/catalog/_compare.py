@@ -8,21 +8,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tachograph.catalog._code_diff import ComparedRun
+from tachograph.catalog._code_diff_many import FileVersions, ManyComparison, Variation, compare_many, variations
+from tachograph.catalog._config_keys import describes_training
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._groups import best_row
 from tachograph.catalog._results import default_results
 from tachograph.catalog._row import RunRow
 from tachograph.journal import RunState
-from tachograph.provenance import (
-    ComparedRun,
-    FileVersions,
-    ManyComparison,
-    Variation,
-    compare_many,
-    describes_training,
-    section_of,
-    variations,
-)
+from tachograph.reader.captured_code import code_section
 from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["DiffKey", "DiffResult", "DiffRun", "RunsDiff", "compare_rows"]
@@ -161,4 +155,4 @@ def _compare_code(rows: Sequence[RunRow]) -> tuple[ManyComparison, set[str]]:
                 each.values.extend([None] * num_missing)
         for file in found.files:
             file.versions.extend([None] * num_missing)
-    return found, {run.name for run in runs if section_of(run.code, "diff").get("file")}
+    return found, {run.name for run in runs if code_section(run.code, "diff").get("file")}

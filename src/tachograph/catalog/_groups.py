@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from tachograph.catalog._config_keys import describes_training, is_repeat_key
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
 from tachograph.exceptions import ConfigError
-from tachograph.provenance import describes_training, is_repeat_key
 
 __all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "group_rows", "value_key"]
 

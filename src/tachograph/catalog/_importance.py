@@ -19,9 +19,10 @@ import msgspec
 import numpy
 import numpy.typing
 
+from tachograph.catalog._code_diff_many import variations
+from tachograph.catalog._config_keys import describes_training, is_seed
 from tachograph.catalog._groups import value_key
 from tachograph.catalog._row import RunRow
-from tachograph.provenance import describes_training, is_seed, variations
 
 __all__ = ["KeyImportance", "KeyRanking", "UnrankedKey", "rank_keys", "spearman", "varying_keys"]
 

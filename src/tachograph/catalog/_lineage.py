@@ -13,8 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from tachograph.catalog._row import RunRow
-from tachograph.provenance import read_stamp
-from tachograph.reader import ParentRun, SavedCheckpoint
+from tachograph.reader import ParentRun, SavedCheckpoint, read_stamp
 from tachograph.records import step_of
 
 __all__ = ["Origin", "RelatedRun", "ancestors_of", "children_of", "descendants_of", "find_origins"]

@@ -35,7 +35,7 @@ from tachograph.catalog._catalog import OWN_FOLDER
 from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
 from tachograph.journal import RunFolder, find_below, lock_run_folder, stat_journal
-from tachograph.provenance import remove_unused_blobs
+from tachograph.reader.captured_code import remove_unused_code_files
 from tachograph.records import to_json
 
 __all__ = [
@@ -239,7 +239,7 @@ def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
                 _unlink(place / f"{run.id}.json")
     except OSError as error:
         raise TrashError(_explain("cannot empty the trash", error)) from error
-    remove_unused_blobs(log_dir)
+    remove_unused_code_files(log_dir)
     return deleted
 
 

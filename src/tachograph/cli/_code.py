@@ -18,7 +18,7 @@ from tachograph.cli._select import parse_columns, select_runs, where_option
 from tachograph.reader import read
 
 if TYPE_CHECKING:
-    from tachograph.provenance import CodeChange, Difference
+    from tachograph.catalog import CodeChange, Difference
 
 __all__ = ["diff", "reproduce"]
 
@@ -53,7 +53,7 @@ def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | 
 
 
 def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
-    from tachograph.provenance import ComparedRun, compare_runs
+    from tachograph.catalog import ComparedRun, compare_runs
 
     found = compare_runs(*(ComparedRun.of(read(run, log_dir)) for run in (first, second)))
     if as_json:
@@ -110,7 +110,7 @@ def reproduce(run: str, log_dir: str, into: Path | None, repository: str | None)
 
     Read the script before you run it. Masked arguments are shown as <…>.
     """
-    from tachograph.provenance import rebuild, reproduction_script
+    from tachograph.catalog import rebuild, reproduction_script
 
     if repository is not None and into is None:
         raise click.UsageError("--repository is only used with --into")

@@ -11,8 +11,7 @@ from rich.text import Text
 from tachograph.cli._format import add_row, new_table, number, safe
 
 if TYPE_CHECKING:
-    from tachograph.catalog import RunsDiff
-    from tachograph.provenance import FileVersions, Variation
+    from tachograph.catalog import FileVersions, RunsDiff, Variation
 
 __all__ = ["cell_text", "print_differences"]
 

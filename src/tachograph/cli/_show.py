@@ -38,10 +38,6 @@ from tachograph.journal import (
     rebuild_csv,
     stat_journal,
 )
-from tachograph.provenance import (
-    last_code,
-    section_of,
-)
 from tachograph.reader import (
     ParentRun,
     PluginUse,
@@ -52,6 +48,7 @@ from tachograph.reader import (
     parents_of,
     read,
 )
+from tachograph.reader.captured_code import code_section, last_code
 from tachograph.records import flatten, loss_names_in
 from tachograph.sinks import read_lags
 
@@ -270,7 +267,7 @@ def _code_line(history: RunHistory) -> str:
     nouns = {"diff": "changed file", "files": "stored file", "packages": "package"}
     parts = []
     for part, noun in nouns.items():
-        found = section_of(code, part)
+        found = code_section(code, part)
         count = found.get("num_packages" if part == "packages" else "num_files")
         if found.get("missing"):
             parts.append(f"{part} missing: {safe(found['missing'])}")

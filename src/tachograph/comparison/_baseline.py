@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from tachograph._base.files import read_small, replace_file
 from tachograph._base.typed import decode_json
+from tachograph.catalog import describes_training, is_seed
 from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparability
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
@@ -31,7 +32,6 @@ from tachograph.comparison._loss import block_means, have_same_batches
 from tachograph.comparison._report import GATED
 from tachograph.comparison._speed import TooShort, steady_edges
 from tachograph.exceptions import TachographError
-from tachograph.provenance import describes_training, is_seed
 
 __all__ = ["MAX_RUNS", "Baseline", "BaselineError", "BaselineRun", "load_baseline", "save_baseline"]
 

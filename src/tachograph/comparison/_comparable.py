@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph.catalog import describes_training, is_seed
 from tachograph.comparison._evidence import RunEvidence
-from tachograph.provenance import describes_training, is_seed
 
 __all__ = ["COMPARED_FACTS", "Comparability", "ConfigChange", "check_comparable", "decides_comparability"]
 

@@ -2,6 +2,8 @@
 
 from tachograph.reader._alerts import Alert, AlertHistory, worst_first
 from tachograph.reader._batches import RecordBatch, batch_records, times_of
+from tachograph.reader._checkpoint_origin import CHECKPOINT_RUN_FILE, find_parent, read_stamp, write_stamp
+from tachograph.reader._checkpoints import ParentRun, SavedCheckpoint, checkpoint_records, parents_of, saved_checkpoints
 from tachograph.reader._control_requests import accepts_requests, request_control
 from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._failure import Failure
@@ -12,13 +14,6 @@ from tachograph.reader._history import (
     Series,
     find_readable_run,
     read,
-)
-from tachograph.reader._lineage import (
-    ParentRun,
-    SavedCheckpoint,
-    checkpoint_records,
-    parents_of,
-    saved_checkpoints,
 )
 from tachograph.reader._metrics import (
     NOT_METRICS,
@@ -47,14 +42,16 @@ __all__ = [
     "ControlState",
     "Failure",
     "Goodput",
+    "HasPath",
     "MetricSummary",
     "NOT_METRICS",
-    "ParentRun",
     "OutputFollower",
     "OutputLine",
     "OutputPart",
+    "ParentRun",
     "PluginChange",
     "PluginUse",
+    "CHECKPOINT_RUN_FILE",
     "RankView",
     "RecordBatch",
     "RecordedSpan",
@@ -67,10 +64,10 @@ __all__ = [
     "TraceFile",
     "accepts_requests",
     "batch_records",
-    "HasPath",
-    "cover_windows",
     "checkpoint_records",
+    "cover_windows",
     "find_copies",
+    "find_parent",
     "find_readable_run",
     "list_traces",
     "open_trace",
@@ -83,9 +80,11 @@ __all__ = [
     "read_output",
     "read_rank_samples",
     "read_ranks",
+    "read_stamp",
     "request_control",
     "saved_checkpoints",
     "times_of",
     "trace_name",
     "worst_first",
+    "write_stamp",
 ]

@@ -343,7 +343,7 @@ class Run:
         """Write beside a checkpoint which run saved it, if the setting `checkpoint_stamp` is on."""
         if not self._settings.checkpoint_stamp or self.backend is None or self.folder is None:
             return
-        from tachograph.provenance import write_stamp
+        from tachograph.reader import write_stamp
 
         try:
             write_stamp(path, self.id, self.name, step)
@@ -362,7 +362,7 @@ class Run:
         with guard("recording a parent"):
             if self.backend is None or self.folder is None:
                 return
-            from tachograph.provenance import find_parent
+            from tachograph.reader import find_parent
 
             parent_run = find_parent(parent, str(self.folder.path.parent), how)
             if parent_run is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from tachograph.catalog import ComparedRun, RunComparison, compare_runs
 from tachograph.exceptions import CodeError
-from tachograph.provenance import ComparedRun, RunComparison, compare_runs, last_code, read_patch
+from tachograph.reader.captured_code import last_code, read_patch
 from tachograph.records import mark_non_finite
 from tachograph.server._errors import ApiError
 from tachograph.store import StoredRun

@@ -13,6 +13,7 @@ from tachograph.catalog import (
     DiffResult,
     QueryError,
     RunRow,
+    Variation,
     compare_rows,
     default_results,
     direction_of,
@@ -20,7 +21,6 @@ from tachograph.catalog import (
     rank_keys,
 )
 from tachograph.exceptions import RunNotFoundError
-from tachograph.provenance import Variation
 from tachograph.records import mark_non_finite
 from tachograph.server._diff_models import (
     MAX_DIFF_RUNS,

@@ -13,13 +13,10 @@ from starlette.responses import Response, StreamingResponse
 
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
-from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
+from tachograph.catalog import AnnotationError, Catalog, RunComparison, RunRow, ViewError
 from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
-)
-from tachograph.provenance import (
-    RunComparison,
 )
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page

@@ -10,7 +10,6 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunFolder, RunState, state_at_end
-from tachograph.provenance import last_code
 from tachograph.reader import (
     Attempt,
     Failure,
@@ -24,6 +23,7 @@ from tachograph.reader import (
     parents_of,
     request_control,
 )
+from tachograph.reader.captured_code import last_code
 from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
 from tachograph.server._copy_status import read_copy_status
 from tachograph.server._models import (

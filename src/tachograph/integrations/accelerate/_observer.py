@@ -33,7 +33,7 @@ from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
 from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
-from tachograph.provenance import RUN_FILE
+from tachograph.reader import CHECKPOINT_RUN_FILE
 from tachograph.recorder import Run
 from tachograph.spans import checkpoint_load, checkpoint_save
 
@@ -270,7 +270,7 @@ class AcceleratorObserver:
             return
         content = {"run_name": run.name, "run_id": run.id, "log_dir": str(run.folder.path.parent)}
         data = json.dumps({**content, "step": self.num_steps}).encode()
-        replace_file(Path(folder, RUN_FILE), data, below=Path(folder))
+        replace_file(Path(folder, CHECKPOINT_RUN_FILE), data, below=Path(folder))
 
     def _timed_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -306,7 +306,7 @@ class AcceleratorObserver:
         if self._job.run is not None:
             self._job.run.log_parent(os.path.abspath(os.path.expanduser(input_dir)), how="resume")
         try:
-            with open(os.path.join(os.path.expanduser(input_dir), RUN_FILE), encoding="utf-8") as file:
+            with open(os.path.join(os.path.expanduser(input_dir), CHECKPOINT_RUN_FILE), encoding="utf-8") as file:
                 step = json.load(file).get("step")
         except (OSError, ValueError):
             return  # saved without this tracker

@@ -17,7 +17,7 @@ from transformers import TrainerState, TrainingArguments
 from tachograph._base.files import replace_file
 from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions, is_run
 from tachograph.integrations.transformers._call_stack import resume_arguments
-from tachograph.provenance import RUN_FILE, find_parent
+from tachograph.reader import CHECKPOINT_RUN_FILE, find_parent
 from tachograph.recorder import Run
 
 __all__ = ["log_parents", "plan_run", "read_run_file", "write_run_file"]
@@ -34,14 +34,14 @@ def write_run_file(run: Run, checkpoint: str, requested_name: str | None, step: 
         "log_dir": os.path.relpath(run.folder.path.parent, checkpoint),
         "step": step,
     }
-    replace_file(Path(checkpoint, RUN_FILE), json.dumps(content).encode(), below=Path(checkpoint))
+    replace_file(Path(checkpoint, CHECKPOINT_RUN_FILE), json.dumps(content).encode(), below=Path(checkpoint))
 
 
 def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) -> dict[str, str]:
     """Return the run file of the checkpoint that training is resumed from; empty if it has none."""
     for checkpoint in _checkpoints(args, state, trainer):
         try:
-            with open(os.path.join(checkpoint, RUN_FILE), encoding="utf-8") as file:
+            with open(os.path.join(checkpoint, CHECKPOINT_RUN_FILE), encoding="utf-8") as file:
                 content = json.load(file)
         except (OSError, ValueError):
             continue

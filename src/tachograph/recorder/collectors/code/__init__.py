@@ -1,1 +1,1 @@
-"""Captures the code of a run in a process of its own."""
+"""Captures the code and the environment of a run in a process of its own."""

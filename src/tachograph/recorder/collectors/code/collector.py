@@ -81,7 +81,8 @@ class CodeCollector:
     def _ask(self) -> None:
         from tachograph._base.detached import DetachedProcess
         from tachograph._base.typed import decode_json
-        from tachograph.provenance import CaptureRequest, loaded_files, script_file
+        from tachograph.recorder.collectors.code.capture import CaptureRequest
+        from tachograph.recorder.collectors.code.sources import loaded_files, script_file
 
         assert self._run.folder is not None  # noqa: S101 - only recorded runs have a collector
         request = CaptureRequest(
@@ -93,7 +94,9 @@ class CodeCollector:
         )
         if self._is_cut_short:
             return
-        process = self._process = DetachedProcess("tachograph.provenance._capture_main", "code", self._run.name)
+        process = self._process = DetachedProcess(
+            "tachograph.recorder.collectors.code.capture_main", "code", self._run.name
+        )
         if self._is_cut_short:
             process.kill()
         process.send(request)
@@ -112,7 +115,7 @@ class CodeCollector:
         return {**{part: {"missing": reason} for part in _PARTS}, **self._fields}
 
     def _record(self) -> None:
-        from tachograph.provenance import determinism, environment, torch_build
+        from tachograph.recorder.collectors.code.environment import determinism, environment, torch_build
         from tachograph.records import mask_arguments
 
         # Read now: a program often sets its seeds after it has started the run.

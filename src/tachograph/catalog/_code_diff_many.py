@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tachograph.catalog._code_diff import ComparedRun, environment_of, git_of
 from tachograph.exceptions import CodeError
-from tachograph.provenance._compare import ComparedRun, environment_of, git_of
-from tachograph.provenance._read import missing_reason, read_packages, read_sources, section_of
+from tachograph.reader.captured_code import code_missing_reason, code_section, read_packages, read_sources
 from tachograph.records import to_json
 
 __all__ = ["FileVersions", "ManyComparison", "Variation", "compare_many", "variations"]
@@ -102,11 +102,11 @@ def _contents(
     found: list[Content | None] = []
     for run in runs:
         content = None
-        name = section_of(run.code, part).get("file")
+        name = code_section(run.code, part).get("file")
         try:
             content = known.get(str(name)) or read(run.folder, run.code) or None
             if content is None:
-                reasons.setdefault(missing_reason(run.code, part), []).append(run.name)
+                reasons.setdefault(code_missing_reason(run.code, part), []).append(run.name)
             else:
                 known[str(name)] = content
         except CodeError as error:

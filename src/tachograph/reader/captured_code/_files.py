@@ -16,14 +16,14 @@ from tachograph._base.files import add_file, link_file, make_folder, read_small
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 
-__all__ = ["blob_path", "read_blob", "remove_unused_blobs", "write_blob"]
+__all__ = ["code_file_path", "read_code_file", "remove_unused_code_files", "write_code_file"]
 
 _DIGEST_CHARS = 40
 _NAME = re.compile(rf"[0-9a-f]{{{_DIGEST_CHARS}}}(\.(?:patch|txt|json))?")
 _MAX_BYTES = 16 << 20
 
 
-def write_blob(folder: RunFolder, data: bytes, suffix: str = "") -> str:
+def write_code_file(folder: RunFolder, data: bytes, suffix: str = "") -> str:
     """Store data in a run; return the name of the file.
 
     Raises:
@@ -47,24 +47,24 @@ def write_blob(folder: RunFolder, data: bytes, suffix: str = "") -> str:
     return name
 
 
-def blob_path(folder: RunFolder, name: str) -> Path:
+def code_file_path(folder: RunFolder, name: str) -> Path:
     """Return the path of a stored file.
 
     Raises:
-        CodeError: if the name is not one that `write_blob` returns.
+        CodeError: if the name is not one that `write_code_file` returns.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise CodeError(f"{name!r} is not the name of a stored file")
     return folder.code / name
 
 
-def read_blob(folder: RunFolder, name: str) -> bytes:
+def read_code_file(folder: RunFolder, name: str) -> bytes:
     """Return the content of a stored file.
 
     Raises:
         CodeError: if it is missing or was changed.
     """
-    path = blob_path(folder, name)
+    path = code_file_path(folder, name)
     try:
         data = read_small(path, _MAX_BYTES, below=folder.path)
     except OSError as error:
@@ -74,7 +74,7 @@ def read_blob(folder: RunFolder, name: str) -> bytes:
     return data
 
 
-def remove_unused_blobs(log_dir: str | os.PathLike[str]) -> int:
+def remove_unused_code_files(log_dir: str | os.PathLike[str]) -> int:
     """Delete the shared files that no run links to; return the number of bytes freed."""
     freed = 0
     try:

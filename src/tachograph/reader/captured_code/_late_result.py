@@ -16,13 +16,13 @@ from tachograph._base.files import read_small
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder
 
-__all__ = ["read_result"]
+__all__ = ["read_capture_result"]
 
 _NAME = re.compile(r"result-[0-9a-f]{16}\.json")
 _MAX_BYTES = 16 << 20
 
 
-def read_result(folder: RunFolder, name: Any) -> dict[str, Any] | None:
+def read_capture_result(folder: RunFolder, name: Any) -> dict[str, Any] | None:
     """Return the fields of a `code` record, or None if the file is missing or invalid."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):

@@ -1,4 +1,4 @@
-"""Read what was captured: the last `code` record of a run and the files that it refers to."""
+"""Read the captured code of a run: its last `code` record and the files that the record refers to."""
 
 from __future__ import annotations
 
@@ -10,15 +10,37 @@ import msgspec
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import read_blob
-from tachograph.provenance._capture import SourceFile
-from tachograph.provenance._result import read_result
-from tachograph.reader import RunDigest
+from tachograph.reader._digest import RunDigest
+from tachograph.reader.captured_code._files import read_code_file
+from tachograph.reader.captured_code._late_result import read_capture_result
 from tachograph.records import finite_or_none
 
-__all__ = ["last_code", "missing_reason", "read_packages", "read_patch", "read_sources", "section_of"]
+__all__ = [
+    "SourceFile",
+    "last_code",
+    "code_missing_reason",
+    "read_packages",
+    "read_patch",
+    "read_sources",
+    "code_section",
+]
 
 _UNFINISHED = "the run ended before its code was captured, and the process that captures it has not finished"
+
+
+class SourceFile(msgspec.Struct, omit_defaults=True):
+    """A stored source file."""
+
+    path: str
+    """Relative to the root of the project, or absolute if it lies elsewhere."""
+    file: str
+    """The name of the stored file in the folder `code`."""
+    size_bytes: int
+    is_untracked: bool = False
+    """Whether git does not know the file."""
+    is_executable: bool = False
+    is_masked: bool = False
+    """Whether secrets were masked in it."""
 
 
 def last_code(run: RunDigest) -> Mapping[str, Any]:
@@ -32,20 +54,20 @@ def last_code(run: RunDigest) -> Mapping[str, Any]:
         return {}
     if "result" not in last:
         return last
-    found = read_result(run.folder, last["result"])
+    found = read_capture_result(run.folder, last["result"])
     return {**last, **({"missing": _UNFINISHED} if found is None else found)}
 
 
-def section_of(code: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def code_section(code: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a part of a `code` record; empty if there is none."""
     found = code.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def missing_reason(code: Mapping[str, Any], name: str) -> str:
+def code_missing_reason(code: Mapping[str, Any], name: str) -> str:
     """Return why a part of a `code` record is missing."""
     whole = code.get("missing") or ("it was not captured" if code else "the run has no captured code")
-    return str(section_of(code, name).get("missing") or whole)
+    return str(code_section(code, name).get("missing") or whole)
 
 
 def read_sources(folder: RunFolder, code: Mapping[str, Any]) -> list[SourceFile]:
@@ -54,11 +76,11 @@ def read_sources(folder: RunFolder, code: Mapping[str, Any]) -> list[SourceFile]
     Raises:
         CodeError: if the list was changed or is missing.
     """
-    name = section_of(code, "files").get("file")
+    name = code_section(code, "files").get("file")
     if name is None:
         return []
     try:
-        return decode_json(read_blob(folder, name), list[SourceFile])
+        return decode_json(read_code_file(folder, name), list[SourceFile])
     except msgspec.MsgspecError as error:
         raise CodeError(f"the list of source files {name} is invalid: {error}") from error
 
@@ -69,8 +91,8 @@ def read_patch(folder: RunFolder, code: Mapping[str, Any]) -> bytes:
     Raises:
         CodeError: if the patch was changed or is missing.
     """
-    name = section_of(code, "diff").get("file")
-    return b"" if name is None else read_blob(folder, name)
+    name = code_section(code, "diff").get("file")
+    return b"" if name is None else read_code_file(folder, name)
 
 
 def read_packages(folder: RunFolder, code: Mapping[str, Any]) -> dict[str, str]:
@@ -79,8 +101,8 @@ def read_packages(folder: RunFolder, code: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         CodeError: if the list was changed or is missing.
     """
-    name = section_of(code, "packages").get("file")
-    lines = read_blob(folder, name).decode("utf-8", "replace").splitlines() if name is not None else []
+    name = code_section(code, "packages").get("file")
+    lines = read_code_file(folder, name).decode("utf-8", "replace").splitlines() if name is not None else []
     found: dict[str, str] = {}
     for line in lines:
         package, separator, version = line.removeprefix("# editable: ").partition("==")

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
+from tachograph.catalog import rebuild
 from tachograph.cli._main import main
 from tachograph.exceptions import CodeError
-from tachograph.provenance import rebuild
 from tests.conftest import HANG_S
-from tests.provenance.test_capture import git
+from tests.recorder.test_code_capture import git
 
 HOSTILE = "$(touch pwned)`touch pwned`;'\"&|\n #.py"
 
@@ -159,15 +159,14 @@ def test_masked_changes_are_left_for_the_user(project: Path, logs: Path, tmp_pat
 def test_reproduce_writes_only_into_its_folder(logs: Path, tmp_path: Path):
     """The list of files comes from the log folder, which others may write."""
     from tachograph.journal import RunFolder
-    from tachograph.provenance import SourceFile
-    from tachograph.provenance._blobs import write_blob
+    from tachograph.reader.captured_code import SourceFile, write_code_file
 
     with tachograph.init("x", log_dir=str(logs), console=False, git=False) as run:
         folder = RunFolder(run.path or "")
-        blob = write_blob(folder, b"evil\n")
+        blob = write_code_file(folder, b"evil\n")
         names = ["../outside.py", "/tmp/tacho-outside.py", "a/../../outside.py", ".git/hooks/x", "fine.py"]
         files = [SourceFile(name, blob, 5, is_untracked=True) for name in names]
-        listed = write_blob(folder, msgspec.json.encode(files), ".json")
+        listed = write_code_file(folder, msgspec.json.encode(files), ".json")
         lacks = {"missing": "git status took longer than 5 s"}
         run.add_record("code", {"files": {"file": listed, "root": "/"}, "diff": lacks, "command": ["python", "x.py"]})
     rebuilt = rebuild(tachograph.read(run), tmp_path / "into")

@@ -21,11 +21,16 @@ import tachograph
 from tachograph._base.detached import DetachedProcess
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
-from tachograph.provenance import CaptureRequest, capture, read_blob, remove_unused_blobs
-from tachograph.provenance._git import run_git
-from tachograph.provenance._read import last_code, read_sources
-from tachograph.provenance._result import read_result
-from tachograph.provenance._sources import loaded_files
+from tachograph.reader.captured_code import (
+    last_code,
+    read_capture_result,
+    read_code_file,
+    read_sources,
+    remove_unused_code_files,
+    run_git,
+)
+from tachograph.recorder.collectors.code.capture import CaptureRequest, capture
+from tachograph.recorder.collectors.code.sources import loaded_files
 from tests.conftest import HANG_S, lines_of, wait_for
 
 TRAIN = """
@@ -93,23 +98,23 @@ def test_a_run_captures_its_code(repository: Path):
     assert (first["diff"]["num_files"], first["diff"]["masked"]) == (1, ["helper.py"])
     assert reasons(first["files"]) == {"data.bin": "not a source file"}
     run = RunFolder(repository / "logs" / "x")
-    patch = read_blob(run, first["diff"]["file"])
+    patch = read_code_file(run, first["diff"]["file"])
     assert b"+value = 2" in patch and b"hunter2" not in patch
     sources = {source.path: source for source in read_sources(run, first)}
     assert [path for path in sources if not path.startswith("/")] == ["train.py", "helper.py", "notes.yaml"]
     assert sources["notes.yaml"].is_untracked and sources["helper.py"].is_masked
-    assert b"hunter2" not in read_blob(run, sources["helper.py"].file)
-    packages = read_blob(run, first["packages"]["file"]).decode()
+    assert b"hunter2" not in read_code_file(run, sources["helper.py"].file)
+    packages = read_code_file(run, first["packages"]["file"]).decode()
     assert "msgspec==" in packages and "\nPyJWT==[masked]" not in packages
     # The second run captured the same, and shares the files.
     assert all(second[name] == first[name] for name in ("git", "diff", "packages"))
     shared = os.stat(repository / "logs" / "x-2" / "code" / first["diff"]["file"])
     assert shared.st_nlink == 3 and shared.st_ino == os.stat(run.code / first["diff"]["file"]).st_ino
     # Nothing of the capture remains once the runs are gone.
-    assert remove_unused_blobs(repository / "logs") == 0
+    assert remove_unused_code_files(repository / "logs") == 0
     for name in ("x", "x-2"):
         subprocess.run(["rm", "-r", str(repository / "logs" / name)], check=True)
-    assert remove_unused_blobs(repository / "logs") > 0
+    assert remove_unused_code_files(repository / "logs") > 0
     assert list((repository / "logs" / ".tachograph" / "code").iterdir()) == []
 
 
@@ -230,7 +235,7 @@ def test_results_in_files_of_earlier_versions_are_read(tmp_path: Path):
     assert "has not finished" in last_code(tachograph.read("x", log_dir=tmp_path / "logs"))["missing"]
     (run.code / name).write_text('{"git": {"branch": "trunk"}}')
     assert last_code(tachograph.read("x", log_dir=tmp_path / "logs"))["git"] == {"branch": "trunk"}
-    assert read_result(run, "../metrics.jsonl") is None
+    assert read_capture_result(run, "../metrics.jsonl") is None
 
 
 def test_what_only_looks_like_a_module_is_skipped(monkeypatch: pytest.MonkeyPatch):
@@ -323,7 +328,7 @@ def test_changed_blobs_are_rejected(repository: Path):
     path.chmod(path.stat().st_mode | stat.S_IWUSR)
     path.write_text("torch==6.6.6\n")
     with pytest.raises(CodeError, match="was changed"):
-        read_blob(run, found["packages"]["file"])
+        read_code_file(run, found["packages"]["file"])
     for name in ("../metrics.jsonl", "/etc/passwd", "", "a" * 40 + "/.."):
         with pytest.raises(CodeError, match="not the name"):
-            read_blob(run, name)
+            read_code_file(run, name)

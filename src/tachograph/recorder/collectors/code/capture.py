@@ -19,13 +19,13 @@ from tachograph._base.files import UnsafeFileError, read_small
 from tachograph._base.nvml import GpuProbe
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import write_blob
-from tachograph.provenance._environment import interpreter, requirements
-from tachograph.provenance._git import GitStatus, diff_sections, find_root, read_status
-from tachograph.provenance._sources import project_files
+from tachograph.reader.captured_code import SourceFile, find_repository_root, write_code_file
+from tachograph.recorder.collectors.code.environment import interpreter, requirements
+from tachograph.recorder.collectors.code.git_status import GitStatus, diff_sections, read_status
+from tachograph.recorder.collectors.code.sources import project_files
 from tachograph.records import mask_text
 
-__all__ = ["CaptureRequest", "SourceFile", "capture", "capture_parts"]
+__all__ = ["CaptureRequest", "capture", "capture_parts"]
 
 _MAX_DIFF_BYTES = 1 << 20
 _MAX_SECTION_BYTES = 100 << 10
@@ -50,21 +50,6 @@ class CaptureRequest(msgspec.Struct, frozen=True):
     """The files of loaded modules."""
     git: bool = True
     """Whether to read the repository."""
-
-
-class SourceFile(msgspec.Struct, omit_defaults=True):
-    """A stored source file."""
-
-    path: str
-    """Relative to the root of the project, or absolute if it lies elsewhere."""
-    file: str
-    """The name of the stored file in the folder `code`."""
-    size_bytes: int
-    is_untracked: bool = False
-    """Whether git does not know the file."""
-    is_executable: bool = False
-    is_masked: bool = False
-    """Whether secrets were masked in it."""
 
 
 class _LeftOut:
@@ -118,8 +103,8 @@ def capture_parts(request: CaptureRequest) -> Iterator[tuple[str, dict[str, Any]
 
 def _find_root(request: CaptureRequest) -> str | None:
     """Return the root of the repository of the working folder, else of the script."""
-    root = find_root(request.cwd)
-    return root if root is not None or request.script is None else find_root(os.path.dirname(request.script))
+    root = find_repository_root(request.cwd)
+    return root if root is not None or request.script is None else find_repository_root(os.path.dirname(request.script))
 
 
 def _git_fields(root: str, status: GitStatus) -> dict[str, Any]:
@@ -161,7 +146,7 @@ def _store_diff(folder: RunFolder, root: str) -> dict[str, Any]:
                 masked.append(path.decode("utf-8", "backslashreplace"))
     fields: dict[str, Any] = {"num_files": len(parts), "size_bytes": sum(map(len, parts)), **left_out.fields()}
     if parts:
-        fields["file"] = write_blob(folder, b"".join(parts), ".patch")
+        fields["file"] = write_code_file(folder, b"".join(parts), ".patch")
     if masked:
         fields["masked"] = masked[:_MAX_LISTED]
     if not is_complete:
@@ -225,7 +210,7 @@ def _store_files(
         stored.append(
             SourceFile(
                 path=shown.replace(os.sep, "/"),
-                file=write_blob(folder, safe),
+                file=write_code_file(folder, safe),
                 size_bytes=len(safe),
                 is_untracked=is_untracked,
                 is_executable=os.access(path, os.X_OK),
@@ -241,7 +226,7 @@ def _store_files(
     }
     if stored:
         fields["root"] = base
-        fields["file"] = write_blob(folder, msgspec.json.encode(stored), ".json")
+        fields["file"] = write_code_file(folder, msgspec.json.encode(stored), ".json")
     else:
         fields["missing"] = "no source files in the project: an interactive session, or code of installed packages"
     return fields
@@ -256,7 +241,7 @@ def _reason(error: Exception) -> str:
 def _store_packages(folder: RunFolder) -> dict[str, Any]:
     lines, is_complete = requirements(_PACKAGES_S)
     fields: dict[str, Any] = {"num_packages": len(lines)}
-    fields["file"] = write_blob(folder, "".join(f"{line}\n" for line in lines).encode(), ".txt")
+    fields["file"] = write_code_file(folder, "".join(f"{line}\n" for line in lines).encode(), ".txt")
     if not is_complete:
         fields["incomplete"] = f"listing the packages took longer than {_PACKAGES_S:g} s"
     return fields

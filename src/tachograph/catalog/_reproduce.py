@@ -17,11 +17,19 @@ from typing import Any, NamedTuple
 
 from tachograph._base.files import add_file, make_folder
 from tachograph.exceptions import CodeError
-from tachograph.provenance._blobs import blob_path, read_blob
-from tachograph.provenance._capture import SourceFile
-from tachograph.provenance._git import find_root, run_git
-from tachograph.provenance._read import last_code, missing_reason, read_patch, read_sources, section_of
 from tachograph.reader import RunDigest
+from tachograph.reader.captured_code import (
+    SourceFile,
+    code_file_path,
+    code_missing_reason,
+    code_section,
+    find_repository_root,
+    last_code,
+    read_code_file,
+    read_patch,
+    read_sources,
+    run_git,
+)
 from tachograph.records import MASK
 
 __all__ = ["Rebuilt", "rebuild", "reproduction_script"]
@@ -53,7 +61,7 @@ def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
     git = _git_of(run, code)
     sources = _stored_sources(run, code)
     target = folder or f"{run.name}-code"
-    patch = section_of(code, "diff").get("file")
+    patch = code_section(code, "diff").get("file")
     lines = [
         "#!/bin/sh",
         f"# Rebuilds the code of the run {_comment(run.name)}, then starts it. Read it before you run it.",
@@ -72,21 +80,21 @@ def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
             f'git -C "$folder" checkout --quiet --detach {git["commit"]}',
         ]
         if patch is not None:
-            path = os.path.abspath(blob_path(run.folder, patch))
+            path = os.path.abspath(code_file_path(run.folder, patch))
             lines.append(f'git -C "$folder" apply --index --binary --whitespace=nowarn {shlex.quote(path)}')
     else:
         lines.append('mkdir -p -- "$folder"')
     for source_file in _to_write(sources, has_git=git is not None):
         place = f'"$folder"/{shlex.quote(source_file.path)}'
-        stored = shlex.quote(os.path.abspath(blob_path(run.folder, source_file.file)))
+        stored = shlex.quote(os.path.abspath(code_file_path(run.folder, source_file.file)))
         if "/" in source_file.path:
             lines.append(f'mkdir -p -- "$folder"/{shlex.quote(os.path.dirname(source_file.path))}')
         lines.append(f"cp -- {stored} {place}")
         lines += [f"chmod +x -- {place}"] if source_file.is_executable else []
-    packages = section_of(code, "packages").get("file")
+    packages = code_section(code, "packages").get("file")
     if packages is not None:
-        path = os.path.abspath(blob_path(run.folder, packages))
-        python = re.match(r"\d+\.\d+", str(section_of(code, "interpreter").get("version") or ""))
+        path = os.path.abspath(code_file_path(run.folder, packages))
+        python = re.match(r"\d+\.\d+", str(code_section(code, "interpreter").get("version") or ""))
         lines += [
             "",
             "# The packages",
@@ -128,9 +136,8 @@ def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebu
         path = folder / source.path
         try:
             make_folder(path.parent, below=folder)
-            if not add_file(
-                path, read_blob(run.folder, source.file), below=folder, mode=0o777 if source.is_executable else 0o666
-            ):
+            data = read_code_file(run.folder, source.file)
+            if not add_file(path, data, below=folder, mode=0o777 if source.is_executable else 0o666):
                 notes.append(f"{source.path} exists already and was left as it is")
         except OSError as error:
             raise CodeError(f"cannot write {path}: {error.strerror}") from error
@@ -140,14 +147,14 @@ def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebu
 def _git_of(run: RunDigest, code: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the git facts of a run with a valid commit, or None."""
     start = run.attempts[-1].start.get("git") if run.attempts else None
-    git = {**(start if isinstance(start, Mapping) else {}), **section_of(code, "git")}
+    git = {**(start if isinstance(start, Mapping) else {}), **code_section(code, "git")}
     return git if _COMMIT.fullmatch(str(git.get("commit"))) else None
 
 
 def _stored_sources(run: RunDigest, code: Mapping[str, Any]) -> list[SourceFile]:
     sources = read_sources(run.folder, code)
     if not sources and _git_of(run, code) is None:
-        raise CodeError(f"the code of {run.name!r} is unknown: {missing_reason(code, 'files')}")
+        raise CodeError(f"the code of {run.name!r} is unknown: {code_missing_reason(code, 'files')}")
     return sources
 
 
@@ -164,7 +171,7 @@ def _is_inside(path: str) -> bool:
 def _add_worktree(folder: Path, git: Mapping[str, Any], repository: str | None) -> None:
     place = repository or str(git.get("root") or "")
     remedy = "clone it, and pass its folder with --repository"
-    root = find_root(place) if os.path.isdir(place) else None
+    root = find_repository_root(place) if os.path.isdir(place) else None
     if root is None:
         remote = f" ({git['remote']})" if git.get("remote") else ""
         raise CodeError(f"there is no repository at {place!r}{remote}: {remedy}")
@@ -182,12 +189,12 @@ def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> list[str]:
     A masked line does not fit the commit, unless the patch adds it. Then git applies the other parts, and writes those
     that do not fit to files that end in `.rej`.
     """
-    patch = os.path.abspath(blob_path(run.folder, section_of(code, "diff")["file"]))
+    patch = os.path.abspath(code_file_path(run.folder, code_section(code, "diff")["file"]))
     command = ("apply", "--index", "--binary", "--whitespace=nowarn")
     try:
         run_git(*command, "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
     except CodeError as error:
-        if not section_of(code, "diff").get("masked"):
+        if not code_section(code, "diff").get("masked"):
             raise CodeError(f"{folder} has the commit, but the patch {patch} does not apply: {error}") from error
         with contextlib.suppress(CodeError):  # it exits with 1 if a part does not fit
             run_git(*command, "--reject", "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
@@ -198,10 +205,10 @@ def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> list[str]:
 def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
     """Return what is missing from the captured code."""
     notes = []
-    diff = section_of(code, "diff")
+    diff = code_section(code, "diff")
     if not code or code.get("missing") or diff.get("missing"):
-        notes.append(f"uncommitted changes are unknown: {missing_reason(code, 'diff')}")
-    for part in (diff, section_of(code, "files")):
+        notes.append(f"uncommitted changes are unknown: {code_missing_reason(code, 'diff')}")
+    for part in (diff, code_section(code, "files")):
         left_out = part.get("left_out")
         for entry in left_out if isinstance(left_out, list) else ():
             if isinstance(entry, Mapping):
@@ -214,7 +221,7 @@ def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
         for source in sources
         if source.is_masked and source.is_untracked
     ]
-    submodules = section_of(code, "git").get("submodules")
+    submodules = code_section(code, "git").get("submodules")
     for entry in submodules if isinstance(submodules, list) else ():
         if isinstance(entry, Mapping):
             state = " with uncommitted changes" if entry.get("is_dirty") else ""
@@ -233,7 +240,7 @@ def _command_lines(
         words[0] = "python"  # the interpreter of the environment
     elif words:
         words.insert(0, "python")
-    root = str((git or {}).get("root") or section_of(code, "files").get("root") or "")
+    root = str((git or {}).get("root") or code_section(code, "files").get("root") or "")
     cwd = str(start.get("cwd") or "")
     inside = os.path.relpath(cwd, root) if root and cwd else os.curdir
     place = shlex.quote(folder) if folder is not None else '"$folder"'
@@ -243,7 +250,7 @@ def _command_lines(
         place = f"{place}/{shlex.quote(inside)}"
     variables = [
         f"{name}={shlex.quote(_placeholder(str(value)))}"
-        for name, value in section_of(code, "environment").items()
+        for name, value in code_section(code, "environment").items()
         if re.fullmatch(r"PYTHONHASHSEED|CUBLAS_\w+|TORCH_\w+|PYTORCH_\w+|NCCL_\w+|OMP_\w+", str(name))
     ]
     moved = [os.path.relpath(word, cwd) if root and word.startswith(os.path.join(root, "")) else word for word in words]

@@ -19,12 +19,12 @@ import msgspec
 from tachograph._base.files import read_small, replace_file
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, list_runs, read_records
-from tachograph.reader import ParentRun
+from tachograph.reader._checkpoints import ParentRun
 from tachograph.records import decode, finite_or_none, step_of
 
-__all__ = ["RUN_FILE", "find_parent", "read_stamp", "stamp_path", "write_stamp"]
+__all__ = ["CHECKPOINT_RUN_FILE", "find_parent", "read_stamp", "stamp_path", "write_stamp"]
 
-RUN_FILE = "tachograph.json"
+CHECKPOINT_RUN_FILE = "tachograph.json"
 """The file in a checkpoint folder that names the run that saved it."""
 _MAX_STAMP_BYTES = 64 << 10
 _MAX_SEARCH_S = 0.5
@@ -57,7 +57,7 @@ def write_stamp(checkpoint: str | os.PathLike[str], run_id: str, run_name: str, 
 
 def read_stamp(checkpoint: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the stamp of a checkpoint, beside it or in its folder; None if it has none."""
-    for path in (stamp_path(checkpoint), Path(os.path.abspath(checkpoint), RUN_FILE)):
+    for path in (stamp_path(checkpoint), Path(os.path.abspath(checkpoint), CHECKPOINT_RUN_FILE)):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             content = decode_json(read_small(path, _MAX_STAMP_BYTES), dict[str, Any])
             if isinstance(content.get("run_id"), str):

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.detached import ReplyChannel
-from tachograph.provenance._capture import capture_parts
-from tachograph.provenance._git import kill_running_git
+from tachograph.reader.captured_code import kill_running_git
+from tachograph.recorder.collectors.code.capture import capture_parts
 from tachograph.records import mask_mapping, mask_text
 
 __all__ = ["MAX_S", "main"]

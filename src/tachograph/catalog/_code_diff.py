@@ -10,9 +10,16 @@ import msgspec
 
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
-from tachograph.provenance._blobs import read_blob
-from tachograph.provenance._read import last_code, missing_reason, read_packages, read_patch, read_sources, section_of
 from tachograph.reader import RunDigest
+from tachograph.reader.captured_code import (
+    code_missing_reason,
+    code_section,
+    last_code,
+    read_code_file,
+    read_packages,
+    read_patch,
+    read_sources,
+)
 
 __all__ = ["CodeChange", "ComparedRun", "Difference", "RunComparison", "compare_runs", "environment_of", "git_of"]
 
@@ -93,7 +100,7 @@ def _compare_packages(runs: tuple[ComparedRun, ComparedRun], notes: list[str]) -
             if packages := read_packages(run.folder, run.code):
                 found.append(packages)
             else:
-                notes.append(f"{run.name}: no packages: {missing_reason(run.code, 'packages')}")
+                notes.append(f"{run.name}: no packages: {code_missing_reason(run.code, 'packages')}")
         except CodeError as error:
             notes.append(f"{run.name}: no packages: {error}")
     return _differences(*found) if len(found) == 2 else []
@@ -116,8 +123,8 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def git_of(run: ComparedRun) -> dict[str, Any]:
     """Return the state of the repository of a run."""
-    known = {**section_of(run.start, "git"), **section_of(run.code, "git")}
-    diff = section_of(run.code, "diff")
+    known = {**code_section(run.start, "git"), **code_section(run.code, "git")}
+    diff = code_section(run.code, "diff")
     found = {name: known.get(name) for name in ("commit", "branch", "remote", "dirty", "submodules")}
     return {**found, "patch": str(diff["file"])[:12] if diff.get("file") else None}
 
@@ -125,9 +132,9 @@ def git_of(run: ComparedRun) -> dict[str, Any]:
 def environment_of(run: ComparedRun) -> dict[str, Any]:
     """Return environment variables, interpreter, seeds and switches of a run, and facts about its machine."""
     found = {name: run.start.get(name) for name in _FACTS}
-    found.update(section_of(run.code, "environment"))
+    found.update(code_section(run.code, "environment"))
     for part in ("interpreter", "torch_build", "determinism"):
-        found.update({f"{part}.{name}": value for name, value in section_of(run.code, part).items()})
+        found.update({f"{part}.{name}": value for name, value in code_section(run.code, part).items()})
     return found
 
 
@@ -137,7 +144,7 @@ def _compare_code(runs: tuple[ComparedRun, ComparedRun], notes: list[str]) -> li
     for run in runs:
         try:
             if not (files := read_sources(run.folder, run.code)):
-                notes.append(f"{run.name}: no code: {missing_reason(run.code, 'files')}")
+                notes.append(f"{run.name}: no code: {code_missing_reason(run.code, 'files')}")
             sources.append({source.path: source.file for source in files})
             patches.append(_split_patch(read_patch(run.folder, run.code)))
         except CodeError as error:
@@ -147,7 +154,7 @@ def _compare_code(runs: tuple[ComparedRun, ComparedRun], notes: list[str]) -> li
 
     def text(index: int, path: str) -> str:
         name = sources[index].get(path)
-        return "" if name is None else read_blob(runs[index].folder, name).decode("utf-8", "replace")
+        return "" if name is None else read_code_file(runs[index].folder, name).decode("utf-8", "replace")
 
     changes: list[CodeChange] = []
     paths = [*sources[0], *(path for path in sources[1] if path not in sources[0])]

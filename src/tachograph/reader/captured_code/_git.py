@@ -1,0 +1,139 @@
+"""Run git commands within limits of time and size, without side effects.
+
+No command takes a lock, opens a pager, asks for a password, fetches anything or runs a hook of the repository.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+
+from tachograph.exceptions import CodeError
+from tachograph.records import mask_text
+
+__all__ = ["MAX_GIT_OUTPUT_BYTES", "find_repository_root", "kill_running_git", "run_git"]
+
+MAX_GIT_OUTPUT_BYTES = 16 << 20
+_TIMEOUT_S = 5.0
+_MAX_ERROR_CHARS = 300
+
+_SAFE_CONFIG = (
+    *("-c", "core.fsmonitor=false"),
+    *("-c", "core.quotePath=true"),
+    *("-c", "core.hooksPath=/dev/null"),
+    *("-c", "diff.noprefix=false"),
+    *("-c", "diff.mnemonicPrefix=false"),
+)
+_ENVIRONMENT = {
+    "GIT_OPTIONAL_LOCKS": "0",  # the user may work in the repository
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_PAGER": "cat",
+    "LC_ALL": "C",
+}
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def run_git(
+    *arguments: str, cwd: str, timeout_s: float = _TIMEOUT_S, max_bytes: int = MAX_GIT_OUTPUT_BYTES, cut: bool = False
+) -> bytes:
+    """Run a git command and return its output.
+
+    Args:
+        arguments: the command and its arguments.
+        cwd: the folder to run it in.
+        timeout_s: how long it may take.
+        max_bytes: how much it may print.
+        cut: return the first `max_bytes` of a larger output instead of raising.
+
+    Raises:
+        CodeError: if git is not installed, fails, or exceeds a limit; the message says which.
+    """
+    what = f"git {arguments[0]}"
+    try:
+        process = subprocess.Popen(  # noqa: S603
+            ["git", "--no-pager", *_SAFE_CONFIG, *arguments],  # noqa: S607
+            cwd=cwd,
+            env={**os.environ, **_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        missing = "git is not installed" if os.path.isdir(cwd) else f"there is no folder {cwd}"
+        raise CodeError(missing) from None
+    except (OSError, ValueError) as error:
+        raise CodeError(f"{what} cannot be started: {error}") from error
+    assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as requested above
+    _running.add(process)
+    is_late = threading.Event()
+
+    def stop() -> None:
+        is_late.set()
+        _kill(process)
+
+    errors = bytearray()
+    error_reader = threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True)
+    timer = threading.Timer(timeout_s, stop)
+    timer.daemon = True
+    with process.stdout, process.stderr:
+        timer.start()
+        error_reader.start()
+        output = process.stdout.read(max_bytes + 1)
+        is_large = len(output) > max_bytes
+        if is_large:
+            _kill(process)
+        process.wait()
+        _running.discard(process)
+        timer.cancel()
+        error_reader.join(1.0)
+    if is_late.is_set():
+        raise CodeError(f"{what} took longer than {timeout_s:g} s")
+    if is_large:
+        if cut:
+            return output[:max_bytes]
+        raise CodeError(f"{what} printed more than {max_bytes >> 20} MB")
+    if process.returncode:
+        lines = mask_text(bytes(errors).decode("utf-8", "replace")).strip().splitlines()
+        raise CodeError(f"{what}: {lines[0][:_MAX_ERROR_CHARS] if lines else f'exit code {process.returncode}'}")
+    return output
+
+
+def kill_running_git() -> None:
+    """End every git command that is running, before this process exits."""
+    for process in list(_running):
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End git and the programs that it started, which may keep the pipe open."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+def _drain(stream: object, into: bytearray) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed
+        while block := os.read(stream.fileno(), 4096):  # type: ignore[attr-defined]
+            into += block[: max(0, 65_536 - len(into))]
+
+
+def find_repository_root(folder: str) -> str | None:
+    """Return the root of the working tree that contains a folder; None if there is none.
+
+    Raises:
+        CodeError: if git is missing or does not answer.
+    """
+    try:
+        root = run_git("rev-parse", "--show-toplevel", cwd=folder)
+    except CodeError as error:
+        if "not a git repository" in str(error) or "must be run in a work tree" in str(error):
+            return None
+        raise
+    return os.fsdecode(root.rstrip(b"\n")) or None
