@@ -11,11 +11,9 @@ from tachograph.catalog._annotations import (
     inverse_ops,
     read_annotations,
 )
+from tachograph.catalog._captured_diff import CapturedRun, Variation
 from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
-from tachograph.catalog._code_diff import CodeChange, ComparedRun, Difference, RunComparison, compare_runs
-from tachograph.catalog._code_diff_many import FileVersions, Variation, compare_many, variations
 from tachograph.catalog._columns import ColumnFacts, kind_of_value
-from tachograph.catalog._compare import DiffKey, DiffResult, DiffRun, RunsDiff, compare_rows
 from tachograph.catalog._config_keys import describes_training, is_repeat_key, is_seed
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
@@ -35,6 +33,7 @@ from tachograph.catalog._lineage import (
     descendants_of,
     find_origins,
 )
+from tachograph.catalog._pair_diff import CodeChange, Difference, RunPairDiff, diff_pair
 from tachograph.catalog._prune import (
     PruneError,
     PruneRule,
@@ -50,6 +49,7 @@ from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.catalog._results import default_results
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full, reader_of
+from tachograph.catalog._runs_diff import DiffKey, DiffResult, DiffRun, FileVersions, RunsDiff, diff_rows
 from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
 from tachograph.catalog._transfer import TransferError, copy_run, is_folder_target, move_run
@@ -82,11 +82,11 @@ __all__ = [
     "AnnotationError",
     "AnnotationOp",
     "Annotations",
+    "CapturedRun",
     "Catalog",
     "CodeChange",
     "ColumnFacts",
     "ColumnSpread",
-    "ComparedRun",
     "DiffKey",
     "DiffResult",
     "DiffRun",
@@ -109,8 +109,8 @@ __all__ = [
     "Rebuilt",
     "RelatedRun",
     "RunAction",
-    "RunComparison",
     "RunGroup",
+    "RunPairDiff",
     "RunRow",
     "RunsDiff",
     "SavedView",
@@ -124,9 +124,6 @@ __all__ = [
     "annotate",
     "apply_step",
     "best_row",
-    "compare_many",
-    "compare_rows",
-    "compare_runs",
     "copy_run",
     "csv_blocks",
     "default_results",
@@ -134,6 +131,8 @@ __all__ = [
     "descendants_of",
     "describe_fields",
     "describes_training",
+    "diff_pair",
+    "diff_rows",
     "differing_fields",
     "direction_of",
     "disk_usage",
@@ -174,6 +173,5 @@ __all__ = [
     "trash_folder",
     "trash_run",
     "unknown_rule_fields",
-    "variations",
     "view_from",
 ]

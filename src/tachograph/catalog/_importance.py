@@ -19,7 +19,7 @@ import msgspec
 import numpy
 import numpy.typing
 
-from tachograph.catalog._code_diff_many import variations
+from tachograph.catalog._captured_diff import diff_values
 from tachograph.catalog._config_keys import describes_training, is_seed
 from tachograph.catalog._groups import value_key
 from tachograph.catalog._row import RunRow
@@ -100,7 +100,7 @@ def rank_keys(rows: Sequence[RunRow], field: str) -> KeyRanking:
 
 def varying_keys(rows: Sequence[RunRow]) -> dict[str, list[Any]]:
     """Return the config keys that describe the training and have two or more values, with the value of each run."""
-    found = {each.name: each.values for each in variations([row.summary.config for row in rows])}
+    found = {each.name: each.values for each in diff_values([row.summary.config for row in rows])}
     return {
         name: values
         for name, values in found.items()

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from tachograph.catalog import ComparedRun, RunComparison, compare_runs
+from tachograph.catalog import CapturedRun, RunPairDiff, diff_pair
 from tachograph.exceptions import CodeError
 from tachograph.reader.captured_code import last_code, read_patch
 from tachograph.records import mark_non_finite
 from tachograph.server._errors import ApiError
 from tachograph.store import StoredRun
 
-__all__ = ["build_comparison", "download_patch"]
+__all__ = ["build_pair_diff", "download_patch"]
 
 
-def build_comparison(first: StoredRun, second: StoredRun) -> RunComparison:
+def build_pair_diff(first: StoredRun, second: StoredRun) -> RunPairDiff:
     """Return how two runs differ."""
-    found = compare_runs(_take(first), _take(second))
+    found = diff_pair(_copy_captured(first), _copy_captured(second))
     for part in (found.config, found.git, found.packages, found.environment):
         for each in part:
             each.first, each.second = mark_non_finite([each.first, each.second])
     return found
 
 
-def _take(run: StoredRun) -> ComparedRun:
+def _copy_captured(run: StoredRun) -> CapturedRun:
     with run.lock:
-        return ComparedRun.of(run.digest)
+        return CapturedRun.of(run.digest)
 
 
 def download_patch(run: StoredRun) -> Response:

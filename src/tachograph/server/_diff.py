@@ -14,8 +14,8 @@ from tachograph.catalog import (
     QueryError,
     RunRow,
     Variation,
-    compare_rows,
     default_results,
+    diff_rows,
     direction_of,
     parse_query,
     rank_keys,
@@ -42,7 +42,7 @@ def build_diff_page(catalog: Catalog, query: DiffQuery) -> DiffPage:
     """Return how runs differ."""
     chosen = _choose(catalog, query, [*query.column, "config.*"])
     rows = chosen.rows
-    found = compare_rows(rows, query.column, has_all=query.all, has_code=query.code)
+    found = diff_rows(rows, query.column, has_all=query.all, has_code=query.code)
     listed: list[DiffKey | DiffResult | Variation] = [*found.config, *found.results]
     for each in (*listed, *found.git, *found.packages, *found.environment):
         each.values = mark_non_finite(each.values)

@@ -13,14 +13,14 @@ from starlette.responses import Response, StreamingResponse
 
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
-from tachograph.catalog import AnnotationError, Catalog, RunComparison, RunRow, ViewError
+from tachograph.catalog import AnnotationError, Catalog, RunPairDiff, RunRow, ViewError
 from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
 )
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
-from tachograph.server._code import build_comparison, download_patch
+from tachograph.server._code import build_pair_diff, download_patch
 from tachograph.server._compare import CompareQuery, ComparisonPage, build_comparison_page
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
@@ -408,8 +408,8 @@ ROUTES = [
         "GET",
         "/api/v1/runs/{run}/diff/{other}",
         "Compare two runs: config, git, packages, environment and code; only what differs.",
-        lambda context: build_comparison(context.run(), context.run("other")),
-        RunComparison,
+        lambda context: build_pair_diff(context.run(), context.run("other")),
+        RunPairDiff,
     ),
     Route(
         "GET",

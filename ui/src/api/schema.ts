@@ -530,7 +530,7 @@ export interface ControlAnswer {
 }
 
 /** The differences between two runs. */
-export interface RunComparison {
+export interface RunPairDiff {
   runs: string[];
   config: Difference[];
   git: Difference[];
@@ -833,7 +833,7 @@ export interface DiffPage {
   indexed: number;
 }
 
-/** A compared run. */
+/** One of the runs of a diff. */
 export interface DiffRun {
   name: string;
   /** The name that people gave it, or else the same name. */
@@ -1246,7 +1246,7 @@ export interface Routes {
     path: { run: string; other: string };
     query: {};
     body: null;
-    response: RunComparison;
+    response: RunPairDiff;
   };
   /** Judge whether runs differ from others in speed, memory and loss. */
   "GET /api/v1/compare": {

@@ -1,9 +1,7 @@
-"""`tacho diff` and `tacho reproduce`: how runs differ, and the code of a run."""
+"""`tacho diff`: how runs differ."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,16 +9,16 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._differences import cell_text, print_differences
+from tachograph.cli._diff_tables import cell_text, print_runs_diff
 from tachograph.cli._format import add_row, json_text, new_table, safe
-from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run, run_argument
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import parse_columns, select_runs, where_option
 from tachograph.reader import read
 
 if TYPE_CHECKING:
     from tachograph.catalog import CodeChange, Difference
 
-__all__ = ["diff", "reproduce"]
+__all__ = ["diff"]
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -42,20 +40,20 @@ def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | 
     if where is None and len(runs) == 2 and columns is None:
         _diff_two(*runs, log_dir, as_json=as_json)
         return
-    from tachograph.catalog import compare_rows
+    from tachograph.catalog import diff_rows
 
     rows = select_runs(log_dir, runs, where, columns=[*parse_columns(columns or ""), "config.*"], archived=False)
-    found = compare_rows(rows, parse_columns(columns or ""))
+    found = diff_rows(rows, parse_columns(columns or ""))
     if as_json:
         click.echo(json_text(msgspec.to_builtins(found)))
     else:
-        print_differences(Console(), found)
+        print_runs_diff(Console(), found)
 
 
 def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
-    from tachograph.catalog import ComparedRun, compare_runs
+    from tachograph.catalog import CapturedRun, diff_pair
 
-    found = compare_runs(*(ComparedRun.of(read(run, log_dir)) for run in (first, second)))
+    found = diff_pair(*(CapturedRun.of(read(run, log_dir)) for run in (first, second)))
     if as_json:
         click.echo(json_text(msgspec.to_builtins(found)))
         return
@@ -90,36 +88,3 @@ def _print_change(console: Console, change: CodeChange) -> None:
     for line in change.diff.split("\n")[2:] if change.diff else ():
         console.print(Text(f"  {safe(line, 500)}", style=_STYLES.get(line[:1], "")), soft_wrap=True)
     console.print(Text())
-
-
-@click.command()
-@run_argument
-@log_dir_option
-@click.option(
-    "--into",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Create this folder with the code of the run instead of printing a script; nothing is run.",
-)
-@click.option(
-    "--repository",
-    type=click.Path(exists=True, file_okay=False),
-    help="With --into: a local clone of the repository, if it is no longer where the run was started.",
-)
-def reproduce(run: str, log_dir: str, into: Path | None, repository: str | None) -> None:
-    """Print a shell script that rebuilds the code and packages of a run and starts it again.
-
-    Read the script before you run it. Masked arguments are shown as <…>.
-    """
-    from tachograph.catalog import rebuild, reproduction_script
-
-    if repository is not None and into is None:
-        raise click.UsageError("--repository is only used with --into")
-    history = read(run, log_dir)
-    if into is None:
-        click.echo(reproduction_script(history), nl=False)
-        return
-    rebuilt = rebuild(history, into, os.path.abspath(repository) if repository else None)
-    for note in rebuilt.notes:
-        click.echo(f"note: {safe(note, 500)}", err=True)
-    click.echo(f"{safe(into)} has the code of {safe(history.name)}. The command of the run was:", err=True)
-    click.echo(rebuilt.command)

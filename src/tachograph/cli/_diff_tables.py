@@ -13,7 +13,7 @@ from tachograph.cli._format import add_row, new_table, number, safe
 if TYPE_CHECKING:
     from tachograph.catalog import FileVersions, RunsDiff, Variation
 
-__all__ = ["cell_text", "print_differences"]
+__all__ = ["cell_text", "print_runs_diff"]
 
 _MAX_CELL_CHARS = 200
 _MAX_COLUMNS = 6
@@ -28,7 +28,7 @@ def cell_text(value: Any) -> str:
     return safe(value, _MAX_CELL_CHARS) if isinstance(value, str) else number(value)
 
 
-def print_differences(console: Console, found: RunsDiff) -> None:
+def print_runs_diff(console: Console, found: RunsDiff) -> None:
     """Print config beside results, then what else differs."""
     titles = [safe(run.title, 60) for run in found.runs]
     parts = {"git": found.git, "packages": found.packages, "environment": found.environment}

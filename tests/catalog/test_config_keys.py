@@ -1,4 +1,4 @@
-"""Which config keys are compared, and how keys are ranked."""
+"""Which config keys describe the training, and how keys are ranked."""
 
 from __future__ import annotations
 
