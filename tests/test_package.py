@@ -28,17 +28,18 @@ ALLOWED = {
     "remote": {"base", "records", "journal"},
     "_init": {"base", "records", "reader", "diagnostics", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
-    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"},
-    "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
-    "plugins": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"},
+    "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"},
+    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "bridges", "_init"},
+    "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"}
+    | {"bridges", "integrations"},
+    "plugins": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "bridges", "_init"},
     "train": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "plugins", "_init"},
-    "_drop_in": {"base", "recorder"},
-    "tensorboard": {"base", "records", "recorder", "_init", "_drop_in"},
-    "wandb": {"base", "records", "journal", "reader", "recorder", "_init", "_drop_in"},
+    "tensorboard": {"bridges"},
+    "wandb": {"base", "bridges"},
     "testing": {"base", "records", "journal", "recorder"},
-    "notebook": {"base", "records", "journal", "reader", "recorder", "store"},
     "usage": {"base"},
     "store": {"base", "records", "journal", "reader"},
+    "store.notebook": {"base", "records", "journal", "reader", "recorder", "store"},
     "catalog": {"base", "records", "journal", "reader", "store", "sinks"},
     "catalog.export": {"base", "records", "journal", "reader"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog"},
@@ -83,7 +84,7 @@ ALLOWED = {
         "diagnostics.offline",
         "integrations",
         "journal",
-        "notebook",
+        "store.notebook",
         "reader",
         "recorder",
         "spans",
@@ -92,7 +93,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
-BASE = {"_base", "_version", "exceptions", "settings"}
+BASE = {"_base", "exceptions", "settings"}
 
 
 def layer_of(module: str) -> str:
@@ -181,10 +182,11 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
-def test_sinks_do_not_import_each_other():
-    for path in (SOURCE / "sinks").glob("*.py"):
-        others = {f"tachograph.sinks.{other.stem}" for other in (SOURCE / "sinks").glob("[a-z]*.py")}
-        assert not imports_of(path) & others
+def test_bridges_do_not_import_each_other():
+    for path in (SOURCE / "bridges").glob("*/**/*.py"):
+        bridge = path.relative_to(SOURCE / "bridges").parts[0]
+        others = {module for module in imports_of(path) if module.startswith("tachograph.bridges.")}
+        assert {module.split(".")[2] for module in others} <= {bridge, "drop_in"}, path
 
 
 HEAVY = {"numpy", "pandas", "torch", "rich", "click", "rich_click", "yaml", "pynvml"}

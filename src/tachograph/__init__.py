@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 
 if TYPE_CHECKING:
     from tachograph._init import init, init_from_config
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunState
-    from tachograph.notebook import show
     from tachograph.reader import RunHistory, Series, read
     from tachograph.recorder import Completions, Control, Run, ab, current_run, log
     from tachograph.spans import (
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
         validation_loop,
         zero_grad,
     )
+    from tachograph.store.notebook import show
 
 __all__ = [
     "Completions",
@@ -108,7 +108,7 @@ _MODULES = {
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunState"},
-    "tachograph.notebook": {"show"},
+    "tachograph.store.notebook": {"show"},
     "tachograph.reader": {"RunHistory", "Series", "read"},
     "tachograph.recorder": {"Completions", "Control", "Run", "ab", "current_run", "log"},
     "tachograph.spans": {

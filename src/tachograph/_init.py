@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tachograph._base import ranks
-from tachograph._base.config import SECTION_PLACES, ConfigSection, fields_of, find_section
+from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
 from tachograph._base.guard import guard, warn
 from tachograph._base.typed import decode_json
 from tachograph.diagnostics import resolve_rules, resolve_signals
@@ -22,12 +22,12 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, loggers_in, start_run, watch_loggers
 from tachograph.records import check_run_name
 from tachograph.settings import ONLINE, Mode, Settings, convert_setting, read_config, resolve_mode, resolve_settings
-from tachograph.sinks import SINKS, SinkDriver, SinkProcess, SwanLabConfig, start_sinks
+from tachograph.sinks import SINKS, SinkDriver, SinkProcess, read_tool_options, start_sinks
 
 if TYPE_CHECKING:
     from tachograph.sinks.notify import Channel, NotifySettings, NotifySink
 
-__all__ = ["add_swanlab", "check_config", "check_setting", "init", "init_from_config", "resolve_destination"]
+__all__ = ["add_exports", "check_config", "check_setting", "init", "init_from_config", "resolve_destination"]
 
 _SUBSECTIONS = ("notify", "rules", "signals")
 _SECTION_KEYS = (*Settings.__struct_fields__, *_SUBSECTIONS)
@@ -36,7 +36,7 @@ _NO_SERVER = (
     "mode 'cloud' needs the address of a server: pass server='https://…', set TACHO_SERVER, or run `tacho login URL`; "
     "mode 'offline' records now and sends later"
 )
-_SWANLAB_REPLACED = "the config turns SwanLab on, but TACHO_SINKS or init(sinks=…) has other sinks: add swanlab to them"
+_EXPORT_REPLACED = "the config turns {} on, but TACHO_SINKS or init(sinks=…) has other sinks: add {} to them"
 
 
 def init(
@@ -87,10 +87,13 @@ def init(
     path, section, warnings = _read_section(config)
     notify_section, rules_section, signals_section = (section.pop(key, None) for key in _SUBSECTIONS)
     run_settings = resolve_settings(settings, section, path=path)
-    if run_settings.enabled and (swanlab := _read_swanlab(config, warnings)) is not None:
-        run_settings = resolve_settings(settings, swanlab.add_to_section(section), path=path)
-        warnings += [] if "swanlab" in run_settings.sinks else [_SWANLAB_REPLACED]
-        notify_section = swanlab.add_to_notify(notify_section)
+    if run_settings.enabled:
+        section, notify_section, tools, problems = _apply_tool_options(config, section, notify_section)
+        run_settings = resolve_settings(settings, section, path=path) if tools else run_settings
+        warnings += [
+            *problems,
+            *(_EXPORT_REPLACED.format(tools[tool], tool) for tool in tools.keys() - run_settings.sinks),
+        ]
     is_online = run_settings.mode == ONLINE
     run_settings = resolve_destination(run_settings)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
@@ -230,30 +233,23 @@ def _attach(run: Run, sinks: Iterable[SinkProcess]) -> None:
             run.add_follower(sink)
 
 
-def add_swanlab(run: Run, config: SwanLabConfig, sinks: Iterable[SinkProcess]) -> None:
-    """Send a run that is open already to SwanLab, and notify Lark.
+def add_exports(run: Run, sinks: Iterable[SinkProcess], notify: Mapping[str, Any] | None = None) -> None:
+    """Export a run that is open already to more sinks, and notify more channels, from the start of its journal.
 
     Args:
-        run: the run; its journal is sent from the start.
-        config: the options.
-        sinks: the sink `swanlab`, started with these options.
+        run: the run.
+        sinks: processes of sinks that wait for a run.
+        notify: the channels, as in the section `telemetry.notify`.
 
     Raises:
-        ConfigError: if the run does not record, or an option only applies to a run that is not open yet.
+        ConfigError: if the run does not record, or a channel is invalid.
     """
     if run.folder is None:
-        raise ConfigError("the run does not record, so there is nothing to send to SwanLab")
-    remedy = "pass the config with the SwanLab options to tachograph.init(config=…)"
-    if config.swanlab_completion_log_interval is not None:
-        raise ConfigError(f"swanlab_completion_log_interval has no effect on a run that is open already: {remedy}")
-    section = config.add_to_notify(None)
-    if section is not None and (run.resumed or run.has_follower("notify")):  # else Lark would get old events again
-        reason = "continues an earlier one" if run.resumed else "sends notifications already"
-        raise ConfigError(f"swanlab_lark_webhook_url: the run is open and {reason}: {remedy}")
-    channels = _open_channels(None, section) if section is not None else None
+        raise ConfigError("the run does not record, so there is nothing to export")
+    channels = _open_channels(None, notify) if notify is not None else None
     _attach(run, sinks)
     if channels is not None:
-        for notifier in _notify_sink(run, *channels, start_s=0.0):  # from the start of the run
+        for notifier in _notify_sink(run, *channels, start_s=0.0):
             run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
 
 
@@ -284,16 +280,14 @@ def _read_section(config: Any) -> tuple[str, dict[str, Any], list[str]]:
     return path, section, warnings
 
 
-def _read_swanlab(config: Any, warnings: list[str]) -> SwanLabConfig | None:
-    """Return the options of SwanLab in a training config; None if it is not used. Adds to the warnings."""
-    has_options = False
-    with guard("searching the config for SwanLab"):
-        has_options = any(str(name).startswith(("use_swanlab", "swanlab_")) for name in fields_of(config))
-    if not has_options:
-        return None
-    swanlab, unused = SwanLabConfig.from_config(config)
-    warnings += unused
-    return swanlab if swanlab.is_enabled else None
+def _apply_tool_options(
+    config: Any, section: dict[str, Any], notify: Any
+) -> tuple[dict[str, Any], Any, dict[str, str], list[str]]:
+    """Return the sections with the options of other tools in the config, the titles of these tools, and warnings."""
+    options_by_tool, warnings = read_tool_options(config)
+    for options in options_by_tool.values():
+        section, notify = options.add_to_section(section), options.add_to_notify(notify)
+    return section, notify, {tool: options.title for tool, options in options_by_tool.items()}, warnings
 
 
 def _not_a_section(value: Any) -> str:
@@ -397,13 +391,11 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Check the options that `init_from_config` reads from a config, without starting a run or a sink.
 
     Raises:
-        ConfigError: if the section `telemetry` or an option of SwanLab is invalid.
+        ConfigError: if the section `telemetry` or an option of another tool is invalid.
     """
     path, section = _strict_section(config)
     notify, rules, signals = (section.pop(key, None) for key in _SUBSECTIONS)
-    swanlab = _read_swanlab(config, [])
-    if swanlab is not None:
-        section, notify = swanlab.add_to_section(section), swanlab.add_to_notify(notify)
+    section, notify, _, _ = _apply_tool_options(config, section, notify)
     settings = resolve_destination(resolve_settings({}, section, path=path))
     for name in settings.sinks:
         if name not in SINKS.names():

@@ -8,10 +8,10 @@ import tachograph
 from tachograph.exceptions import ConfigError, PluginError
 from tachograph.integrations.transformers import TachographCallback
 from tachograph.plugins import PluginSession, apply
+from tests.bridges.test_swanlab_config import lark  # noqa: F401
+from tests.bridges.test_swanlab_sink import messages, scalars, swanlab_files, swanlab_home  # noqa: F401
 from tests.conftest import HANG_S
 from tests.plugins.conftest import logged
-from tests.sinks.test_swanlab import messages, scalars, swanlab_files, swanlab_home  # noqa: F401
-from tests.sinks.test_swanlab_config import lark  # noqa: F401
 
 pytest.importorskip("swanlab")
 

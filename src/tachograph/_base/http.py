@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 
 __all__ = ["DeliveryError", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from tachograph._base.importing import without_collection
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.cli._installed import InstalledCommand, installed_commands
 from tachograph.exceptions import TachographError
 

@@ -8,18 +8,37 @@ trackio and Aim, and the Trainer's `trainer_state.json`; packages add theirs as 
 from tachograph.importers._import import ImportReport, import_runs
 from tachograph.importers._importer import Importer
 from tachograph.importers._read import IMPORTERS, describe, read_log
-from tachograph.importers._rows import STEP_NAMES, TIME_NAMES
+from tachograph.importers._rows import STEP_NAMES, TIME_NAMES, field_name
+from tachograph.importers._source import (
+    MAX_DAMAGE,
+    Damage,
+    Position,
+    RowSource,
+    RunSource,
+    SourceRecord,
+    read_only_run,
+    source_changed,
+)
 from tachograph.importers._watch import LogWatcher, WatchedLog
 
 __all__ = [
     "IMPORTERS",
     "STEP_NAMES",
     "TIME_NAMES",
+    "Damage",
     "ImportReport",
     "Importer",
     "LogWatcher",
+    "MAX_DAMAGE",
+    "Position",
+    "RowSource",
+    "RunSource",
+    "SourceRecord",
     "WatchedLog",
     "describe",
+    "field_name",
     "import_runs",
     "read_log",
+    "read_only_run",
+    "source_changed",
 ]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tachograph.importers._files import file_type, open_text, read_lines
 from tachograph.importers._source import MAX_DAMAGE, Damage
+from tachograph.importers.files import file_type, open_text, read_lines
 
 __all__ = ["JsonLinesImporter"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tachograph.importers._files import file_type, open_text
 from tachograph.importers._json_rows import read_json_fields, read_json_rows
 from tachograph.importers._source import RowSource, RunSource
+from tachograph.importers.files import file_type, open_text
 from tachograph.records import SUMMARY
 
 __all__ = ["TrainerStateImporter"]

@@ -24,12 +24,18 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from tachograph._base.http import DeliveryError
-from tachograph._version import __version__
+from tachograph._base.version import __version__
+from tachograph.bridges.otlp import (
+    OtlpOptions,
+    OtlpTarget,
+    RefusedError,
+    Transport,
+    connect,
+    derived_id,
+    resolve_targets,
+)
 from tachograph.exceptions import ConfigError
 from tachograph.one_logger._exporter import BaseExporter, ExportError
-from tachograph.sinks.otlp._ids import derived_id
-from tachograph.sinks.otlp._options import OtlpOptions, OtlpTarget, resolve_targets
-from tachograph.sinks.otlp._transport import RefusedError, Transport, connect
 from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 __all__ = ["OTelExporter"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb
 
-from tachograph.sinks.wandb import client_settings
+from tachograph.bridges.wandb.sink import client_settings
 
 __all__ = ["WandbClient"]
 

@@ -17,11 +17,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tachograph._base import ranks
 from tachograph._base.guard import warn
-from tachograph._init import add_swanlab
+from tachograph._init import add_exports
+from tachograph.bridges.swanlab.config import SwanLabConfig
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.plugins._base import BasePlugin, PluginConfig
 from tachograph.recorder import Run, current_run
-from tachograph.sinks import SinkProcess, SwanLabConfig, start_sinks
+from tachograph.sinks import SinkProcess, start_sinks
 
 __all__ = ["SwanLabOptions", "SwanLabPlugin"]
 
@@ -135,7 +136,8 @@ class SwanLabPlugin(BasePlugin):
         found, _ = self._config()
         sinks, self._sinks = self._sinks, []
         try:
-            add_swanlab(run, found, sinks)
+            _check_open_run(run, found)
+            add_exports(run, sinks, found.add_to_notify(None))
         except ConfigError as error:
             for sink in sinks:
                 sink.cancel()
@@ -189,6 +191,22 @@ def _open_run() -> Run | None:
     except NoRunError:
         return None
     return run if run.folder is not None else None
+
+
+def _check_open_run(run: Run, config: SwanLabConfig) -> None:
+    """Check that the options can still apply to a run that is open already.
+
+    Raises:
+        ConfigError: if one of them cannot.
+    """
+    if run.folder is None:
+        raise ConfigError("the run does not record, so there is nothing to send to SwanLab")
+    remedy = "pass the config with the SwanLab options to tachograph.init(config=…)"
+    if config.swanlab_completion_log_interval is not None:
+        raise ConfigError(f"swanlab_completion_log_interval has no effect on a run that is open already: {remedy}")
+    if config.lark_options() and (run.resumed or run.has_follower("notify")):  # else Lark would get old events again
+        reason = "continues an earlier one" if run.resumed else "sends notifications already"
+        raise ConfigError(f"swanlab_lark_webhook_url: the run is open and {reason}: {remedy}")
 
 
 def _parse(values: Mapping[str, Any]) -> tuple[SwanLabConfig, list[str]]:

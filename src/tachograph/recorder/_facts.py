@@ -14,7 +14,7 @@ import psutil
 
 from tachograph._base.config import first_process
 from tachograph._base.nvml import GpuProbe
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.records import mask_arguments, mask_text
 
 __all__ = ["config_facts", "git_facts", "samples_per_step", "system_facts"]

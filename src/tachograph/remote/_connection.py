@@ -20,7 +20,7 @@ import msgspec
 
 from tachograph._base.http import retry_after_s
 from tachograph._base.typed import decode_json
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.remote._address import ServerAddress
 
 __all__ = ["Connection", "ConnectionFailedError", "ServerResponse", "printable"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.server._live import RunChanged, RunGone
 from tachograph.server._models import ErrorBody, LoginForm, LoginRequest, LogoutRequest, StreamAlive
 from tachograph.server._routes import ROUTES, Route

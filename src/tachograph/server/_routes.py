@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from tachograph._base.text import csv_text
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunPairDiff, RunRow, ViewError
 from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (

@@ -9,7 +9,7 @@ from tachograph.sinks._config import SINKS, build_sinks
 from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags
 from tachograph.sinks._process import SinkProcess, start_sinks
 from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink, scalar_metrics
-from tachograph.sinks._swanlab_config import SwanLabConfig
+from tachograph.sinks._tool_options import ToolOptions, read_tool_options
 
 __all__ = [
     "SINKS",
@@ -20,10 +20,11 @@ __all__ = [
     "SinkDriver",
     "SinkLag",
     "SinkProcess",
-    "SwanLabConfig",
+    "ToolOptions",
     "build_sinks",
     "lock_export",
     "read_lags",
+    "read_tool_options",
     "scalar_metrics",
     "start_sinks",
 ]

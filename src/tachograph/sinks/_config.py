@@ -16,12 +16,12 @@ SINKS = Registry(
     "sink",
     "tachograph.sinks",
     {
-        "mlflow": "tachograph.sinks.mlflow:MlflowSink",
-        "otlp": "tachograph.sinks.otlp:OtlpSink",
-        "prometheus": "tachograph.sinks.prometheus:PrometheusSink",
-        "swanlab": "tachograph.sinks.swanlab:SwanLabSink",
-        "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
-        "wandb": "tachograph.sinks.wandb:WandbSink",
+        "mlflow": "tachograph.bridges.mlflow.sink:MlflowSink",
+        "otlp": "tachograph.bridges.otlp:OtlpSink",
+        "prometheus": "tachograph.bridges.prometheus.sink:PrometheusSink",
+        "swanlab": "tachograph.bridges.swanlab.sink:SwanLabSink",
+        "tensorboard": "tachograph.bridges.tensorboard.sink:TensorBoardSink",
+        "wandb": "tachograph.bridges.wandb.sink:WandbSink",
     },
 )
 

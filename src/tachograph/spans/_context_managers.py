@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from tachograph._base import ranks
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run, latest_run, process_state
 from tachograph.spans._attribute_sets import OneLoggerInitializationAttributes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.exceptions import ConfigError
 
 __all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "parse_endpoint", "endpoint_from_facts"]

@@ -15,17 +15,10 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from tachograph._base.guard import warn
-from tachograph.wandb import data_types, env, errors, plot, sdk, util
-from tachograph.wandb._api import LocalApi as Api
-from tachograph.wandb._artifact import LoggedArtifact as Artifact
-from tachograph.wandb._config import RunConfig as Config
-from tachograph.wandb._run import AlertLevel
-from tachograph.wandb._run import WandbRun as Run
-from tachograph.wandb._settings import WandbSettings as Settings
-from tachograph.wandb._start import active_run as _active_run
-from tachograph.wandb._start import active_runs as _runs
-from tachograph.wandb._start import init, setup
-from tachograph.wandb.data_types import (
+from tachograph.bridges.wandb.facade.api import LocalApi as Api
+from tachograph.bridges.wandb.facade.artifact import LoggedArtifact as Artifact
+from tachograph.bridges.wandb.facade.config import RunConfig as Config
+from tachograph.bridges.wandb.facade.data_types import (
     Audio,
     Classes,
     Graph,
@@ -39,8 +32,15 @@ from tachograph.wandb.data_types import (
     Table,
     Video,
 )
-from tachograph.wandb.errors import CommError, Error, NotAvailableError, UsageError
-from tachograph.wandb.plot import plot_table
+from tachograph.bridges.wandb.facade.errors import CommError, Error, NotAvailableError, UsageError
+from tachograph.bridges.wandb.facade.plot import plot_table
+from tachograph.bridges.wandb.facade.run import AlertLevel
+from tachograph.bridges.wandb.facade.run import WandbRun as Run
+from tachograph.bridges.wandb.facade.settings import WandbSettings as Settings
+from tachograph.bridges.wandb.facade.start import active_run as _active_run
+from tachograph.bridges.wandb.facade.start import active_runs as _runs
+from tachograph.bridges.wandb.facade.start import init, setup
+from tachograph.wandb import data_types, env, errors, plot, sdk, util
 
 __all__ = [
     "AlertLevel",

@@ -1,15 +1,11 @@
-"""The functions of `wandb.util` that training code uses."""
+"""The place of `generate_id` in W&B."""
 
 from __future__ import annotations
 
-import secrets
-import string
+from tachograph.bridges.wandb.facade.util import (
+    generate_id,
+)
 
-__all__ = ["generate_id"]
-
-_CHARACTERS = string.ascii_lowercase + string.digits
-
-
-def generate_id(length: int = 8) -> str:
-    """Return a random id of lower-case letters and digits."""
-    return "".join(secrets.choice(_CHARACTERS) for _ in range(length))
+__all__ = [
+    "generate_id",
+]

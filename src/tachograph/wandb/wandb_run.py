@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.wandb._run import WandbRun as Run
+from tachograph.bridges.wandb.facade.run import WandbRun as Run
 
 __all__ = ["Run"]

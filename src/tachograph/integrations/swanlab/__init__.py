@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tachograph.integrations.swanlab._completions import CompletionLogger
-from tachograph.integrations.swanlab._profiling import (
+from tachograph.bridges.swanlab.completions import CompletionLogger
+from tachograph.bridges.swanlab.config import SwanLabConfig
+from tachograph.bridges.swanlab.profiling import (
     DEFAULT_PROFILING_CONFIG,
     ProfilingConfig,
     swanlab_profile,
     swanlab_profiling_context,
     swanlab_profiling_context_advanced,
 )
-from tachograph.sinks import SwanLabConfig
 
 if TYPE_CHECKING:
     from tachograph.integrations.swanlab._callback import SwanLabRLHFCompletionCallback

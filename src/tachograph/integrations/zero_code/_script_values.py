@@ -72,7 +72,7 @@ class ScriptValues:
         """Record into a run that an integration has started. Its config is known."""
         if run.folder is None:  # another rank, or recording is turned off
             return
-        from tachograph._drop_in import AtTheEnd
+        from tachograph.bridges.drop_in import AtTheEnd
 
         with self._lock:
             self._run = run
@@ -156,7 +156,7 @@ class ScriptValues:
 
     def add_histogram(self, tool: str, tag: str, values: Any, step: Any) -> None:
         """Add the distribution of an array."""
-        from tachograph._drop_in import histogram
+        from tachograph.bridges.drop_in import histogram
 
         counts, edges, num_not_finite = histogram(values, _NUM_BINS)
         self._add_counts(tool, tag, counts, edges, _as_step(step), num_not_finite=num_not_finite)
@@ -171,7 +171,7 @@ class ScriptValues:
         own_step: int | None = None,
         **fields: Any,
     ) -> None:
-        from tachograph._drop_in import log_histogram
+        from tachograph.bridges.drop_in import log_histogram
 
         def record(run: Run) -> None:
             step_of_record, _ = self._resolve_step(tool, step, own_step)
@@ -234,7 +234,7 @@ class ScriptValues:
         depth: int = 0,
     ) -> Iterator[tuple[str, Any]]:
         """Yield the numbers, switches and texts among values, and record histograms; count the rest."""
-        from tachograph._drop_in import as_scalar, num_values
+        from tachograph.bridges.drop_in import as_scalar, num_values
 
         for key, value in values.items():
             name = f"{prefix}{key}"

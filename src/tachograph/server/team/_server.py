@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tachograph._base.files import create_file, make_folder
-from tachograph._version import __version__
+from tachograph._base.version import __version__
 from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import AccessGate

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.wandb.data_types import Histogram, Html, Image, Table, Video
+from tachograph.bridges.wandb.facade.data_types import Histogram, Html, Image, Table, Video
 
 __all__ = ["Histogram", "Html", "Image", "Table", "Video"]

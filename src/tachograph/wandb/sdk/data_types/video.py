@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.wandb.data_types import Video
+from tachograph.bridges.wandb.facade.data_types import Video
 
 __all__ = ["Video"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.wandb._config import ConfigChangeError as ConfigError
+from tachograph.bridges.wandb.facade.config import ConfigChangeError as ConfigError
 
 __all__ = ["ConfigError"]

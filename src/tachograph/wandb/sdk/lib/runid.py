@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.wandb.util import generate_id
+from tachograph.bridges.wandb.facade.util import generate_id
 
 __all__ = ["generate_id"]

@@ -1,0 +1,1 @@
+"""Bridges: each folder connects Tachograph to one other tool, with its sink, importer, facade and options."""

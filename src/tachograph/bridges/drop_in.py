@@ -1,0 +1,104 @@
+"""Shared by the facades of other trackers, such as `tachograph.wandb`, and by `tacho run`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tachograph._base.guard import warn
+from tachograph.exceptions import NoRunError
+from tachograph.recorder import Run, current_run
+
+__all__ = [
+    "AtTheEnd",
+    "NotRecorded",
+    "as_number",
+    "as_scalar",
+    "histogram",
+    "log_histogram",
+    "num_values",
+    "run_to_join",
+]
+
+_MAX_BINS = 512
+
+
+class AtTheEnd:
+    """Calls a function when a run ends, however it ends."""
+
+    def __init__(self, run: Run, function: Callable[[], None]) -> None:
+        self._function = function
+        run.collectors.append(self)
+
+    def collect(self) -> None:
+        """Do nothing before the end."""
+
+    def close(self) -> None:
+        """Call the function."""
+        self._function()
+
+    def forget(self) -> None:
+        """In a forked child, the run belongs to the parent."""
+
+
+class NotRecorded:
+    """Counts the calls of a run whose data are not recorded, and records the counts when the run ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._calls: Counter[str] = Counter()
+        AtTheEnd(run, self._record)
+
+    def count(self, name: str, reason: str) -> None:
+        """Count a call; the first one of each name is a warning."""
+        if name not in self._calls:
+            warn("%s: %s; the run counts the calls", name, reason)
+        self._calls[name] += 1
+
+    def _record(self) -> None:
+        if self._calls:
+            self._run.event("not_recorded", **self._calls)
+
+
+def run_to_join() -> Run | None:
+    """Return the run that is being recorded, or None."""
+    try:
+        return current_run()
+    except NoRunError:
+        return None
+
+
+def as_scalar(value: Any) -> Any:
+    """Return an array with one element without its dimensions; other values unchanged."""
+    return value.reshape(()) if getattr(value, "ndim", 0) and num_values(value) == 1 else value
+
+
+def num_values(array: Any) -> int:
+    """Return the number of elements of an array or a tensor."""
+    return int(array.numel() if hasattr(array, "numel") else getattr(array, "size", 0))
+
+
+def histogram(values: Any, num_bins: int) -> tuple[list[int], list[float], int]:
+    """Return counts and edges of bins of equal width, and the number of values that are not finite."""
+    import numpy as np
+
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()  # numpy has no bfloat16
+    array = np.asarray(values, dtype=np.float64).ravel()
+    finite = array[np.isfinite(array)]
+    counts, edges = np.histogram(finite, bins=max(1, min(num_bins, _MAX_BINS)))
+    return counts.tolist(), edges.tolist(), array.size - finite.size
+
+
+def log_histogram(
+    run: Run, tag: str, counts: Iterable[Any], edges: Iterable[Any], *, step: int | None = None, **more: Any
+) -> None:
+    """Record a distribution as an event named `histogram`."""
+    numbers = {"counts": [as_number(count) for count in counts], "edges": [as_number(edge) for edge in edges]}
+    run.event("histogram", step=step, tag=tag, **numbers, **more)
+
+
+def as_number(value: Any) -> Any:
+    """Return a scalar of a library as a number; other values unchanged."""
+    return value.item() if hasattr(value, "item") else value

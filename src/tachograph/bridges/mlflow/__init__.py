@@ -1,0 +1,1 @@
+"""MLflow: a sink and an importer."""

@@ -1,0 +1,1 @@
+"""Prometheus: a sink."""

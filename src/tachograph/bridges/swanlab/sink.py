@@ -1,0 +1,388 @@
+"""SwanLab: metrics, config, samples, texts, histograms and state of a run.
+
+Steps. SwanLab keeps one value per metric and step, and ignores a second one. A run that is resumed from a checkpoint
+repeats steps, so each step is sent as itself plus an offset, which grows when a metric goes back to an earlier step:
+the repeated part follows after everything sent before. The metric `global_step` is always the step of the run.
+Metrics that are sampled by time, such as those of the system, take the next free step instead.
+
+Delivery. `swanlab.log` only queues; threads of SwanLab write its file and upload. `write` therefore waits until SwanLab
+has stored the values and, online, until the server has confirmed them. Otherwise the cursor of the sink would promise
+what may still be lost. If that takes too long, `write` raises and the driver repeats it: the offset is then the same
+as before, so SwanLab ignores the values that it already has. The next attempt finds the offset in the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import swanlab
+
+from tachograph._base.files import make_folder
+from tachograph.bridges.swanlab.config import SWANLAB_MODES
+from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.journal import RunFolder
+from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
+from tachograph.sinks import scalar_metrics
+
+__all__ = ["SwanLabSink"]
+
+_PROJECT = re.compile(r"[0-9A-Za-z_+.-]{1,100}")
+_WORKSPACE = re.compile(r"[0-9A-Za-z_-]{1,25}")
+_MAX_NAME_CHARS = 512
+_MAX_DESCRIPTION_CHARS = 1024
+_MAX_TAGS = 30
+_INTERRUPTS = {"KeyboardInterrupt", "SIGINT", "SIGTERM", "SIGHUP"}
+_SAMPLED_KINDS = {"system", "profile"}
+_STEP = "global_step"
+_CONFIRM_TIMEOUT_S = 30.0
+_QUIET_S = 5.0
+"""SwanLab drops a value that it cannot store. If its queue makes no progress for this long, nothing more will come."""
+
+
+class _Sent(msgspec.Struct):
+    """What was sent to SwanLab; see the module."""
+
+    offset: int = 0
+    largest: int = -1
+    """The largest step."""
+    last: dict[str, int] = {}
+    """The last step of each metric."""
+    rows: dict[str, deque[dict[str, Any]]] = {}
+    """The latest rows of each table."""
+
+    def copy(self) -> _Sent:
+        """Return a copy, so that a failed `write` changes nothing."""
+        rows = {name: deque(kept, kept.maxlen) for name, kept in self.rows.items()}
+        return _Sent(self.offset, self.largest, dict(self.last), rows)
+
+
+class SwanLabSink:
+    """Sends a run to SwanLab. What is not given here comes from SwanLab's own settings and environment variables.
+
+    Args:
+        project: the project; SwanLab's own setting, else "tachograph" if not given.
+        workspace: the user or organization that owns the project.
+        mode: `cloud` (or `online`), `local`, `offline` or `disabled`.
+        experiment_name: the name of the experiment; that of the run if not given.
+        description: the description of the experiment; the notes of the run if not given.
+        api_key: the key for `cloud`, if neither the environment nor `swanlab login` provides it.
+        api_host: the address of a private server.
+        web_host: the address of its web pages, if that differs.
+        log_dir: SwanLab's folder; the run folder's `swanlab/`, or SwanLab's own default for `local`, if not given.
+        completions: whether to send samples of prompts and answers.
+        max_rows: the number of rows in a table of samples: the latest ones.
+    """
+
+    name = "swanlab"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        workspace: str | None = None,
+        mode: str | None = None,
+        experiment_name: str | None = None,
+        description: str | None = None,
+        api_key: str | None = None,
+        api_host: str | None = None,
+        web_host: str | None = None,
+        log_dir: str | None = None,
+        completions: bool = True,
+        max_rows: int = 128,
+    ) -> None:
+        _check_texts(
+            project=project, workspace=workspace, mode=mode, experiment_name=experiment_name, description=description,
+            api_host=api_host, web_host=web_host, log_dir=log_dir,
+        )  # fmt: skip
+        if api_key is not None and (not isinstance(api_key, str) or not api_key.strip()):
+            raise ConfigError("api_key must be a non-empty string")  # never quoted
+        if mode is not None and mode not in SWANLAB_MODES:
+            raise ConfigError(
+                f"mode must be one of {', '.join(SWANLAB_MODES)}, got {mode!r}{did_you_mean(mode, SWANLAB_MODES)}"
+            )
+        if project is not None and not _PROJECT.fullmatch(project):
+            raise ConfigError(f"project must be at most 100 letters, digits or any of _-+., got {project!r}")
+        if workspace is not None and not _WORKSPACE.fullmatch(workspace):
+            raise ConfigError(f"workspace must be at most 25 letters, digits or any of _-, got {workspace!r}")
+        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+            raise ConfigError(f"max_rows must be an integer of at least 1, got {max_rows!r}")
+        if not isinstance(completions, bool):
+            raise ConfigError(f"completions must be true or false, got {completions!r}")
+        self._project = project
+        self._workspace = workspace
+        self._name = experiment_name
+        self._description = description
+        self._log_dir = log_dir
+        self._completions = completions
+        self._max_rows = max_rows
+        # A private server has its API and its pages at the same address, unless both are given. Without this, an
+        # address of the pages alone would send the run to the public server.
+        hosts = {"api_host": api_host or web_host, "web_host": web_host}
+        self._settings = _read_settings({"mode": mode, "api_key": api_key, **hosts})
+        self._mode: Any = self._settings.mode
+        _check_mode(self._settings)
+        with contextlib.suppress(AttributeError):
+            swanlab.pkg.console.c.quiet = True  # what it prints would mix with the output of `tacho sync`
+        self._run: Any = None
+        self._queue = _FlushCounter()
+        self._sent = _Sent()
+        self._end: dict[str, Any] = {}
+        """The `end` record of the current attempt, also if it could not be delivered yet."""
+
+    def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
+        """Start the experiment, or resume the one with the id of the run."""
+        if self._run is not None and self._run.alive:
+            return  # SwanLab itself tries again to send what it has; to finish the experiment would wait for that
+        if self._mode == "online":
+            # Not left to `swanlab.init`, which first creates a folder, at each attempt.
+            swanlab.login(api_key=self._settings.api_key, host=self._settings.api_host, relogin=True)
+        if self._log_dir is None and self._mode != "local":
+            make_folder(folder.path / "swanlab", below=folder.path)  # SwanLab would follow a link
+        description = self._description or str(start.get("notes") or "")
+        self._queue = _FlushCounter()
+        self._run = swanlab.init(
+            mode=self._mode,
+            project=self._project or self._settings.project.name or "tachograph",
+            workspace=self._workspace,
+            name=(self._name or folder.name)[:_MAX_NAME_CHARS],
+            description=description[:_MAX_DESCRIPTION_CHARS] or None,
+            tags=[str(tag)[:_MAX_NAME_CHARS] for tag in start.get("tags") or ()][:_MAX_TAGS] or None,
+            id=start.get("run_id"),
+            resume="allow",
+            log_dir=self._log_dir or (None if self._mode == "local" else str(folder.path / "swanlab")),
+            settings=_process_settings(self._settings),
+            callbacks=[self._queue],
+        )
+
+    def replay(self, records: Iterable[dict[str, Any]]) -> None:
+        """Find the steps, the config and the latest samples that earlier attempts have sent."""
+        state = _Sent()
+        for record in records:
+            _place(state, record, self._values(record, state))
+        self._sent = state
+
+    def write(self, records: list[dict[str, Any]]) -> None:
+        """Log what SwanLab can show of each record, and wait until it is safe."""
+        state = self._sent.copy()
+        for record in records:
+            values = self._values(record, state)
+            step = _place(state, record, values)
+            if values:
+                self._queue.num_expected += len(values)
+                self._run.log(values, step=step)
+        self._wait_until_safe()
+        self._sent = state
+
+    def close(self) -> None:
+        """Finish the experiment with the state that the run ended in."""
+        if self._run is None or not self._run.alive:
+            return
+        run, self._run = self._run, None
+        reason = str(self._end.get("reason") or "")
+        if self._end.get("status") == "finished":
+            run.finish()
+        elif reason in _INTERRUPTS:
+            run.finish(state="aborted", error=reason)
+        else:
+            run.finish(state="crashed", error=reason or "the process ended without recording how")
+
+    # The content of records ------------------------------------------------------------------------------------------
+
+    def _values(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
+        """Return what to log for a record; pass on the config."""
+        values: dict[str, Any] = scalar_metrics(record)
+        match record["event"]:
+            case "start":
+                self._end = {}
+                if isinstance(record.get("config"), dict):
+                    self._run.config.update(record["config"])
+            case "end":
+                self._end = record
+            case "profile":
+                values = _durations(record)
+            case "completions":
+                values = self._table(record, state) if self._completions else {}
+            case "event":
+                values = self._values_of_event(record)
+            case "alert" if record.get("status") == "opened":
+                text = f"{record.get('title')}\n{record.get('message') or ''}".strip()
+                values = {"alerts": swanlab.Text(text, caption=str(record.get("severity")))}
+        return {key: value for name, value in values.items() if (key := _key(name))}
+
+    def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return what to log for an event; pass on changes of the config."""
+        name, tag = record.get("name"), str(record.get("tag"))
+        if name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
+            self._run.config.update(record["config"])
+        elif name == SUMMARY and isinstance(record.get("summary"), dict):
+            results = flatten(record["summary"])
+            return {f"summary/{key}": value for key, value in results.items() if type(value) in (int, float)}
+        elif name == "text" and isinstance(record.get("text"), str):
+            return {tag: swanlab.Text(record["text"])}
+        elif name == "histogram":
+            chart = _histogram(record.get("counts"), record.get("edges"))
+            return {} if chart is None else {tag: chart}
+        return {}
+
+    def _table(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
+        """Return samples as a table. SwanLab shows one table per step, so it has the latest ones of earlier records."""
+        name = str(record.get("table", "completions"))
+        kept = state.rows.setdefault(name, deque(maxlen=self._max_rows))
+        kept.extend(row for row in record.get("rows") or () if isinstance(row, dict))
+        columns = list(dict.fromkeys(str(column) for row in kept for column in row))
+        cells = [[_cell(row.get(column)) for column in columns] for row in kept]
+        return {name: swanlab.echarts.Table().add(columns, cells)} if columns else {}
+
+    # Delivery --------------------------------------------------------------------------------------------------------
+
+    def _wait_until_safe(self) -> None:
+        """Wait until the values are in SwanLab's file and, online, on the server; see the module.
+
+        SwanLab has no public method for that. What a version lacks is not waited for.
+
+        Raises:
+            ConnectionError: if the server has not confirmed everything in time.
+        """
+        if self._mode == "disabled":
+            return
+        self._queue.wait()
+        with contextlib.suppress(Exception):
+            self._run._core._store.ensure_flushed()
+        deadline_s = time.monotonic() + _CONFIRM_TIMEOUT_S
+        while num_unsent := self._num_unsent():
+            if time.monotonic() > deadline_s:
+                raise ConnectionError(f"{num_unsent} values have not reached {self._settings.api_host}")
+            time.sleep(0.05)
+
+    def _num_unsent(self) -> int:
+        if self._mode == "online":
+            with contextlib.suppress(Exception):
+                stats = self._run._core.get_operation_stats().stats
+                return int(stats.total_records - stats.uploaded_records)
+        return 0
+
+
+class _FlushCounter(swanlab.Callback):  # type: ignore[misc]
+    """Counts the values that SwanLab has taken from its queue."""
+
+    name = "tachograph"
+
+    def __init__(self) -> None:
+        self.num_expected = 0
+        self._num_flushed = 0
+        self._changed = threading.Condition()
+
+    def on_scalar_flush(self, scalar_records: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(len(scalar_records))
+
+    def on_media_flush(self, media_records: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(len(media_records))
+
+    def _add(self, count: int) -> None:
+        with self._changed:
+            self._num_flushed += count
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until SwanLab has taken everything, or makes no progress any more."""
+        with self._changed:
+            while self._num_flushed < self.num_expected:
+                if not self._changed.wait(_QUIET_S):
+                    self._num_flushed = self.num_expected
+
+
+def _check_texts(**options: Any) -> None:
+    for option, value in options.items():
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
+
+
+def _read_settings(given: dict[str, str | None]) -> Any:
+    """Return SwanLab's settings: those given here, else its environment variables, files and login."""
+    try:
+        return swanlab.Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:  # pydantic's own text quotes the values
+        found: list[Any] = getattr(error, "errors", list)()
+        names = ", ".join(".".join(map(str, one.get("loc", ()))) or str(one.get("msg")) for one in found)
+        raise ConfigError(f"SwanLab rejects its settings{f': {names}' if names else ''}") from None
+
+
+def _check_mode(settings: Any) -> None:
+    """Check that a mode has what it needs.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    if settings.mode == "online" and not settings.api_key:
+        raise ConfigError(
+            f"mode 'cloud' needs an API key for {settings.api_host}. Set SWANLAB_API_KEY, run `swanlab login`, or set "
+            "swanlab_api_key in the config (the option api_key of the sink). The modes 'offline' and 'local' need none"
+        )
+    if settings.mode == "local" and importlib.util.find_spec("swanboard") is None:
+        raise ConfigError(
+            "mode 'local' needs SwanLab's dashboard, which is not installed: pip install 'swanlab[dashboard]'. "
+            "The mode 'offline' needs nothing"
+        )
+
+
+def _process_settings(settings: Any) -> Any:
+    """Return settings that keep SwanLab from describing this process instead of the training process."""
+    given = settings.model_dump(include={"api_key", "api_host", "web_host"}, exclude_none=True)
+    kind = swanlab.Settings
+    wanted = dict.fromkeys(("runtime", "requirements", "conda", "git", "swanlab", "monitor"), False)
+    probe = kind.Probe(**{name: value for name, value in wanted.items() if name in kind.Probe.model_fields})
+    return kind(**given, interactive=False, terminal=kind.Terminal(proxy_type="none"), probe=probe)
+
+
+def _place(state: _Sent, record: dict[str, Any], values: dict[str, Any]) -> int:
+    """Return the step to log the values of a record at, and add `global_step` to them; see the module."""
+    step = record.get(_STEP)
+    if record["event"] in _SAMPLED_KINDS or not isinstance(step, int) or step < 0:
+        at = step + state.offset if isinstance(step, int) and step >= 0 else max(state.largest, 0)
+        at = max([at, *(state.last.get(key, -1) + 1 for key in values)])
+    else:
+        if any(step + state.offset < state.last.get(key, -1) for key in values):
+            state.offset = state.largest + 1 - step
+        at = step + state.offset
+        if values:
+            state.largest = max(state.largest, at)
+            values[_STEP] = step
+    for key in values:
+        state.last[key] = max(state.last.get(key, -1), at)
+    return at
+
+
+def _key(name: str) -> str:
+    """Return a name as SwanLab accepts it."""
+    return re.sub(r"[\x00-\x1f\x7f]", "_", name).strip(" ./")[:_MAX_NAME_CHARS].rstrip(" ./")
+
+
+def _durations(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the mean durations of profiled code under the names that SwanLab users know."""
+    names = {name for name in scalar_metrics(record) if f"{name}/count" in record}
+    return {f"profiling/Time taken: {name.removeprefix('profiling/')}": record[name] for name in names}
+
+
+def _histogram(counts: Any, edges: Any) -> Any:
+    """Return a bar chart of a histogram; None if it is not valid."""
+    if not (isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1):
+        return None
+    if not all(type(number) in (int, float) for number in (*counts, *edges)):
+        return None
+    chart = swanlab.echarts.Bar()
+    chart.add_xaxis([f"{left:.4g} … {right:.4g}" for left, right in itertools.pairwise(edges)])
+    chart.add_yaxis("count", counts)
+    return chart
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that a table of SwanLab shows."""
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)

@@ -1,0 +1,1 @@
+"""TensorBoard: a sink, an importer, and the module `tachograph.tensorboard`."""

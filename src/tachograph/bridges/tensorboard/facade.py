@@ -1,0 +1,312 @@
+"""`SummaryWriter` with the interface of `torch.utils.tensorboard`, which records into a run and writes no event files.
+
+The first writer starts a run named after its folder, or joins the run that is being recorded. Writers opened while
+another one is open join its run; their tags get the name of their folder as a prefix. The run ends with the last
+writer. Scalars, text, histograms and hyperparameters are recorded. Pictures, graphs and the like are only counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tachograph._base.guard import guard
+from tachograph._init import init
+from tachograph.bridges.drop_in import NotRecorded, as_scalar, histogram, log_histogram, run_to_join
+from tachograph.recorder import Run
+from tachograph.records import SPLIT_FOLDERS, suggest_run_name
+
+__all__ = ["SummaryWriter"]
+
+_NUM_BINS = 64
+_NUMBERS = frozenset({float, int})
+
+_lock = threading.RLock()
+
+
+class _SharedRun:
+    """The run of all writers that are open."""
+
+    def __init__(self, folder: Path, name: str, *, resume: bool) -> None:
+        is_split = folder.name.lower() in SPLIT_FOLDERS
+        self.root = folder.parent if is_split else folder
+        joined = run_to_join()
+        self.is_ours = joined is None
+        self.run = joined or init(name or suggest_run_name(self.root.name) or "run", resume=resume)
+        self.num_writers = 0
+        self.not_recorded = NotRecorded(self.run)
+
+    def prefix_of(self, folder: Path) -> str:
+        """Return the prefix of the tags of a writer."""
+        if folder == self.root:
+            return ""
+        if folder.is_relative_to(self.root):
+            return f"{folder.relative_to(self.root).as_posix()}/"
+        return f"{folder.name}/"
+
+    def release(self, error: BaseException | None) -> None:
+        """Close one writer; end the run with the last one."""
+        self.num_writers -= 1
+        if self.num_writers == 0 and self.is_ours:
+            self.run.__exit__(None if error is None else type(error), error, None)
+
+
+_shared: _SharedRun | None = None
+
+
+def _counted(name: str) -> Callable[..., None]:
+    """Return a method that counts its calls."""
+
+    def method(self: SummaryWriter, *_arguments: Any, **_options: Any) -> None:
+        """Count the call; this kind of data is not recorded."""
+        self._count(name)
+
+    method.__name__, method.__qualname__ = name, f"SummaryWriter.{name}"
+    return method
+
+
+class SummaryWriter:
+    """Records what is written with it into a run; see the module.
+
+    The arguments are those of `torch.utils.tensorboard.SummaryWriter`. `max_queue`, `flush_secs` and `filename_suffix`
+    have no effect: everything is written within a second.
+
+    Args:
+        log_dir: the last folder in it is the name of the run. Nothing is written there.
+        comment: appended to the name if `log_dir` is not given.
+        purge_step: continue the run of that name, if there is one, as if it had been stopped before this step.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        comment: str = "",
+        purge_step: int | None = None,
+        max_queue: int = 10,
+        flush_secs: int = 120,
+        filename_suffix: str = "",
+    ) -> None:
+        if not log_dir:
+            log_dir = os.path.join("runs", f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}{comment}")
+        self.log_dir = os.fspath(log_dir)
+        self.purge_step = purge_step
+        self.max_queue = max_queue
+        self.flush_secs = flush_secs
+        self.filename_suffix = filename_suffix
+        self._steps: dict[str, Iterator[int]] = {}
+        self._name = ""
+        self._shared: _SharedRun | None = None
+        self._run = self._open(resume=purge_step is not None)
+
+    def _open(self, *, resume: bool) -> Run:
+        """Join the run of the open writers, or start one."""
+        global _shared  # noqa: PLW0603 - writers share a run, as event files share a folder
+        folder = Path(os.path.abspath(self.log_dir))
+        with _lock:
+            if _shared is None or _shared.num_writers == 0 or _shared.run.status != "running":
+                _shared = _SharedRun(folder, self._name, resume=resume)
+            _shared.num_writers += 1
+            self._shared = _shared
+            self._prefix = _shared.prefix_of(folder)
+            self._name = _shared.run.name
+            return _shared.run
+
+    def _current_run(self) -> Run:
+        """Return the run; continue it if it ended, because a writer can be used after `close`."""
+        if self._shared is None:
+            with guard("continuing a run"):
+                self._run = self._open(resume=True)
+        return self._run
+
+    # What is recorded ----------------------------------------------------------------------------------------------
+
+    def add_scalar(
+        self,
+        tag: str,
+        scalar_value: Any,
+        global_step: Any = None,
+        walltime: float | None = None,
+        new_style: bool = False,
+        double_precision: bool = False,
+    ) -> None:
+        """Record a number. Without a step, the values of a tag are counted."""
+        if type(scalar_value) not in _NUMBERS:
+            scalar_value = as_scalar(scalar_value)
+        run = self._run if self._shared is not None else self._current_run()
+        if global_step is None:
+            global_step = self._next_step(tag)
+        values = {f"{self._prefix}{tag}": scalar_value}
+        if walltime is not None:
+            values["walltime"] = walltime
+        run.log(values, global_step)
+
+    def add_scalars(
+        self,
+        main_tag: str,
+        tag_scalar_dict: Mapping[str, Any],
+        global_step: Any = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Record several numbers as `main_tag/name`."""
+        with guard("recording scalars"):
+            values = {f"{self._prefix}{main_tag}/{name}": as_scalar(value) for name, value in tag_scalar_dict.items()}
+            if walltime is not None:
+                values["walltime"] = walltime
+            self._current_run().log(values, self._next_step(main_tag) if global_step is None else global_step)
+
+    def add_text(
+        self, tag: str, text_string: str, global_step: int | None = None, walltime: float | None = None
+    ) -> None:
+        """Record a text, which may be Markdown."""
+        more = {} if walltime is None else {"walltime": walltime}
+        step = self._next_step(tag) if global_step is None else global_step
+        self._current_run().event("text", step=step, tag=f"{self._prefix}{tag}", text=text_string, **more)
+
+    def add_hparams(
+        self,
+        hparam_dict: Mapping[str, Any],
+        metric_dict: Mapping[str, Any],
+        hparam_domain_discrete: Mapping[str, Any] | None = None,
+        run_name: str | None = None,
+        global_step: int | None = None,
+    ) -> None:
+        """Add hyperparameters to the run's config, and metrics to its summary."""
+        with guard("recording hyperparameters"):
+            run = self._current_run()
+            run.update_config(hparam_dict)
+            run.log_summary({name: as_scalar(value) for name, value in metric_dict.items()})
+
+    def add_histogram(
+        self,
+        tag: str,
+        values: Any,
+        global_step: int | None = None,
+        bins: str = "tensorflow",
+        walltime: float | None = None,
+        max_bins: int | None = None,
+    ) -> None:
+        """Record the distribution of an array in bins of equal width; values that are not finite are counted."""
+        with guard("recording a histogram"):
+            counts, edges, num_not_finite = histogram(values, min(max_bins or _NUM_BINS, _NUM_BINS))
+            self._add_histogram(tag, global_step, walltime, counts, edges, num_not_finite=num_not_finite)
+
+    def add_histogram_raw(
+        self,
+        tag: str,
+        min: float,  # noqa: A002 - the names of the original
+        max: float,  # noqa: A002
+        num: int,
+        sum: float,  # noqa: A002
+        sum_squares: float,
+        bucket_limits: Iterable[float],
+        bucket_counts: Iterable[float],
+        global_step: int | None = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Record a distribution that is counted already."""
+        with guard("recording a histogram"):
+            self._add_histogram(tag, global_step, walltime, bucket_counts, [min, *bucket_limits])
+
+    def _add_histogram(
+        self,
+        tag: str,
+        global_step: int | None,
+        walltime: float | None,
+        counts: Iterable[float],
+        edges: Iterable[float],
+        **more: Any,
+    ) -> None:
+        if walltime is not None:
+            more["walltime"] = walltime
+        run, step = self._current_run(), self._next_step(tag) if global_step is None else global_step
+        log_histogram(run, f"{self._prefix}{tag}", counts, edges, step=step, **more)
+
+    def _next_step(self, tag: str) -> int:
+        return next(self._steps.setdefault(tag, itertools.count()))
+
+    # What is counted only ------------------------------------------------------------------------------------------
+
+    add_audio = _counted("add_audio")
+    add_custom_scalars = _counted("add_custom_scalars")
+    add_custom_scalars_marginchart = _counted("add_custom_scalars_marginchart")
+    add_custom_scalars_multilinechart = _counted("add_custom_scalars_multilinechart")
+    add_embedding = _counted("add_embedding")
+    add_event = _counted("add_event")  # of `file_writer`, as the next one
+    add_graph = _counted("add_graph")
+    add_image = _counted("add_image")
+    add_image_with_boxes = _counted("add_image_with_boxes")
+    add_images = _counted("add_images")
+    add_mesh = _counted("add_mesh")
+    add_onnx_graph = _counted("add_onnx_graph")
+    add_pr_curve = _counted("add_pr_curve")
+    add_pr_curve_raw = _counted("add_pr_curve_raw")
+    add_summary = _counted("add_summary")
+    add_tensor = _counted("add_tensor")
+    add_video = _counted("add_video")
+
+    def add_figure(
+        self,
+        tag: str,
+        figure: Any,
+        global_step: int | None = None,
+        close: bool = True,
+        walltime: float | None = None,
+    ) -> None:
+        """Count the call, and close the figure as the original does."""
+        self._count("add_figure")
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if close and pyplot is not None:
+            for each in figure if isinstance(figure, list) else [figure]:
+                pyplot.close(each)
+
+    def _count(self, method: str) -> None:
+        self._current_run()
+        if self._shared is not None:
+            self._shared.not_recorded.count(method, "this kind of data is not recorded")
+
+    # The life of a writer ------------------------------------------------------------------------------------------
+
+    @property
+    def file_writer(self) -> SummaryWriter:
+        """The writer itself: there are no event files."""
+        return self
+
+    @property
+    def all_writers(self) -> dict[str, SummaryWriter]:
+        """The writer itself, by its folder."""
+        return {self.log_dir: self}
+
+    def get_logdir(self) -> str:
+        """Return `log_dir` as it was given."""
+        return self.log_dir
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        if self._shared is not None:
+            self._run.flush()
+
+    def close(self) -> None:
+        """Close the writer; the run ends with the last one."""
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
+        with _lock:
+            shared, self._shared = self._shared, None
+            if shared is not None:
+                shared.release(error)
+
+    def __enter__(self) -> SummaryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(error)

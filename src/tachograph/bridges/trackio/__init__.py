@@ -1,0 +1,1 @@
+"""trackio: an importer."""

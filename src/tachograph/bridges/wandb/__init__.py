@@ -1,0 +1,1 @@
+"""W&B: a sink, an importer, and the module `tachograph.wandb`."""

@@ -1,0 +1,1 @@
+"""The implementation of `tachograph.wandb`, the interface of W&B that records to runs."""

@@ -1,0 +1,204 @@
+"""The data types of W&B. Tables and histograms are recorded; pictures, sound and the like are only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tachograph.bridges.drop_in import histogram
+
+__all__ = [
+    "Audio",
+    "Classes",
+    "Graph",
+    "Histogram",
+    "Html",
+    "Image",
+    "JoinedTable",
+    "Media",
+    "Molecule",
+    "Object3D",
+    "Plotly",
+    "Table",
+    "Video",
+]
+
+_MAX_BINS = 512
+
+
+class Media:
+    """Data that are not recorded. The arguments are not read, so that nothing is converted in vain."""
+
+    def __init__(self, data_or_path: Any = None, *_arguments: Any, caption: str | None = None, **_options: Any) -> None:
+        self.caption = caption
+
+
+class Image(Media):
+    """A picture; not recorded."""
+
+    def __init__(self, data_or_path: Any = None, mode: str | None = None, caption: str | None = None, **_: Any) -> None:
+        super().__init__(caption=caption)
+        self.mode = mode
+
+
+class Video(Media):
+    """A video; not recorded."""
+
+
+class Audio(Media):
+    """A sound; not recorded."""
+
+
+class Html(Media):
+    """A page; not recorded."""
+
+
+class Object3D(Media):
+    """A point cloud or a scene; not recorded."""
+
+    @classmethod
+    def from_file(cls, *_arguments: Any, **_options: Any) -> Object3D:
+        """Return an object for a file."""
+        return cls()
+
+    from_numpy = from_point_cloud = from_file
+
+
+class Molecule(Media):
+    """A molecule; not recorded."""
+
+
+class Plotly(Media):
+    """A Plotly figure; not recorded."""
+
+
+class Graph(Media):
+    """The graph of a model; not recorded."""
+
+
+class JoinedTable(Media):
+    """Two tables; not recorded."""
+
+
+class Classes(Media):
+    """The classes of a picture; not recorded."""
+
+
+class Histogram:
+    """A distribution: of values, or counted already.
+
+    Args:
+        sequence: the values.
+        np_histogram: counts and edges, as `numpy.histogram` returns them; instead of values.
+        num_bins: the number of bins.
+
+    Raises:
+        ValueError: if there are too many bins, or as many edges as counts.
+    """
+
+    def __init__(self, sequence: Any = None, np_histogram: Any = None, num_bins: int = 64) -> None:
+        self.num_not_finite = 0
+        if np_histogram is not None:
+            counts, edges = np_histogram[0], np_histogram[1]
+            self.histogram, self.bins = list(counts), list(edges)
+            if len(self.bins) != len(self.histogram) + 1:
+                raise ValueError("np_histogram must have one more edge than counts")
+        else:
+            values = [] if sequence is None else sequence
+            self.histogram, self.bins, self.num_not_finite = histogram(values, min(num_bins, _MAX_BINS))
+        if len(self.histogram) > _MAX_BINS:
+            raise ValueError(f"a histogram has at most {_MAX_BINS} bins, got {len(self.histogram)}")
+
+
+class Table:
+    """Rows with named columns.
+
+    Args:
+        columns: the names of the columns.
+        data: the rows; or a dataframe, or an array.
+        rows: another name of `data`.
+        dataframe: a dataframe with columns and rows.
+        options: other arguments of W&B, which have no effect.
+    """
+
+    def __init__(
+        self,
+        columns: Iterable[Any] | None = None,
+        data: Any = None,
+        rows: Any = None,
+        dataframe: Any = None,
+        **options: Any,
+    ) -> None:
+        if dataframe is None and hasattr(data, "columns") and hasattr(data, "itertuples"):
+            data, dataframe = None, data
+        self.columns = ["Input", "Output", "Expected"] if columns is None else list(columns)
+        self.data: list[list[Any]] = []
+        self.num_recorded: dict[tuple[str, str], int] = {}
+        """How many rows each run has recorded, by its id and the name of the table."""
+        given = rows if data is None else data
+        if dataframe is not None:
+            self.columns = [str(column) for column in dataframe.columns]
+            given = dataframe.itertuples(index=False, name=None)
+        for row in [] if given is None else given:
+            self.add_data(*row)
+
+    def add_data(self, *data: Any) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: if it has not one value per column.
+        """
+        if len(data) != len(self.columns):
+            raise ValueError(f"this table has {len(self.columns)} columns {self.columns}, got {len(data)} values")
+        self.data.append(list(data))
+
+    def add_row(self, *row: Any) -> None:
+        """Add a row."""
+        self.add_data(*row)
+
+    def add_column(self, name: str, data: Iterable[Any], optional: bool = False) -> None:
+        """Add a column with one value per row.
+
+        Raises:
+            ValueError: if the number of values differs from the number of rows.
+        """
+        values = list(data)
+        if self.data and len(values) != len(self.data):
+            raise ValueError(f"column {name!r} has {len(values)} values for {len(self.data)} rows")
+        if not self.data:
+            self.data = [[None] * len(self.columns) for _ in values]
+        self.columns.append(name)
+        for row, value in zip(self.data, values, strict=True):
+            row.append(value)
+
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """Return the values of a column, as a list or, with ``convert_to="numpy"``, as an array."""
+        values = [row[self.columns.index(name)] for row in self.data]
+        if convert_to != "numpy":
+            return values
+        import numpy as np
+
+        return np.array(values)
+
+    def get_index(self) -> list[int]:
+        """Return the numbers of the rows."""
+        return list(range(len(self.data)))
+
+    def get_dataframe(self) -> Any:
+        """Return the table as a dataframe."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(self.data, columns=self.columns)
+
+    def iterrows(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the number and the values of each row."""
+        yield from enumerate(self.data)
+
+    def records(self, begin: int = 0) -> list[dict[str, Any]]:
+        """Return the rows from one on, as dicts to record."""
+        names = [str(column) for column in self.columns]
+        return [{name: _cell(value) for name, value in zip(names, row, strict=False)} for row in self.data[begin:]]
+
+
+def _cell(value: Any) -> Any:
+    return f"[{type(value).__name__}]" if isinstance(value, (Media, Table, Histogram)) else value

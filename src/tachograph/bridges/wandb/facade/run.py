@@ -1,0 +1,644 @@
+"""The run that `wandb.init` returns: W&B's interface over a run of ours.
+
+Rows. W&B collects the values of a step into a row: ``log(values)`` completes the row and moves on to the next step,
+``log(values, commit=False)`` adds to the row, ``log(values, step=n)`` moves on to the row of a step and leaves it open.
+Here, values with a step are recorded at once, and readers join the rows of a step. Values that were added with
+``commit=False`` are held back until the row is completed.
+"""
+
+from __future__ import annotations
+
+import glob as globbing
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from gc import is_tracked
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tachograph._base.files import make_folder, make_link
+from tachograph._base.guard import guard, warn
+from tachograph.bridges.drop_in import AtTheEnd, NotRecorded, as_number, as_scalar, histogram, log_histogram, num_values
+from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
+from tachograph.bridges.wandb.facade.config import RunConfig
+from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
+from tachograph.bridges.wandb.facade.errors import UnsupportedError
+from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, with_step_metrics
+from tachograph.bridges.wandb.facade.plot import CustomChart
+from tachograph.bridges.wandb.facade.summary import WandbSummary
+from tachograph.recorder import Run
+from tachograph.records import AlertRecord, is_array
+
+__all__ = ["AlertLevel", "DisabledWandbRun", "WandbRun"]
+
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+_MAX_LIST = 32
+_SEVERITIES = {"INFO": "info", "WARN": "warning", "ERROR": "critical"}
+
+
+class AlertLevel(Enum):
+    """Levels of `alert`."""
+
+    INFO = "INFO"
+    WARN = "WARN"
+    ERROR = "ERROR"
+
+
+class WandbRun:
+    """A run, with the attributes and methods of W&B's. What has no meaning here warns once or raises."""
+
+    __slots__ = (
+        "_alert_times",
+        "_config",
+        "_entity",
+        "_group",
+        "_held",
+        "_id",
+        "_is_finished",
+        "_is_ours",
+        "_is_plain",
+        "_job_type",
+        "_last",
+        "_metrics",
+        "_name",
+        "_not_recorded",
+        "_notes",
+        "_num_alerts",
+        "_on_finish",
+        "_project",
+        "_run",
+        "_start_s",
+        "_step",
+        "_summary",
+        "_tags",
+        "_told",
+        "settings",
+    )
+
+    disabled = False
+    offline = True
+    sweep_id = None
+    sweep_url = None
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        id: str,  # noqa: A002 - the name of the original
+        config: Mapping[str, Any],
+        is_ours: bool,
+        on_finish: Any,
+        settings: Any = None,
+        name: str | None = None,
+        project: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        notes: str | None = None,
+        tags: Sequence[str] = (),
+        first_step: int = 0,
+    ) -> None:
+        self._run = run
+        self._id = id
+        self._name = name or run.name
+        self._project = project or "uncategorized"
+        self._entity = entity or ""
+        self._group = group or ""
+        self._job_type = job_type or ""
+        self._notes = notes
+        self._tags = tuple(tags)
+        self._start_s = time.time()
+        self._config = RunConfig(config, run.update_config)
+        self._last: dict[str, Any] = {}
+        self._is_plain = True
+        self._summary = WandbSummary(self._last, run.log_summary, lambda: self._step - 1, self._start_s)
+        self._not_recorded = NotRecorded(run)
+        self._metrics: list[DefinedMetric] = []
+        self._held: dict[str, Any] = {}
+        self._step = first_step
+        self._is_finished = False
+        self._is_ours = is_ours
+        self._on_finish = on_finish
+        self._told: set[str] = set()
+        self._alert_times: dict[str, float] = {}
+        self._num_alerts = 0
+        AtTheEnd(run, self._flush)
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<wandb.Run {self._name!r} recorded to {self._run.path!r}>"
+
+    # Attributes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The id, by which `resume` finds the run."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = str(name)
+        self._run.update_config({"wandb_name": self._name})
+
+    @property
+    def project(self) -> str:
+        """The project."""
+        return self._project
+
+    def project_name(self) -> str:
+        """Return the project, as older code asks for it."""
+        return self._project
+
+    @property
+    def entity(self) -> str:
+        """The entity as it was given; it has no meaning here."""
+        return self._entity
+
+    @property
+    def group(self) -> str:
+        """The group."""
+        return self._group
+
+    @property
+    def job_type(self) -> str:
+        """The type of job."""
+        return self._job_type
+
+    @property
+    def notes(self) -> str | None:
+        """The notes."""
+        return self._notes
+
+    @notes.setter
+    def notes(self, notes: str) -> None:
+        self._notes = notes
+        self._run.event("wandb_notes", notes=notes)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags."""
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Sequence[str]) -> None:
+        self._tags = tuple(tags)
+        self._run.event("wandb_tags", tags=list(self._tags))
+
+    @property
+    def config(self) -> RunConfig:
+        """The config."""
+        return self._config
+
+    @property
+    def config_static(self) -> RunConfig:
+        """A copy of the config."""
+        return RunConfig(self._config.as_dict())
+
+    @property
+    def summary(self) -> WandbSummary:
+        """The summary."""
+        return self._summary
+
+    @property
+    def step(self) -> int:
+        """The step of the current row."""
+        return self._step
+
+    @property
+    def starting_step(self) -> int:
+        """The first step of a new run."""
+        return 0
+
+    @property
+    def start_time(self) -> float:
+        """When the run started, in seconds since the epoch."""
+        return self._start_s
+
+    @property
+    def resumed(self) -> bool:
+        """Whether earlier attempts are in the same run."""
+        return self._run.resumed
+
+    @property
+    def path(self) -> str:
+        """Project and id."""
+        return "/".join(filter(None, (self._entity, self._project, self._id)))
+
+    @property
+    def url(self) -> str:
+        """The folder of the run: there is no page on the web."""
+        return self._run.path or ""
+
+    def get_url(self) -> str:
+        """Return the same as `url`, as older code asks for it."""
+        return self.url
+
+    @property
+    def project_url(self) -> str:
+        """The folder of all runs."""
+        return os.path.dirname(self.url)
+
+    def get_project_url(self) -> str:
+        """Return the same as `project_url`, as older code asks for it."""
+        return self.project_url
+
+    @property
+    def dir(self) -> str:
+        """A folder for files of the run; created on first use."""
+        if self._run.folder is None:
+            return tempfile.gettempdir()
+        files = self._run.folder.path / "files"
+        with guard("creating a folder"):
+            make_folder(files, below=self._run.folder.path)
+        return str(files)
+
+    # Logging -------------------------------------------------------------------------------------------------------
+
+    def log(
+        self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: bool | None = None
+    ) -> None:
+        """Record a row of values; see the module. Never raises."""
+        # The fast path. A dict that the garbage collector does not track holds only numbers and texts.
+        if self._is_plain and step is None and commit is None and type(data) is dict and not is_tracked(data):
+            number = self._step
+            self._run.log(data, number if "global_step" not in data else _own_step(data, number))
+            self._step = number + 1
+            self._last.update(data)
+            return
+        with guard("logging a row"):
+            self._log(data, step, commit)
+            self._is_plain = not (self._held or self._metrics or self._is_finished)
+
+    def _log(self, data: Any, step: Any, commit: bool | None) -> None:
+        if self._is_finished:
+            self._tell_once("log", "the run has finished; further values are dropped")
+            return
+        if not isinstance(data, Mapping):
+            self._run.report_error("value_not_stored", "log", f"expected a dict, got {type(data).__name__}")
+            return
+        if step is not None:
+            number = _integer(step)
+            if number is None:
+                self._run.report_error("value_not_stored", "step", f"step={step!r:.80} is not an integer")
+            step = number
+        if step is None and commit is False:
+            self._held.update({name: _copied(value) for name, value in data.items()})
+        elif step is None:
+            row = self._take_held(data)
+            self._write(_own_step(row, self._step), row)
+            self._step += 1
+        else:
+            self._log_at(step, dict(data), bool(commit))
+
+    def _log_at(self, step: int, row: dict[str, Any], commit: bool) -> None:
+        """Record values of a step."""
+        if step < self._step - 1:
+            self._tell_once("log(step=…)", "steps go back; the values are kept, W&B would drop them")
+        if commit:
+            row = self._take_held(row)
+        elif self._held and step > self._step:
+            self._write(self._step, self._take_held({}))
+        if row:
+            self._write(step, row)
+        self._step = max(self._step, step + 1 if commit else step)
+
+    def _take_held(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        held, self._held = self._held, {}
+        return {**held, **row}
+
+    def _write(self, step: int, row: dict[str, Any]) -> None:
+        row = with_step_metrics(row, self._metrics, self._summary)
+        for metric in self._metrics:
+            if metric.summary and metric.name.endswith("*"):
+                self._define_summaries(metric, row)
+        values = self._recorded(row, "", step)
+        if values.get("global_step", step) != step:
+            values["global_step_"] = values.pop("global_step")  # the record has a step of its own
+        if values:
+            self._run.log(values, step)
+        self._summary.add_row({name: _copied(value) for name, value in values.items()})
+
+    def _recorded(self, row: Mapping[Any, Any], prefix: str, step: int) -> dict[str, Any]:
+        """Return the values of a row that belong into a step record; record the others in their own way."""
+        kept: dict[str, Any] = {}
+        for key, value in row.items():
+            name = str(key)
+            if type(value) in _NUMBERS:
+                kept[name] = value
+            elif isinstance(value, Mapping):
+                if inner := self._recorded(value, f"{prefix}{name}/", step):
+                    kept[name] = inner
+            elif not self._record_rich(f"{prefix}{name}", value, step):
+                kept[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
+        return kept
+
+    def _record_rich(self, name: str, value: Any, step: int) -> bool:
+        """Record a value that is more than a number; return whether it was one."""
+        if isinstance(value, CustomChart):
+            self._run.event("chart", step=step, tag=name, kind=value.kind, title=value.title, **value.fields)
+            value = value.table
+        if isinstance(value, Table):
+            # A table that is logged again has grown: only the new rows are recorded.
+            begin = value.num_recorded.get((self._id, name), 0)
+            self._run.log_completions(value.records(begin), step=step, table=name)
+            value.num_recorded[self._id, name] = len(value.data)
+        elif isinstance(value, Histogram):
+            more = {"num_not_finite": value.num_not_finite} if value.num_not_finite else {}
+            log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
+        elif isinstance(value, Media):
+            self._not_recorded.count(type(value).__name__, "this kind of data is not recorded")
+        elif isinstance(value, (list, tuple)) and any(isinstance(one, (Media, Table, Histogram)) for one in value):
+            for place, one in enumerate(value):
+                self._record_rich(f"{name}/{place}", one, step)
+        elif is_array(value) and num_values(value) > _MAX_LIST:
+            counts, edges, num_not_finite = histogram(value, _MAX_LIST)
+            log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
+        else:
+            return False
+        return True
+
+    def define_metric(
+        self,
+        name: str,
+        step_metric: str | DefinedMetric | None = None,
+        step_sync: bool | None = None,
+        hidden: bool | None = None,
+        summary: str | None = None,
+        goal: str | None = None,
+        overwrite: bool | None = None,
+    ) -> DefinedMetric:
+        """Choose the x axis and the summary of a metric, or of all metrics that start like ``name*``.
+
+        Raises:
+            Error: if an argument is invalid.
+        """
+        metric = define(name, step_metric, summary, goal, hidden)
+        self._metrics = [known for known in self._metrics if known.name != metric.name] + [metric]
+        self._is_plain = False
+        if metric.summary and not metric.name.endswith("*"):
+            self._define_summary(metric.name, metric)
+        kinds = list(metric.summary) or None
+        fields: dict[str, Any] = {**metric._asdict(), "name": None, "metric": metric.name, "summary": kinds}
+        self._run.event("define_metric", **{key: value for key, value in fields.items() if value is not None})
+        return metric
+
+    def _define_summary(self, name: str, metric: DefinedMetric) -> None:
+        if metric.summary not in (("last",), ("copy",)):  # which is the last value anyway
+            self._summary.define(name, metric.summary, metric.goal)
+
+    def _define_summaries(self, metric: DefinedMetric, row: Mapping[str, Any]) -> None:
+        for name in row:
+            key = f"summary of {name}"
+            if metric.matches(str(name)) and key not in self._told:
+                self._told.add(key)
+                self._define_summary(str(name), metric)
+
+    def alert(
+        self, title: str, text: str = "", level: str | AlertLevel | None = None, wait_duration: Any = None
+    ) -> None:
+        """Open an alert in the run, which is sent like those of rules; the same title once per `wait_duration`."""
+        with guard("recording an alert"):
+            wait_s = wait_duration.total_seconds() if hasattr(wait_duration, "total_seconds") else wait_duration or 60
+            now_s = time.monotonic()
+            if now_s - self._alert_times.get(title, -float("inf")) < wait_s:
+                return
+            self._alert_times[title] = now_s
+            self._num_alerts += 1
+            name = level.value if isinstance(level, AlertLevel) else str(level or "INFO").upper()
+            record = AlertRecord(
+                id=f"user-{self._num_alerts}",
+                rule="user",
+                status="opened",
+                severity=_SEVERITIES.get(name, "info"),
+                title=str(title),
+                message=str(text) or None,
+                global_step=self._step,
+            ).to_record()
+            self._run.add_record("alert", {key: value for key, value in record.items() if key != "event"})
+
+    # Files ---------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        glob_str: str | os.PathLike[str] | None = None,
+        base_path: str | os.PathLike[str] | None = None,
+        policy: str = "live",
+        glob: bool = True,
+    ) -> list[str]:
+        """Link files into the folder of the run; return the paths of the links."""
+        links: list[str] = []
+        with guard("linking files"):
+            if glob_str is None or self._run.folder is None:
+                return links
+            pattern = os.fspath(glob_str)
+            base = os.path.abspath(base_path) if base_path else None
+            folder = Path(self.dir)
+            for found in globbing.glob(pattern, recursive=True) if glob else [pattern]:
+                source = Path(os.path.abspath(found))
+                relative = Path(os.path.relpath(source, base)) if base else Path(source.name)
+                if ".." in relative.parts or not source.exists():
+                    continue
+                make_folder(folder / relative.parent, below=self._run.folder.path)
+                link = folder / relative
+                if not os.path.lexists(link):
+                    make_link(link, source, below=self._run.folder.path)
+                links.append(str(link))
+        return links
+
+    def log_artifact(
+        self,
+        artifact_or_path: Any,
+        name: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name of the original
+        aliases: Sequence[str] | None = None,
+        **_options: Any,
+    ) -> LoggedArtifact:
+        """Record an artifact: its name, type, metadata and the paths of its files."""
+        artifact = artifact_or_path
+        if not isinstance(artifact, LoggedArtifact):
+            path = os.fspath(artifact_or_path)
+            artifact = LoggedArtifact(name or f"run-{self._id}-{os.path.basename(path)}", type or "unspecified")
+            artifact.add_file(path)
+        artifact.aliases = list(aliases or ["latest"])
+        with guard("recording an artifact"):
+            fields: dict[str, Any] = {**vars(artifact), "name": None, "artifact": artifact.name}
+            self._run.event("artifact", **{key: value for key, value in fields.items() if value})
+        return artifact
+
+    upsert_artifact = finish_artifact = log_artifact
+
+    def log_model(
+        self, path: Any, name: str | None = None, aliases: Sequence[str] | None = None, **_options: Any
+    ) -> None:
+        """Record a model as an artifact."""
+        self.log_artifact(path, name, "model", aliases)
+
+    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
+        """Return an artifact that a run on this machine has logged, by its name, and record that this run uses it.
+
+        Raises:
+            CommError: if there is none.
+        """
+        artifact = artifact_or_name
+        if not isinstance(artifact, LoggedArtifact):
+            log_dir = self._run.folder.path.parent if self._run.folder is not None else self._run.settings.log_dir
+            artifact = find_artifact(log_dir, str(artifact_or_name))
+        with guard("recording the use of an artifact"):
+            self._run.event("artifact_used", artifact=artifact.name, version=artifact.version, paths=artifact.paths)
+        return artifact
+
+    def use_model(self, name: str, *_arguments: Any, **_options: Any) -> str:
+        """Return the path of a model that a run on this machine has logged."""
+        artifact = self.use_artifact(name)
+        is_file = len(artifact.paths) == 1 and not os.path.isdir(artifact.paths[0])
+        return str(artifact.file() if is_file else artifact.download())
+
+    def restore(self, name: str, *_arguments: Any, **_options: Any) -> Any:
+        """Raise, because files are not stored."""
+        raise UnsupportedError(f"restore({name!r:.80}): files are not stored; open the file yourself")
+
+    # What only warns -----------------------------------------------------------------------------------------------
+
+    def watch(self, models: Any = None, *_arguments: Any, **_options: Any) -> list[Any]:
+        """Warn once: gradients are not recorded this way."""
+        self._tell_once("watch", "gradients are not recorded; tachograph.watch(model, optimizer) records their norm")
+        return []
+
+    def unwatch(self, models: Any = None) -> None:
+        """Do nothing."""
+
+    def log_code(self, *_arguments: Any, **_options: Any) -> None:
+        """Warn once: the commit is recorded, the code is not."""
+        self._tell_once("log_code", "code is not stored; the run has the git commit")
+
+    def link_artifact(self, *_arguments: Any, **_options: Any) -> None:
+        """Warn once: there is no registry."""
+        self._tell_once("link_artifact", "there is no registry of models")
+
+    link_model = link_artifact
+
+    def mark_preempting(self) -> None:
+        """Record that the process is about to be stopped."""
+        self._run.event("preempting")
+
+    def display(self, *_arguments: Any, **_options: Any) -> bool:
+        """Warn once: a notebook cannot show the run; `tacho ui` does."""
+        self._tell_once("display", "run `tacho ui` to see the run")
+        return False
+
+    def to_html(self, *_arguments: Any, **_options: Any) -> str:
+        """Return the path of the run."""
+        return self.url
+
+    def status(self) -> Any:
+        """Return nothing: there is nothing to synchronise."""
+        return None
+
+    def pin_config_keys(self, *_arguments: Any, **_options: Any) -> None:
+        """Do nothing."""
+
+    def _label(self, *_arguments: Any, **_options: Any) -> None:
+        """Do nothing: the Trainer of Hugging Face tells W&B its name here."""
+
+    def write_logs(self, text: str) -> None:
+        """Record a text as an event."""
+        self._run.event("text", tag="logs", text=text)
+
+    def _tell_once(self, what: str, why: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            warn("wandb.%s: %s", what, why)
+
+    # The end -------------------------------------------------------------------------------------------------------
+
+    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
+        """End the run; it has failed if the exit code is not zero."""
+        self._finish(None, exit_code)
+
+    def join(self, exit_code: int | None = None) -> None:
+        """End the run, as older code does."""
+        self.finish(exit_code)
+
+    def _finish(self, error: BaseException | None, exit_code: int | None = None) -> None:
+        if self._is_finished:
+            return
+        with guard("finishing a run"):
+            self._flush()
+        self._is_finished, self._is_plain = True, False
+        if self._is_ours and exit_code:
+            self._run.finish("failed", reason=f"exit code {exit_code}")
+        elif self._is_ours:
+            self._run.__exit__(None if error is None else type(error), error, None)
+        self._on_finish(self)
+
+    def _flush(self) -> None:
+        """Record what is held back, and the aggregates. Called when the run ends, however it ends."""
+        if self._is_finished:
+            return
+        if self._held:
+            self._write(self._step, self._take_held({}))
+        results = self._summary.take_results()
+        if results:
+            self._run.log_summary(results)
+
+    def __enter__(self) -> WandbRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._finish(error)
+
+
+class DisabledWandbRun(WandbRun):
+    """A run that is not recorded: only its config and its summary can be read."""
+
+    __slots__ = ()
+
+    disabled = True
+
+    def log(
+        self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: bool | None = None
+    ) -> None:
+        """Remember the values for the summary."""
+        if type(data) is dict and not is_tracked(data):
+            self._last.update(data)
+        elif isinstance(data, Mapping):
+            self._last.update({name: _copied(value) for name, value in data.items()})
+
+    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
+        """Return an empty artifact."""
+        return (
+            artifact_or_name
+            if isinstance(artifact_or_name, LoggedArtifact)
+            else LoggedArtifact(str(artifact_or_name), "")
+        )
+
+
+def _own_step(row: Mapping[str, Any], step: int) -> int:
+    """Return the `global_step` in a row, if it has one: it is what a row of W&B is plotted against then."""
+    number = _integer(row.get("global_step"))
+    return step if number is None else number
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        number = as_number(value)
+        return int(number) if number is not None and int(number) == number else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor or array: its owner may change it, and a loss would keep its graph alive."""
+    if hasattr(value, "detach"):
+        return value.detach().clone()
+    return value.copy() if is_array(value) and hasattr(value, "copy") else value

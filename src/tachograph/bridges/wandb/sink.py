@@ -1,0 +1,150 @@
+"""Weights & Biases: metrics, config, summary, samples, alerts and state of a run.
+
+Steps are sent as the metric `global_step`, which the charts use as their x-axis: W&B's own step may only increase, but
+the steps of a resumed run may start again from an earlier checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import deque
+from typing import Any
+
+import wandb
+
+from tachograph._base.files import make_folder
+from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.journal import RunFolder
+from tachograph.records import CONFIG_CHANGED, SUMMARY
+from tachograph.sinks import scalar_metrics
+
+__all__ = ["WandbSink", "client_settings"]
+
+_MODES = ("online", "offline", "disabled", "shared")
+_ALERT_LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
+_MAX_TABLE_ROWS = 1_000
+
+
+def client_settings(pid: int, **more: Any) -> wandb.Settings:
+    """Return settings for a client that prints nothing.
+
+    Args:
+        pid: the training process, which W&B measures.
+        more: further settings; those that this version of W&B does not have are left out.
+    """
+    program = sys.argv[0] if sys.argv else ""
+    settings: dict[str, Any] = {"silent": True, "console": "off", "program": program, "x_stats_pid": pid, **more}
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
+
+
+class WandbSink:
+    """Sends a run to W&B. What is not given here comes from W&B's own environment variables.
+
+    Args:
+        project: the W&B project; `WANDB_PROJECT` or "tachograph" if not given.
+        entity: the user or team that owns the project.
+        mode: `online`, `offline` (keeps everything on this machine), `shared` or `disabled`.
+        group: groups runs in the W&B interface.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        for option, value in {"project": project, "entity": entity, "mode": mode, "group": group}.items():
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
+        if mode is not None and mode not in _MODES:
+            raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}{did_you_mean(mode, _MODES)}")
+        self._project = project
+        self._entity = entity
+        self._mode: Any = mode
+        self._group = group
+        self._run: Any = None
+        self._rows: dict[str, deque[dict[str, Any]]] = {}
+        self._status = "crashed"  # unless an `end` record follows
+        # The training code may use W&B itself. Its service ends with the training process, before this one.
+        os.environ.pop("WANDB_SERVICE", None)
+
+    def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
+        """Start or resume the W&B run with the same id."""
+        with contextlib.suppress(Exception):  # a run that failed may also fail to finish
+            self.close()
+        make_folder(folder.path / "wandb", below=folder.path)  # wandb would follow a link
+        self._run = wandb.init(
+            project=self._project or os.environ.get("WANDB_PROJECT", "tachograph"),
+            entity=self._entity,
+            mode=self._mode,
+            group=self._group,
+            id=start.get("run_id"),
+            name=folder.name,
+            config=start.get("config") or {},
+            tags=start.get("tags") or [],
+            notes=str(start["notes"]) if start.get("notes") else None,
+            dir=str(folder.path),
+            resume="allow",
+            reinit="create_new",
+            settings=client_settings(os.getppid()),
+        )
+        self._run.define_metric("global_step")
+        self._run.define_metric("*", step_metric="global_step")
+
+    def write(self, records: list[dict[str, Any]]) -> None:
+        """Log the numbers, tables and histograms of each record; pass on config, results and alerts."""
+        for record in records:
+            if record["event"] in {"start", "end"}:
+                self._status = str(record.get("status", "crashed"))
+            values: dict[str, Any] = scalar_metrics(record)
+            if record["event"] == "completions":
+                values = self._table(record)
+            elif record["event"] == "event":
+                values = self._values_of_event(record)
+            elif record["event"] == "alert" and record.get("status") == "opened":
+                level = _ALERT_LEVELS.get(str(record.get("severity")), "WARN")
+                self._run.alert(title=str(record.get("title")), text=str(record.get("message") or ""), level=level)
+            if values:
+                if isinstance(record.get("global_step"), int):
+                    values["global_step"] = record["global_step"]
+                self._run.log(values)
+
+    def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return what to log for an event; pass on changes of the config and results of the run."""
+        name = record.get("name")
+        if name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
+            self._run.config.update(record["config"], allow_val_change=True)
+        elif name == SUMMARY and isinstance(record.get("summary"), dict):
+            self._run.summary.update(record["summary"])
+        elif name == "histogram" and record.get("counts"):
+            with contextlib.suppress(ValueError, TypeError):  # not from us
+                return {str(record.get("tag")): wandb.Histogram(np_histogram=(record["counts"], record["edges"]))}
+        return {}
+
+    def _table(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return samples as a table. W&B shows the last one, so it has the latest samples of earlier records, too."""
+        name = str(record.get("table", "completions"))
+        rows = self._rows.setdefault(name, deque(maxlen=_MAX_TABLE_ROWS))
+        rows.extend(row for row in record.get("rows") or () if isinstance(row, dict))
+        columns: list[Any] = list(dict.fromkeys(column for row in rows for column in row))
+        table = wandb.Table(columns=columns, allow_mixed_types=True)
+        for row in rows:
+            table.add_data(*(_cell(row.get(column)) for column in columns))
+        return {name: table} if columns else {}
+
+    def close(self) -> None:
+        """Finish the W&B run with the state that the run ended in."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish(exit_code=0 if self._status == "finished" else 1)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that a table of W&B accepts next to others of its column."""
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
