@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
-from tachograph import spans
+from tachograph import one_logger
 from tachograph._init import check_config
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError, ControlError
@@ -381,15 +381,15 @@ def test_disabled_run_leaves_nothing(tmp_path, script, setting):
 def test_callbacks_of_a_disabled_run(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TACHO_MODE", "disabled")
-    names = [name for name in spans.__all__ if name.startswith("on_")]
+    names = [name for name in one_logger.__all__ if name.startswith("on_")]
     assert len(names) == 25
-    spans.on_app_start()
+    one_logger.on_app_start()
     run = tachograph.current_run()
     for name in sorted(names, key=lambda name: (name.endswith("_end"), name)):  # all starts first
         if not name.startswith("on_app"):
-            span = getattr(spans, name)()
+            span = getattr(one_logger, name)()
             assert span is None or (span.active and span.add_attribute("a", 1))
-    spans.on_app_end()
+    one_logger.on_app_end()
     assert run.status == "finished"
     assert not caplog.records
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from rich.console import Console
 import tachograph as tacho
 from benchmarks.measure import Spread
 from benchmarks.report import Report, time_text
-from tachograph import spans, wandb
+from tachograph import one_logger, wandb
 
 __all__ = ["measure_disabled"]
 
@@ -109,8 +109,8 @@ def _names() -> Iterator[dict[str, Any]]:
             "log": tacho.log,
             "make": lambda: empty,
             "metrics": _METRICS,
-            "on_end": spans.on_training_single_iteration_end,
-            "on_start": spans.on_training_single_iteration_start,
+            "on_end": one_logger.on_training_single_iteration_end,
+            "on_start": one_logger.on_training_single_iteration_start,
             "profiled": tacho.profile_function(lambda: None),
             "rows": [{"completion": "x"}],
             "run": run,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tachograph as tacho
 from benchmarks.child import run_as_child
 from benchmarks.measure import Burst, Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
-from tachograph import spans
+from tachograph import one_logger
 
 __all__ = ["SPANS", "iterations"]
 
@@ -59,7 +59,7 @@ def _custom_spans(rows: Rows, first_step: int) -> None:
 
 
 def _callbacks(rows: Rows, first_step: int) -> None:
-    start, end = spans.on_training_single_iteration_start, spans.on_training_single_iteration_end
+    start, end = one_logger.on_training_single_iteration_start, one_logger.on_training_single_iteration_end
     for _step, _metrics in enumerate(rows, first_step):
         start()
         end()

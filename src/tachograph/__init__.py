@@ -7,7 +7,7 @@ Example:
     ...         run.log({"train_loss": 1 / (step + 1)}, step=step)
     >>> tacho.read("logs/greyjacket").series("train_loss").values
 
-One Logger's `on_*` callbacks are in `tachograph.spans` and, with the rest of its API, in `tachograph.one_logger`.
+One Logger's API, with its `on_*` callbacks, is in `tachograph.one_logger`.
 """
 
 from __future__ import annotations

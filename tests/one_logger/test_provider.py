@@ -271,7 +271,7 @@ def test_reset_detaches_from_foreign_run(configure, provider, logs):
                 pass
             recorder = provider.recorder
             provider.reset()
-            assert not recorder.propagate_exceptions
+            assert not recorder.span_recorder.propagate_exceptions
     assert [record["name"] for record in exported() if record["type"] == "complete"] == ["one", "two"]
 
 
@@ -404,7 +404,7 @@ def test_configure_attaches_to_the_run_of_a_recorder(provider, logs):
     config = OneLoggerConfig(application_name="app", session_tag_or_fn="session", world_size_or_fn=1)
     with tachograph.init("one", log_dir=str(logs)) as one, tachograph.init("two", log_dir=str(logs)):
         provider.configure(config, recorder_of(one))
-        assert recorder_of(one).identity["session_tag"] == "session"
+        assert recorder_of(one).application_attributes["session_tag"] == "session"
         provider.reset()
 
 

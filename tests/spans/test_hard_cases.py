@@ -13,8 +13,8 @@ from tachograph import (
     application,
     checkpoint_save,
     forward,
+    one_logger,
     set_training_config,
-    spans,
     timed_span,
     training_iteration,
     training_loop,
@@ -23,7 +23,7 @@ from tachograph.cli._show import summary
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.reader import read
 from tachograph.records import to_json
-from tachograph.spans import Attributes, Event, TracingTimestamp, get_recorder, recorder_of
+from tachograph.spans import Attributes, Event, get_recorder
 from tests.conftest import HANG_S, lines_of
 
 SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
@@ -188,7 +188,7 @@ def test_exception_without_readable_message_is_recorded(tacho_run):
     assert "message unreadable" in str(tacho_run.records)
     with timed_span("y") as after:
         assert after.parent_span is None
-    get_recorder().error(after, "m", Unreadable())
+    one_logger.get_recorder().error(after, "m", Unreadable())
 
 
 def test_nested_application_stays_in_outer_run(tmp_path, monkeypatch):
@@ -310,8 +310,8 @@ def test_repeated_checkpoint_report_adds_no_progress(tacho_run):
             if step == 2:
                 with checkpoint_save(2):
                     pass
-        spans.on_save_checkpoint_success(2)
-        spans.on_save_checkpoint_success(5)  # without a start callback
+        one_logger.on_save_checkpoint_success(2)
+        one_logger.on_save_checkpoint_success(5)  # without a start callback
     saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
     assert [record["productive_train_iterations"] for record in saved] == [3, 3, 3]
 
@@ -354,28 +354,6 @@ def test_checkpoint_after_last_window_is_reported(tacho_run):
     assert (rest["window/iterations"], rest["window/sec"], rest["window/share_checkpoint"]) == (0, 5.0, 1.0)
     assert len(updates(tacho_run.records)) == 1
     assert first["window/sec"] == 2.0
-
-
-def test_timestamp_objects_set_start_and_stop(logs):
-    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
-        recorder = recorder_of(run)
-        now = TracingTimestamp.now()
-        wall_only = TracingTimestamp(now.seconds_since_epoch - 5, 0.0)
-        span = recorder.start("x", start_time=wall_only)
-        recorder.stop(span, stop_time=now)
-        assert span.duration_msec() == pytest.approx(5000, abs=100)
-        recorder.event(recorder.current, Event.create("e", {"a": 1}, wall_only))
-    assert [record["a"] for record in lines_of(logs / "x") if record.get("name") == "e"] == [1]
-
-
-@pytest.mark.expects_faults
-@pytest.mark.parametrize("bad", [5.0, "now", TracingTimestamp(float("nan"), float("nan"))])
-def test_invalid_start_time_is_reported_and_ignored(logs, bad):
-    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
-        span = recorder_of(run).start("x", start_time=bad)
-        recorder_of(run).stop(span)
-    assert span.duration_msec() < HANG_S * 1000
-    assert [record["event"] for record in lines_of(logs / "x")].count("telemetry_error") == 1
 
 
 @pytest.mark.expects_faults
@@ -594,8 +572,8 @@ def test_finished_runs_are_garbage_collected():
         watch(run, hooks=False)
         iteration = training_iteration()
         with training_loop(0):
-            spans.on_training_single_iteration_start()
-            spans.on_training_single_iteration_end()
+            one_logger.on_training_single_iteration_start()
+            one_logger.on_training_single_iteration_end()
             with iteration, iteration:
                 pass
         run.finish()
@@ -663,7 +641,7 @@ def test_thread_switches_to_new_current_run():
     iteration_open, run_switched = threading.Event(), threading.Event()
 
     def work() -> None:
-        spans.on_training_single_iteration_start()  # deliberately without its end callback
+        one_logger.on_training_single_iteration_start()  # deliberately without its end callback
         iteration_open.set()
         run_switched.wait(HANG_S)
         for _ in range(5):
@@ -686,9 +664,9 @@ def test_thread_switches_to_new_current_run():
 
 def test_child_stopped_after_parent_is_grouped_under_it(tacho_run, tmp_path):
     recorder = get_recorder()
-    outer, inner = recorder.start("outer"), recorder.start("inner")
-    recorder.stop(outer)
-    recorder.stop(inner)
+    outer, inner = timed_span("outer").start(), timed_span("inner").start()
+    recorder.close_span(outer)
+    recorder.close_span(inner)
     folder = tmp_path / "x"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in tacho_run.records))
@@ -706,11 +684,10 @@ def test_train_loss_takes_precedence_over_loss(tacho_run):
 @pytest.mark.expects_faults
 def test_unstopped_spans_are_bounded(logs):
     """A program that never stops its spans must not leak memory."""
-    with tachograph.init("x", log_dir=str(logs), csv=False, **SETTINGS) as run:
-        recorder = recorder_of(run)
+    with tachograph.init("x", log_dir=str(logs), csv=False, **SETTINGS):
         with application() as app:
             for _ in range(12_000):
-                span = recorder.start("forgotten")
+                span = timed_span("forgotten").start()
             depth, ancestor = 0, span
             while ancestor is not None:
                 ancestor, depth = ancestor._parent, depth + 1

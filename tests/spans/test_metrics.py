@@ -23,7 +23,8 @@ from tachograph import (
     zero_grad,
 )
 from tachograph.exceptions import ConfigError
-from tachograph.spans import get_recorder, on_save_checkpoint_end, on_save_checkpoint_start, on_save_checkpoint_success
+from tachograph.one_logger import on_save_checkpoint_end, on_save_checkpoint_start, on_save_checkpoint_success
+from tachograph.spans import get_recorder
 
 
 def updates(run, name="training_metrics_update"):

@@ -31,11 +31,7 @@ from tachograph import (
     validation_iteration,
     validation_loop,
 )
-from tachograph.spans import (
-    Attributes,
-    Event,
-    ExportCustomizationMode,
-    get_recorder,
+from tachograph.one_logger import (
     on_app_end,
     on_app_start,
     on_dataloader_init_end,
@@ -61,6 +57,12 @@ from tachograph.spans import (
     on_validation_single_iteration_end,
     on_validation_single_iteration_start,
     on_validation_start,
+)
+from tachograph.spans import (
+    Attributes,
+    Event,
+    ExportCustomizationMode,
+    get_recorder,
 )
 
 FOLDER = Path(__file__).parent / "snapshots"

@@ -316,12 +316,12 @@ def test_asyncio_tasks_have_separate_current_spans(tacho_run):
 
 def test_spans_may_stop_out_of_order(tacho_run):
     recorder = get_recorder()
-    outer = recorder.start("outer")
-    inner = recorder.start("inner")
-    recorder.stop(outer)
+    outer = timed_span("outer").start()
+    inner = timed_span("inner").start()
+    recorder.close_span(outer)
     with timed_span("next") as after:
         assert after.parent_span is inner  # still open
-    recorder.stop(inner)
+    recorder.close_span(inner)
     with timed_span("last") as last:
         assert last.parent_span is None
     assert {name: record.get("status", "ok") for name, record in finished_spans(tacho_run).items()} == {
@@ -330,9 +330,8 @@ def test_spans_may_stop_out_of_order(tacho_run):
 
 
 def test_finish_closes_open_spans(tacho_run):
-    recorder = get_recorder()
-    recorder.start("outer")
-    recorder.start("inner")
+    timed_span("outer").start()
+    timed_span("inner").start()
     tacho_run.clock.advance(2)
     tacho_run.finish()
     stopped = finished_spans(tacho_run)
@@ -345,7 +344,7 @@ def test_finish_closes_open_spans(tacho_run):
 def test_application_end_closes_only_inner_spans(tacho_run):
     with timed_span("around"):
         with application():
-            get_recorder().start("inside")
+            timed_span("inside").start()
         assert finished_spans(tacho_run)["inside"]["status"] == "left_open"
         assert "around" not in finished_spans(tacho_run)
     assert "status" not in finished_spans(tacho_run)["around"]
@@ -354,10 +353,10 @@ def test_application_end_closes_only_inner_spans(tacho_run):
 @pytest.mark.expects_faults
 def test_misuse_is_reported_once(tacho_run, caplog):
     recorder = get_recorder()
-    span = recorder.start("x")
-    recorder.stop(span)
+    span = timed_span("x").start()
+    recorder.close_span(span)
     for _ in range(3):
-        recorder.stop(span)
+        recorder.close_span(span)
     (error,) = records_of(tacho_run, "telemetry_error")
     assert "'x' has already stopped" in error["reason"]
     assert caplog.text.count("has already stopped") == 1
@@ -366,10 +365,10 @@ def test_misuse_is_reported_once(tacho_run, caplog):
 def test_misuse_raises_with_propagation(tacho_run):
     recorder = get_recorder()
     recorder.propagate_exceptions = True
-    span = recorder.start("x")
-    recorder.stop(span)
+    span = timed_span("x").start()
+    recorder.close_span(span)
     with pytest.raises(TachographError, match="has already stopped"):
-        recorder.stop(span)
+        recorder.close_span(span)
 
 
 # Target run ----------------------------------------------------------------------------------------------------------
@@ -419,7 +418,7 @@ def test_iteration_after_finish_goes_to_next_run():
         recorder_of(run)
         with training_iteration():
             run.clock.advance(0.25)
-        get_recorder().start("left open")
+        timed_span("left open").start()
         run.finish()
         update = [record for record in run.records if record.get("name") == "training_metrics_update"]
         assert [record["num_iterations"] for record in update] == [1]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from typing_extensions import assert_type
 
 import tachograph as tacho
-from tachograph import Control, Run, RunHistory, RunState, Span, spans
-from tachograph.one_logger import Attributes, Exporter, FileExporter, TrainingTelemetryProvider
+from tachograph import Control, Run, RunHistory, RunState, Span
+from tachograph.one_logger import Attributes, Exporter, FileExporter, TrainingTelemetryProvider, on_app_start
 from tachograph.usage import Count, ListOf, PostHog, Size, TelemetryManager, UsageConfig, send_errors
 
 
@@ -46,7 +46,7 @@ def span_types() -> None:
         app.add_attribute("a", [1, 2])
     with tacho.timed_span("x", Attributes({"b": 1})) as span:
         assert_type(span.parent_span, Span | None)
-    assert_type(spans.on_app_start(), Span)
+    assert_type(on_app_start(), Span)
 
     @tacho.timed_span("work")
     def work(number: int) -> str:

@@ -7,69 +7,18 @@ show` and all other readers find it, in addition to the output of the configured
 from typing import TYPE_CHECKING, Any
 
 from tachograph.exceptions import TachographError as OneLoggerError
-from tachograph.one_logger._config import (
-    LoggerConfig,
-    OneLoggerConfig,
-    OneLoggerErrorHandlingStrategy,
-    TelemetryConfig,
-    TrainingTelemetryConfig,
-)
-from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
-from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
-from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
-from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
-from tachograph.one_logger._recorder import DefaultRecorder
-from tachograph.one_logger._wandb_exporter import (
-    Config,
-    FlatMetricNamingStrategy,
-    HierarchicalMetricNamingStrategy,
-    MetricNamingStrategy,
-    WandBExporterAsync,
-    WandBExporterSync,
-)
-from tachograph.spans import (
-    DEFAULT_SPANS_EXPORT_BLACKLIST,
-    ApplicationType,
-    Attribute,
-    Attributes,
-    AttributeValue,
+from tachograph.one_logger._attribute_sets import (
     CheckpointSaveSpanAttributes,
-    CheckPointStrategy,
-    CheckPointType,
-    ErrorEvent,
-    Event,
-    ExportCustomizationMode,
-    NVTXColor,
     OneLoggerInitializationAttributes,
     SaveCheckpointSuccessEventAttributes,
-    Span,
-    StandardEventAttributeName,
-    StandardEventName,
-    StandardSpanAttributeName,
-    StandardSpanName,
-    StandardTrainingJobEventName,
-    StandardTrainingJobSpanName,
     SyncCheckpointMetricsUpdateAttributes,
-    TelemetryDataError,
     TestingMetricsUpdateAttributes,
-    Timer,
-    TracingTimestamp,
     TrainingLoopAttributes,
     TrainingMetricsUpdateAttributes,
-    TrainingRecorder,
     TrainingTelemetryAttributes,
     ValidationMetricsUpdateAttributes,
-    application,
-    backward,
-    checkpoint_finalization,
-    checkpoint_load,
-    checkpoint_save,
-    data_loading,
-    dataloader_init,
-    distributed_init,
-    forward,
-    get_recorder,
-    model_init,
+)
+from tachograph.one_logger._callbacks import (
     on_app_end,
     on_app_start,
     on_dataloader_init_end,
@@ -95,6 +44,58 @@ from tachograph.spans import (
     on_validation_single_iteration_end,
     on_validation_single_iteration_start,
     on_validation_start,
+)
+from tachograph.one_logger._config import (
+    LoggerConfig,
+    OneLoggerConfig,
+    OneLoggerErrorHandlingStrategy,
+    TelemetryConfig,
+    TrainingTelemetryConfig,
+)
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
+from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
+from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
+from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
+from tachograph.one_logger._names import ApplicationType, CheckPointType, NVTXColor
+from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
+from tachograph.one_logger._recorder import DefaultRecorder, TrainingRecorder, get_recorder
+from tachograph.one_logger._timer import Timer
+from tachograph.one_logger._wandb_exporter import (
+    Config,
+    FlatMetricNamingStrategy,
+    HierarchicalMetricNamingStrategy,
+    MetricNamingStrategy,
+    WandBExporterAsync,
+    WandBExporterSync,
+)
+from tachograph.spans import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    Attribute,
+    Attributes,
+    AttributeValue,
+    CheckPointStrategy,
+    Event,
+    EventName,
+    ExportCustomizationMode,
+    Span,
+    SpanName,
+    StandardEventAttributeName,
+    StandardEventName,
+    StandardSpanAttributeName,
+    StandardSpanName,
+    StandardTrainingJobEventName,
+    StandardTrainingJobSpanName,
+    TracingTimestamp,
+    application,
+    backward,
+    checkpoint_finalization,
+    checkpoint_load,
+    checkpoint_save,
+    data_loading,
+    dataloader_init,
+    distributed_init,
+    forward,
+    model_init,
     optimizer_init,
     optimizer_update,
     testing_iteration,
@@ -106,8 +107,6 @@ from tachograph.spans import (
     validation_loop,
     zero_grad,
 )
-from tachograph.spans._event import EventName
-from tachograph.spans._span import SpanName
 
 if TYPE_CHECKING:
     from tachograph.one_logger._lightning import TimeEventCallback as TimeEventCallback

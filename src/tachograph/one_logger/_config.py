@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.spans import ApplicationType, CheckPointStrategy
-from tachograph.spans._parameters import ParameterSource
+from tachograph.one_logger._names import ApplicationType
+from tachograph.spans import CheckPointStrategy, ParameterSource
 
 __all__ = [
     "LoggerConfig",
@@ -225,7 +225,7 @@ class TrainingTelemetryConfig(_Config):
         for name in ("global_batch_size_or_fn", "log_every_n_train_iterations"):
             if getattr(self, name) is None:
                 raise ConfigError(f"{name}=None: expected an integer above 0")
-        ParameterSource({}).update(self.parameters())  # raises if a value is invalid
+        ParameterSource().update(self.parameters())  # raises if a value is invalid
         if self.is_log_throughput_enabled_or_fn is True and self.flops_per_sample_or_fn is None:
             raise ConfigError(
                 "flops_per_sample_or_fn=None: throughput requires the FLOPs per sample; "
@@ -233,7 +233,7 @@ class TrainingTelemetryConfig(_Config):
             )
 
     def parameters(self) -> dict[str, Any]:
-        """Return them as arguments for `TrainingRecorder.configure`."""
+        """Return them as arguments for `SpanRecorder.configure`."""
         values = {name: getattr(self, name) for name in self.FIELDS}
         if not self.given("is_log_throughput_enabled_or_fn"):
             del values["is_log_throughput_enabled_or_fn"]  # then it is on if the FLOPs are known
@@ -258,7 +258,7 @@ class OneLoggerConfig(_Config):
         """Raise if a value, other than a function, is invalid."""
         if not isinstance(self.application_name, str) or not self.application_name.strip():
             raise ConfigError(f"application_name={self.application_name!r}: expected a name")
-        ParameterSource({}).update({"world_size_or_fn": self.world_size_or_fn})  # raises if it is invalid
+        ParameterSource().update({"world_size_or_fn": self.world_size_or_fn})  # raises if it is invalid
         if not isinstance(self.error_handling_strategy, OneLoggerErrorHandlingStrategy):
             raise ConfigError(
                 f"error_handling_strategy={self.error_handling_strategy!r}: "

@@ -9,7 +9,8 @@ import enum
 from abc import ABC, abstractmethod
 
 from tachograph.exceptions import TachographError
-from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
+from tachograph.spans import Event, Span
 
 __all__ = ["BaseExporter", "ExportError", "Exporter"]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tachograph._base.files import open_user_file, write_all
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import BaseExporter, ExportError
-from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.spans import Event, Span
 
 __all__ = ["BaseJsonExporter", "FileExporter", "LoggerExporter"]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.integration_run import RunOptions
-from tachograph.integrations.lightning import TachographCallback
-from tachograph.integrations.lightning._bases import imported_packages, lightning_class
-from tachograph.integrations.lightning._trainer_run import TrainerRun
-from tachograph.one_logger._provider import TrainingTelemetryProvider
-from tachograph.recorder import Run
-from tachograph.spans import (
-    Span,
+from tachograph.integrations.lightning import (
+    RunOptions,
+    TachographCallback,
+    TrainerRun,
+    imported_packages,
+    lightning_class,
+)
+from tachograph.one_logger._callbacks import (
     on_app_end,
     on_app_start,
     on_dataloader_init_end,
@@ -38,8 +38,10 @@ from tachograph.spans import (
     on_save_checkpoint_success,
     on_testing_end,
     on_testing_start,
-    recorder_of,
 )
+from tachograph.one_logger._provider import TrainingTelemetryProvider
+from tachograph.recorder import Run
+from tachograph.spans import Span, recorder_of
 
 __all__ = ["TimeEventCallback", "hook_trainer_cls", "trainer_class"]
 

@@ -35,8 +35,9 @@ from tachograph.bridges.otlp import (
     resolve_targets,
 )
 from tachograph.exceptions import ConfigError
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import BaseExporter, ExportError
-from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.spans import Event, Span
 
 __all__ = ["OTelExporter"]
 

@@ -21,19 +21,19 @@ from tachograph.exceptions import ConfigError, TachographError
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
 from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
 from tachograph.one_logger._exporter import Exporter
-from tachograph.one_logger._recorder import DefaultRecorder
+from tachograph.one_logger._recorder import DefaultRecorder, TrainingRecorder, get_recorder
 from tachograph.one_logger._relay import ExporterSink
 from tachograph.recorder import DisabledRun, Run, latest_run
 from tachograph.sinks import SinkDriver
 from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
-    TrainingRecorder,
-    get_recorder,
+    SpanFilter,
+    SpanRecorder,
+    metadata_texts,
     recorder_of,
+    set_run_factory,
 )
-from tachograph.spans._current import set_run_factory
-from tachograph.spans._filter import SpanFilter
 
 __all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
 
@@ -72,7 +72,7 @@ class TrainingTelemetryProvider:
         self._config: OneLoggerConfig | None = None
         self._run: Run | None = None
         """The run to attach to, if one was chosen."""
-        self._recorder: TrainingRecorder | None = None
+        self._recorder: SpanRecorder | None = None
         self._handlers: list[logging.Handler] = []
         self._drivers: list[SinkDriver] = []
         self._is_disabled = False
@@ -86,7 +86,7 @@ class TrainingTelemetryProvider:
             recorder.run.flush()
             for driver in self._drivers:
                 recorder.run.remove_follower(driver)
-            recorder.propagate_exceptions, recorder.identity = False, {}
+            recorder.propagate_exceptions, recorder.application_attributes = False, {}
             recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
         for handler in self._handlers:
             logging.getLogger("tachograph").removeHandler(handler)
@@ -177,7 +177,7 @@ class TrainingTelemetryProvider:
         self._filter = (export_customization_mode, span_name_filter)
         return self
 
-    def configure(self, config: OneLoggerConfig, recorder: TrainingRecorder | DefaultRecorder | None = None) -> None:
+    def configure(self, config: OneLoggerConfig, recorder: TrainingRecorder | SpanRecorder | None = None) -> None:
         """Set up telemetry in one call.
 
         Args:
@@ -187,7 +187,7 @@ class TrainingTelemetryProvider:
         Raises:
             ConfigError: if the config or the recorder is invalid.
         """
-        if recorder is not None and not isinstance(recorder, (TrainingRecorder, DefaultRecorder)):
+        if recorder is not None and not isinstance(recorder, (TrainingRecorder, SpanRecorder)):
             raise ConfigError(f"configure expects a DefaultRecorder, got {type(recorder).__name__}")
         self._start_building("configure")
         try:
@@ -243,7 +243,7 @@ class TrainingTelemetryProvider:
             values["logger_config"] = LoggerConfig(**values["logger_config"])
         return OneLoggerConfig(**values)
 
-    def _attach(self, _name: str | None) -> TrainingRecorder:
+    def _attach(self, _name: str | None) -> SpanRecorder:
         """Attach to the current run, or start one for this config."""
         config = self.config
         run = self._run or latest_run()
@@ -253,14 +253,15 @@ class TrainingTelemetryProvider:
         recorder = self._recorder = recorder_of(run)
         recorder.owns_run = is_ours
         recorder.propagate_exceptions = config.propagate_exceptions
-        recorder.identity = {
+        recorder.application_attributes = {
             "application_name": config.application_name,
             "session_tag": str(config.session_tag),
             "is_baseline_run": bool(config.is_baseline_run),
             "summary_data_schema_version": config.summary_data_schema_version,
-            "custom_metadata": config.custom_metadata or None,
             "enable_for_current_rank": bool(config.enable_for_current_rank),
         }
+        if config.custom_metadata:
+            recorder.application_attributes["custom_metadata"] = metadata_texts(config.custom_metadata)
         if self._filter is not None:
             recorder.customize_export(*self._filter)
         recorder.configure({"world_size": config.world_size_or_fn}, record="never")
@@ -277,7 +278,7 @@ class TrainingTelemetryProvider:
                 run.add_follower(driver)
         return recorder
 
-    def _attach_again(self, name: str | None) -> TrainingRecorder:
+    def _attach_again(self, name: str | None) -> SpanRecorder:
         """Start another run after the previous one; an exporter that fails to initialize is reported and removed."""
         ready = []
         for exporter in self._exporters:
@@ -341,7 +342,7 @@ class TrainingTelemetryProvider:
         run = latest_run()
         if self._config is None and (run is None or run.status != "running"):
             raise TachographError("there is no active run: call configure_provider() first, or tachograph.init(...)")
-        recorder = self.recorder
+        recorder = self.recorder.span_recorder
         # Before the application they belong to the application, which records them when it starts.
         record: Literal["now", "later"] = "now" if recorder.current.name else "later"
         recorder.configure(training_telemetry_config.parameters(), record=record)

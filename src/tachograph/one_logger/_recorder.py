@@ -1,4 +1,4 @@
-"""`DefaultRecorder`: exporters and a filter, for programs that pass a recorder to `OneLoggerProvider.configure`."""
+"""One Logger's recorders: its methods for spans, events and errors, on top of the span recorder of a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,107 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Any
 
+from tachograph import spans
+from tachograph.one_logger._error_events import ErrorEvent
 from tachograph.one_logger._exporter import Exporter
-from tachograph.spans import ExportCustomizationMode, get_recorder
-from tachograph.spans._filter import SpanFilter
+from tachograph.recorder import Run
+from tachograph.spans import (
+    Attributes,
+    Event,
+    ExportCustomizationMode,
+    Span,
+    SpanFilter,
+    SpanName,
+    SpanOptions,
+    SpanRecorder,
+    SpanScope,
+    TracingTimestamp,
+    attributes_of,
+)
 
-__all__ = ["DefaultRecorder"]
+__all__ = ["DefaultRecorder", "TrainingRecorder", "get_recorder"]
 
 
-class DefaultRecorder:
-    """Records into the current run, and has the same methods as `TrainingRecorder`.
+class TrainingRecorder:
+    """Records spans, events and errors into one run.
+
+    Args:
+        span_recorder: the span recorder of the run.
+    """
+
+    def __init__(self, span_recorder: SpanRecorder) -> None:
+        self._span_recorder = span_recorder
+
+    @property
+    def span_recorder(self) -> SpanRecorder:
+        """The span recorder of the run."""
+        return self._span_recorder
+
+    @property
+    def run(self) -> Run:
+        """The run it records into."""
+        return self.span_recorder.run
+
+    @property
+    def current(self) -> Span:
+        """The innermost open span of the run in the current context."""
+        return self.span_recorder.current
+
+    def start(
+        self,
+        span_name: SpanName,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+        parent_span: Span | None = None,
+    ) -> Span:
+        """Start a span, which becomes the current one."""
+        recorder = self.span_recorder
+        scope = SpanScope(span_name, SpanOptions(span_attributes, start_event_attributes))
+        return scope.start(recorder, recorder.times.of_timestamp(start_time, "start_time"), parent_span)
+
+    def stop(
+        self,
+        span: Span,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """Stop a span."""
+        recorder = self.span_recorder
+        stop_s = recorder.times.of_timestamp(stop_time, "stop_time")
+        recorder.close_span(span, stop_s, stop_attributes=stop_event_attributes)
+
+    def event(self, span: Span | Event, event: Event | None = None) -> Event:
+        """Record an event of a span, or of the current span if only the event is given."""
+        return self.span_recorder.event(span, event)
+
+    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
+        """Record an error of the training code in a span."""
+        event = ErrorEvent.create(error_message, exception)
+        self.event(span, event)
+        return event
+
+    def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
+        """Record that telemetry data is missing or invalid."""
+        recorder = self.span_recorder
+        with recorder.guarded("recording a telemetry error"):
+            fields: dict[str, Any] = {"kind": "telemetry_data_error", "field": "", "reason": error_message}
+            if attributes:
+                fields["attributes"] = attributes_of(attributes, recorder.report_misuse).to_json()
+            if recorder.run.status == "running":
+                recorder.run.add_record("telemetry_error", fields)
+
+    def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
+        """Return the open spans of a name, oldest first."""
+        return self.span_recorder.open_spans(span_name)
+
+    def close(self) -> None:
+        """Stop all open spans and stop recording."""
+        self.span_recorder.close()
+
+
+class DefaultRecorder(TrainingRecorder):
+    """Records into the current run, with exporters and a filter.
 
     The exporters and the filter take effect when it is passed to `OneLoggerProvider.configure`.
 
@@ -37,14 +129,22 @@ class DefaultRecorder:
         self.exporters = list(exporters)
         self.export_filter = (export_customization_mode, span_name_filter)
 
+    @property
+    def span_recorder(self) -> SpanRecorder:
+        """The span recorder of the current span, else of the current run."""
+        return spans.get_recorder()
+
     def close(self) -> None:
         """Stop all open spans, and finish the run if configuring has started it."""
-        recorder = get_recorder()
+        recorder = self.span_recorder
         recorder.close_open()
         if recorder.owns_run:
             recorder.run.finish()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(get_recorder(), name)
+
+def get_recorder() -> TrainingRecorder:
+    """Return the recorder of the current span, else of the current run.
+
+    If no run was started yet, one is started with the settings of the environment.
+    """
+    return TrainingRecorder(spans.get_recorder())

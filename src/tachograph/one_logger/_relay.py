@@ -23,22 +23,21 @@ from enum import Enum
 from typing import Any
 
 from tachograph.journal import RunFolder
+from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import Exporter
 from tachograph.records import RESERVED_FIELDS, finite_or_none
 from tachograph.spans import (
+    EVENT_FIELDS,
     Attributes,
-    ErrorEvent,
     Event,
     Span,
     StandardSpanName,
     StandardTrainingJobEventName,
     StandardTrainingJobSpanName,
-    TelemetryDataError,
     TracingTimestamp,
+    attributes_of,
 )
-from tachograph.spans._attribute_sets import ATTRIBUTE_SETS
-from tachograph.spans._attributes import attributes_of
-from tachograph.spans._recorder import EVENT_FIELDS
 
 __all__ = ["ExporterSink"]
 

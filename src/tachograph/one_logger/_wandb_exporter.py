@@ -23,10 +23,11 @@ from typing import Any, Protocol
 from tachograph._base.detached import DetachedProcess
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
+from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import BaseExporter, ExportError
 from tachograph.one_logger._wandb_process import WandbReply, WandbRequest
 from tachograph.records import mask_text
-from tachograph.spans import Attribute, Attributes, ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.spans import Attribute, Attributes, Event, Span
 
 __all__ = [
     "Config",

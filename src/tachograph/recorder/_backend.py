@@ -10,7 +10,7 @@ from tachograph.journal import RunFolder
 from tachograph.recorder._buffer_items import BufferItem, ItemHandler
 from tachograph.recorder._losses import LossCounter
 
-__all__ = ["Backend", "Collector", "Follower", "SpanRecorder"]
+__all__ = ["Backend", "Collector", "Follower", "RunLayer"]
 
 
 class Backend(Protocol):
@@ -71,24 +71,8 @@ class Backend(Protocol):
         ...
 
 
-class SpanRecorder(Protocol):
-    """A layer above that records spans into a run; implemented by `tachograph.spans.TrainingRecorder`."""
-
-    def close(self) -> None:
-        """Record the open spans: the run is about to end."""
-        ...
-
-    def forget(self) -> None:
-        """In a forked child: stop recording, because the run belongs to the parent."""
-        ...
-
-
-class Collector(Protocol):
-    """A layer above that gathers data alongside the loop and is polled for it."""
-
-    def collect(self) -> None:
-        """Record the data gathered so far. Called by the writer thread, about every second."""
-        ...
+class RunLayer(Protocol):
+    """A layer above that records into a run, such as `tachograph.spans.SpanRecorder`."""
 
     def close(self) -> None:
         """Record the rest: the run is about to end."""
@@ -96,6 +80,14 @@ class Collector(Protocol):
 
     def forget(self) -> None:
         """In a forked child: stop recording, because the run belongs to the parent."""
+        ...
+
+
+class Collector(RunLayer, Protocol):
+    """A layer above that gathers data alongside the loop and is polled for it."""
+
+    def collect(self) -> None:
+        """Record the data gathered so far. Called by the writer thread, about every second."""
         ...
 
 

@@ -29,7 +29,7 @@ from tachograph._base.paths import absolute_path
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
-from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
+from tachograph.recorder._backend import Backend, Collector, Follower, RunLayer
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, size_bytes
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
@@ -137,7 +137,7 @@ class Run:
         self.facts = facts or {}
         self.clock = clock or SystemClock()
         self.backend = backend
-        self.span_recorder: SpanRecorder | None = None
+        self.span_recorder: RunLayer | None = None
         self.collectors: list[Collector] = []
         self._settings = settings
         self._buffer: Any = _SLOW_PATH

@@ -1,55 +1,19 @@
-"""Spans, events and metrics of a training job: where its time goes. The vocabulary is One Logger's.
+"""Spans, events and metrics of a training job: where its time goes.
 
 The training thread appends spans to the run's buffer; the writer thread aggregates them into records, windows and
-metrics. Import order: names, attributes, events, `Span`, aggregator, `TrainingRecorder`, `SpanScope`, context managers,
-callbacks.
+metrics. `README.md` draws the path of a span. Import order: names, attributes, events, `Span`, aggregator,
+`SpanRecorder`, `SpanScope`, context managers. The names are One Logger's; its own API is `tachograph.one_logger`.
 """
 
-from tachograph.spans._attribute_sets import (
-    CheckpointSaveSpanAttributes,
-    OneLoggerInitializationAttributes,
-    SaveCheckpointSuccessEventAttributes,
-    SyncCheckpointMetricsUpdateAttributes,
-    TestingMetricsUpdateAttributes,
-    TrainingLoopAttributes,
-    TrainingMetricsUpdateAttributes,
-    TrainingTelemetryAttributes,
-    ValidationMetricsUpdateAttributes,
-)
-from tachograph.spans._attributes import Attribute, Attributes, AttributeValue
-from tachograph.spans._callbacks import (
-    on_app_end,
-    on_app_start,
-    on_dataloader_init_end,
-    on_dataloader_init_start,
-    on_distributed_init_end,
-    on_distributed_init_start,
-    on_load_checkpoint_end,
-    on_load_checkpoint_start,
-    on_model_init_end,
-    on_model_init_start,
-    on_optimizer_init_end,
-    on_optimizer_init_start,
-    on_save_checkpoint_end,
-    on_save_checkpoint_start,
-    on_save_checkpoint_success,
-    on_testing_end,
-    on_testing_start,
-    on_train_end,
-    on_train_start,
-    on_training_single_iteration_end,
-    on_training_single_iteration_start,
-    on_validation_end,
-    on_validation_single_iteration_end,
-    on_validation_single_iteration_start,
-    on_validation_start,
-)
+from tachograph.spans._aggregator import overlap_text
+from tachograph.spans._attributes import Attribute, Attributes, AttributeValue, attributes_of
 from tachograph.spans._context_managers import (
     application,
     backward,
     checkpoint_finalization,
     checkpoint_load,
     checkpoint_save,
+    checkpoint_scope,
     data_loading,
     dataloader_init,
     distributed_init,
@@ -58,6 +22,7 @@ from tachograph.spans._context_managers import (
     optimizer_init,
     optimizer_update,
     set_training_config,
+    step_of,
     stop_application,
     testing_iteration,
     testing_loop,
@@ -68,47 +33,49 @@ from tachograph.spans._context_managers import (
     validation_loop,
     zero_grad,
 )
-from tachograph.spans._current import get_recorder, recorder_of
-from tachograph.spans._event import ErrorEvent, Event, TelemetryDataError
-from tachograph.spans._filter import ExportCustomizationMode
+from tachograph.spans._current import get_recorder, recorder_of, set_run_factory
+from tachograph.spans._event import EVENT_FIELDS, Event, EventName
+from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
-    ApplicationType,
     CheckPointStrategy,
-    CheckPointType,
-    NVTXColor,
+    NameEnum,
     StandardEventAttributeName,
     StandardEventName,
     StandardSpanAttributeName,
     StandardSpanName,
     StandardTrainingJobEventName,
     StandardTrainingJobSpanName,
+    text_of,
 )
+from tachograph.spans._parameters import ParameterSource, metadata_texts
 from tachograph.spans._profiling import profile_block, profile_function
 from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling, profiling_config
-from tachograph.spans._recorder import TrainingRecorder
-from tachograph.spans._scope import SpanScope
-from tachograph.spans._span import ObservedIteration, Span, current_span
-from tachograph.spans._timestamp import Timer, TracingTimestamp
+from tachograph.spans._recorder import SpanRecorder
+from tachograph.spans._scope import SpanOptions, SpanScope
+from tachograph.spans._span import DISABLED_SPAN, ObservedIteration, Span, SpanName, current_span
+from tachograph.spans._timestamp import TracingTimestamp
 
 __all__ = [
-    "ApplicationType",
     "Attribute",
     "AttributeValue",
     "Attributes",
     "CheckPointStrategy",
-    "CheckPointType",
-    "CheckpointSaveSpanAttributes",
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
-    "ErrorEvent",
+    "DISABLED_SPAN",
+    "EVENT_FIELDS",
     "Event",
+    "EventName",
     "ExportCustomizationMode",
-    "NVTXColor",
+    "NameEnum",
     "ObservedIteration",
-    "OneLoggerInitializationAttributes",
+    "ParameterSource",
     "ProfilingConfig",
-    "SaveCheckpointSuccessEventAttributes",
     "Span",
+    "SpanFilter",
+    "SpanName",
+    "SpanOptions",
+    "SpanRecorder",
     "SpanScope",
     "StandardEventAttributeName",
     "StandardEventName",
@@ -116,64 +83,37 @@ __all__ = [
     "StandardSpanName",
     "StandardTrainingJobEventName",
     "StandardTrainingJobSpanName",
-    "SyncCheckpointMetricsUpdateAttributes",
-    "TelemetryDataError",
-    "TestingMetricsUpdateAttributes",
-    "Timer",
     "TracingTimestamp",
-    "TrainingLoopAttributes",
-    "TrainingMetricsUpdateAttributes",
-    "TrainingRecorder",
-    "TrainingTelemetryAttributes",
-    "ValidationMetricsUpdateAttributes",
     "application",
+    "attributes_of",
     "backward",
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",
+    "checkpoint_scope",
+    "configure_profiling",
     "current_span",
     "data_loading",
     "dataloader_init",
     "distributed_init",
-    "stop_application",
     "forward",
     "get_recorder",
+    "metadata_texts",
     "model_init",
-    "on_app_end",
-    "on_app_start",
-    "on_dataloader_init_end",
-    "on_dataloader_init_start",
-    "on_distributed_init_end",
-    "on_distributed_init_start",
-    "on_load_checkpoint_end",
-    "on_load_checkpoint_start",
-    "on_model_init_end",
-    "on_model_init_start",
-    "on_optimizer_init_end",
-    "on_optimizer_init_start",
-    "on_save_checkpoint_end",
-    "on_save_checkpoint_start",
-    "on_save_checkpoint_success",
-    "on_testing_end",
-    "on_testing_start",
-    "on_train_end",
-    "on_train_start",
-    "on_training_single_iteration_end",
-    "on_training_single_iteration_start",
-    "on_validation_end",
-    "on_validation_single_iteration_end",
-    "on_validation_single_iteration_start",
-    "on_validation_start",
     "optimizer_init",
     "optimizer_update",
-    "profile_function",
+    "overlap_text",
     "profile_block",
-    "recorder_of",
-    "configure_profiling",
+    "profile_function",
     "profiling_config",
+    "recorder_of",
+    "set_run_factory",
     "set_training_config",
+    "step_of",
+    "stop_application",
     "testing_iteration",
     "testing_loop",
+    "text_of",
     "timed_span",
     "training_iteration",
     "training_loop",

@@ -18,13 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 from tachograph._base.guard import guard
 from tachograph.recorder import PendingRecord
 from tachograph.records import OMIT, LazyValue, ValueProblem, loss_names_in, to_plain
-from tachograph.spans._attribute_sets import (
-    SaveCheckpointSuccessEventAttributes,
-    SyncCheckpointMetricsUpdateAttributes,
-    TestingMetricsUpdateAttributes,
-    TrainingMetricsUpdateAttributes,
-    ValidationMetricsUpdateAttributes,
-)
 from tachograph.spans._checkpoints import Checkpoints
 from tachograph.spans._filter import SpanFilter
 from tachograph.spans._names import StandardSpanName
@@ -226,7 +219,7 @@ class SpanAggregator:
         first_s = stop_s = items[index].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
-        observed: list[ObservedIteration] = []
+        observed_iterations: list[ObservedIteration] = []
         while index < last:
             span = items[index]
             if span.name is not _ITERATION or span._extras is not None or span._parent is not parent:
@@ -237,7 +230,7 @@ class SpanAggregator:
             stop_s = span.stop_s
             durations.append(stop_s - start_s)
             if type(span) is ObservedIteration:
-                observed.append(span)
+                observed_iterations.append(span)
             index += 1
             if stop_s >= deadline_s:
                 break
@@ -248,8 +241,8 @@ class SpanAggregator:
             index += 1
         try:
             loop.add(durations, first_s, stop_s, self.parameters)
-            if observed:
-                _add_observed(loop, observed)
+            if observed_iterations:
+                _add_observed(loop, observed_iterations)
             if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
                 self._latest = latest[index - 1]
                 records += self._report(loop_span, loop, stop_s)
@@ -277,9 +270,9 @@ class SpanAggregator:
             self._plans[span.name] = plan
         return plan
 
-    def use_filter(self, chosen: SpanFilter) -> list[PendingRecord]:
+    def use_filter(self, span_filter: SpanFilter) -> list[PendingRecord]:
         """Change which spans are recorded from now on."""
-        self.records.filter = chosen
+        self.records.filter = span_filter
         self._plans = {}
         return []
 
@@ -351,10 +344,9 @@ class SpanAggregator:
             return []
         loop.release(span)
         if span._extras is not None:
-            own = [_int(span, name) for name in ("num_samples", "num_tokens")]
             loop.fold(self.parameters)
             loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
-            loop.fold(self.parameters, *own)
+            loop.fold(self.parameters, _int(span, "num_samples"), _int(span, "num_tokens"))
         else:
             loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
         return self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else []
@@ -383,16 +375,15 @@ class SpanAggregator:
             return []
         loss = _loss_of(self._latest)
         wall_s = self._wall_s
-        fields = {
+        attributes = {
             **job,
             "latest_loss": loss,
             "first_logged_train_iterations_finish_timestamp_sec": wall_s(loop.job.first_finish_s or steady_s),
             "last_logged_train_iterations_finish_timestamp_sec": wall_s(loop.job.last_finish_s or steady_s),
         }
-        known = TrainingMetricsUpdateAttributes.create(**fields).to_json()
-        known |= {f"window_{name}": value for name, value in window.items()}
+        attributes |= {f"window_{name}": value for name, value in window.items()}
         records = self._record_parameters(loop_span, steady_s)
-        records += self.records.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
+        records += self.records.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, attributes)
         if loop.job is not self._job:
             return records  # the outer loop counts the steps
         step: dict[str, Any] = {"global_step": job["current_iteration"]}
@@ -430,7 +421,7 @@ class SpanAggregator:
         return self.finish(span.stop_s or 0.0) if self._default_owner is span else []
 
     def close(self, steady_s: float) -> list[PendingRecord]:
-        """Report what was not reported yet: the run ends."""
+        """Report the iterations and parameters that were not reported yet: the run ends."""
         return self.finish(steady_s) + self._record_parameters(None, steady_s)
 
     # Validation and testing ----------------------------------------------------------------------------------------
@@ -446,16 +437,16 @@ class SpanAggregator:
         since, job.validated_at = job.validated_at, job.completed
         if not self.parameters.is_validation_iterations_enabled:
             return []
-        known = ValidationMetricsUpdateAttributes.create(**_evaluation_fields(job, job.validation, since))
-        return self.records.event(span, span.stop_s or 0.0, Events.VALIDATION_METRICS_UPDATE, known.to_json())
+        attributes = _evaluation_attributes(job, job.validation, since)
+        return self.records.event(span, span.stop_s or 0.0, Events.VALIDATION_METRICS_UPDATE, attributes)
 
     def _stop_testing(self, span: Span) -> list[PendingRecord]:
         job = self._fold_all()
         since, job.tested_at = job.tested_at, job.completed
         if not self.parameters.is_test_iterations_enabled:
             return []
-        known = TestingMetricsUpdateAttributes.create(**_evaluation_fields(job, job.testing, since))
-        return self.records.event(span, span.stop_s or 0.0, Events.TESTING_METRICS_UPDATE, known.to_json())
+        attributes = _evaluation_attributes(job, job.testing, since)
+        return self.records.event(span, span.stop_s or 0.0, Events.TESTING_METRICS_UPDATE, attributes)
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -473,7 +464,7 @@ class SpanAggregator:
         self._checkpoints.start(max(0, job.completed - 1) if step is None else step, strategy, job.productive())
         return []
 
-    def saved(
+    def add_checkpoint(
         self, span: Span | None, base: Span, step: int | None, steady_s: float, path: str | None, size: LazyValue | None
     ) -> list[PendingRecord]:
         """Record that a checkpoint is complete on disk."""
@@ -484,22 +475,21 @@ class SpanAggregator:
             step = max(0, job.completed - 1)
         wall_s = self._wall_s
         strategy = self._checkpoints.strategy_of(step, self.parameters.save_checkpoint_strategy.value)
-        attributes = SaveCheckpointSuccessEventAttributes.create(
-            checkpoint_strategy=strategy,
-            current_iteration=step,
-            **self._checkpoints.saved(step, job.productive(), wall_s(steady_s)),
-            checkpoint_size=size.compute() if size is not None else None,
-            checkpoint_directory=path,
-            training_start_timestamp_sec=wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
-        )
+        attributes = {
+            "checkpoint_strategy": strategy,
+            "current_iteration": step,
+            **self._checkpoints.add_save(step, job.productive(), wall_s(steady_s)),
+            "checkpoint_size": size.compute() if size is not None else None,
+            "checkpoint_directory": path,
+            "training_start_timestamp_sec": wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
+        }
         owner = base if strategy == "async" or span is None else span
-        return self.records.event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes.to_json())
+        return self.records.event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes)
 
     def _stop_save(self, span: Span) -> list[PendingRecord]:
         if not self.parameters.is_save_checkpoint_enabled:
             return []
-        waited = self._checkpoints.add_wait((span.stop_s or 0.0) - (span.start_s or 0.0))
-        attributes = SyncCheckpointMetricsUpdateAttributes.create(**waited).to_json()
+        attributes = self._checkpoints.add_wait((span.stop_s or 0.0) - (span.start_s or 0.0))
         return self.records.event(span, span.stop_s or 0.0, Events.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     # Parameters ----------------------------------------------------------------------------------------------------
@@ -520,7 +510,7 @@ class SpanAggregator:
         if self.parameters == self._recorded_parameters:
             return []
         self._recorded_parameters = self.parameters
-        attributes = self.parameters.to_attributes(self.log_every).to_json()
+        attributes = self.parameters.to_attributes(self.log_every)
         return self.records.event(owner, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
 
 
@@ -544,7 +534,7 @@ def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> No
             loop.add_phase_sample(busy_s, shares)
 
 
-def _evaluation_fields(job: JobTotals, stats: DurationStats, since: int) -> dict[str, Any]:
+def _evaluation_attributes(job: JobTotals, stats: DurationStats, since: int) -> dict[str, Any]:
     iteration = max(0, job.completed - 1)
     return {"current_iteration": iteration, "interval": job.completed - since, **stats.fields()}
 

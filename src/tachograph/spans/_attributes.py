@@ -16,8 +16,6 @@ __all__ = [
     "Attribute",
     "AttributeValue",
     "Attributes",
-    "AttributeField",
-    "AttributeSet",
     "attribute_of",
     "attributes_of",
 ]
@@ -30,7 +28,6 @@ _MAX_ITEMS = 1_001
 """One more than a record keeps of a list, so that the record says that the list was cut."""
 
 _Self = TypeVar("_Self", bound="Attributes")
-_SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
 
 
 @dataclass
@@ -154,63 +151,6 @@ def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attribute
     for name, value in bounded_items(given):
         attributes.add_attribute(attribute_of(text_of(name), value, report_misuse))
     return attributes
-
-
-class AttributeField:
-    """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing."""
-
-    def __init__(self, kind: str | type[Enum], *, required: bool = True) -> None:
-        self.kind = kind
-        self.required = required
-        self.name = ""
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, attributes: Any, _owner: type | None = None) -> Any:
-        if attributes is None:
-            return self
-        if self.name in attributes:
-            value = attributes[self.name].value
-            return self.kind(value) if isinstance(self.kind, type) and value in list(self.kind) else value
-        if self.required:
-            raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
-        return None
-
-
-class AttributeSet(Attributes):
-    """Attributes with known names, listed in a subclass; `create` accepts them by position or by name."""
-
-    @classmethod
-    def fields(cls) -> dict[str, AttributeField]:
-        """Return the known attributes, in the order in which `create` accepts them."""
-        return {name: field for name, field in vars(cls).items() if isinstance(field, AttributeField)}
-
-    @classmethod
-    def create(cls: type[_SetSelf], *values: Any, **named: Any) -> _SetSelf:
-        """Create a set; an optional attribute that is None is left out, and a dict becomes a list of ``name:value``.
-
-        Raises:
-            ConfigError: if a required attribute is missing, or an unknown one is given.
-        """
-        fields = cls.fields()
-        if len(values) > len(fields):
-            raise ConfigError(f"{cls.__name__} takes at most {len(fields)} values, got {len(values)}")
-        given = dict(zip(fields, values, strict=False))
-        for name, value in named.items():
-            if name not in fields or name in given:
-                problem = "is given twice" if name in given else f"is not one of {', '.join(fields)}"
-                raise ConfigError(f"{cls.__name__}: {name!r} {problem}")
-            given[name] = value
-        missing = [name for name, field in fields.items() if field.required and given.get(name) is None]
-        if missing:
-            raise ConfigError(f"{cls.__name__}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required")
-        return cls.from_json({name: _flat(value) for name, value in given.items() if value is not None})
-
-
-def _flat(value: Any) -> Any:
-    """Return metadata as One Logger's events contain it."""
-    return [f"{name}:{item}" for name, item in value.items()] if isinstance(value, Mapping) else value
 
 
 def _json_value(value: Any) -> Any:

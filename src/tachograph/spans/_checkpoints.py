@@ -37,7 +37,7 @@ class Checkpoints:
         """Return the strategy with which the checkpoint of a step is being saved."""
         return self._snapshots[step][0] if step in self._snapshots else default
 
-    def saved(self, step: int, productive: dict[str, Any], wall_s: float) -> dict[str, Any]:
+    def add_save(self, step: int, productive: dict[str, Any], wall_s: float) -> dict[str, Any]:
         """Record that the checkpoint of a step is complete; return the progress that it keeps.
 
         Args:

@@ -14,14 +14,13 @@ from tachograph._base import ranks
 from tachograph._base.version import __version__
 from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run, latest_run, process_state
-from tachograph.spans._attribute_sets import OneLoggerInitializationAttributes
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._current import active_recorder, get_recorder, recorder_of
 from tachograph.spans._names import DEFAULT_SPANS_EXPORT_BLACKLIST, StandardSpanName, text_of
 from tachograph.spans._names import StandardTrainingJobEventName as Events
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import ParameterSource
-from tachograph.spans._recorder import TrainingRecorder
+from tachograph.spans._recorder import SpanRecorder
 from tachograph.spans._scope import ShortSpanScope, SpanOptions, SpanScope
 from tachograph.spans._span import DISABLED_SPAN, Span, SpanName
 
@@ -76,7 +75,7 @@ class ApplicationScope(SpanScope, eq=False):
     run_name: str | None = None
 
     def start(
-        self, recorder: TrainingRecorder | None = None, start_s: float | None = None, parent: Span | None = None
+        self, recorder: SpanRecorder | None = None, start_s: float | None = None, parent: Span | None = None
     ) -> Span:
         """Start the span, and a run if none is running; `stop_application` stops it."""
         if recorder is None:
@@ -91,7 +90,7 @@ class ApplicationScope(SpanScope, eq=False):
             recorder.run_span = span
         with recorder.guarded("opening an application"):
             run = recorder.run
-            known: dict[str, Any] = {
+            attributes: dict[str, Any] = {
                 "world_size": recorder.configure({}, record="later").world_size,
                 "one_logger_training_telemetry_version": __version__,
                 "enable_for_current_rank": run.enabled,
@@ -101,9 +100,8 @@ class ApplicationScope(SpanScope, eq=False):
                 "node_name": socket.gethostname(),
                 "rank": ranks.rank(),
                 "application_name": run.name,
-                **recorder.identity,
+                **recorder.application_attributes,
             }
-            attributes = OneLoggerInitializationAttributes.create(**known).to_json()
             fields = {"name": str(Events.ONE_LOGGER_INITIALIZATION), **attributes}
             recorder.add_span_record(span, "event", fields, span.start_s)
             recorder.use(recorder.parameters, record=True)
@@ -120,7 +118,7 @@ class ApplicationScope(SpanScope, eq=False):
         recorder = self._find_recorder()
         return self.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
 
-    def _find_recorder(self) -> TrainingRecorder:
+    def _find_recorder(self) -> SpanRecorder:
         run = self.options.run if self.options is not None else None
         return recorder_of(run) if run is not None else active_recorder(self.run_name)
 
@@ -222,7 +220,7 @@ def training_loop(
         "train_iterations_target": train_iterations_target_or_fn,
         "train_samples_target": train_samples_target_or_fn,
     }
-    ParameterSource({}).update(targets)  # raises if they are invalid
+    ParameterSource().update(targets)  # raises if they are invalid
 
     def set_attributes(span: Span) -> None:
         parameters = span.recorder.configure(targets, record="later")
@@ -231,7 +229,7 @@ def training_loop(
         if first is None and start is not None and batch is not None:
             first = start * batch
         target = parameters.train_samples_target
-        known = {
+        attributes = {
             "train_iterations_start": start,
             "train_samples_start": first,
             "train_iterations_target": parameters.train_iterations_target,
@@ -241,7 +239,7 @@ def training_loop(
             if flops and first is not None
             else None,
         }
-        span.extras.attributes = Attributes({name: value for name, value in known.items() if value is not None})
+        span.extras.attributes = Attributes({name: value for name, value in attributes.items() if value is not None})
         span.recorder.use(parameters, record=True)  # last, because this record may also write the start of the span
 
     return SpanScope(Names.TRAINING_LOOP, SpanOptions(on_start=set_attributes, run=run))
@@ -256,7 +254,7 @@ def training_iteration(*, num_samples: int | None = None, num_tokens: int | None
     """
     if num_samples is None and num_tokens is None:
         return _ITERATION if process_state.is_disabled else ShortSpanScope(_ITERATION.name)
-    given: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, value in (("num_samples", num_samples), ("num_tokens", num_tokens)):
         try:
             number = _count(name, value)
@@ -264,8 +262,8 @@ def training_iteration(*, num_samples: int | None = None, num_tokens: int | None
             get_recorder().report_misuse(f"{error}; the iteration is counted without it")
             continue
         if number is not None:
-            given[name] = number
-    return ShortSpanScope(_ITERATION.name, SpanOptions(attributes=given))
+            counts[name] = number
+    return ShortSpanScope(_ITERATION.name, SpanOptions(attributes=counts))
 
 
 def validation_loop() -> SpanScope:
@@ -338,7 +336,7 @@ def checkpoint_save(global_step: int | None = None, *, path: str | os.PathLike[s
     def record_success(span: Span, error: BaseException | None, now_s: float) -> None:
         # A synchronous save that raised nothing is complete; an asynchronous one continues in the background.
         if error is None and span.name == Names.CHECKPOINT_SAVE_SYNC:
-            span.recorder.saved(global_step, span, path, now_s)
+            span.recorder.add_checkpoint(global_step, span, path, now_s)
 
     return checkpoint_scope(global_step, path, on_stop=record_success)
 
@@ -424,7 +422,7 @@ def set_training_config(*, run: Run | None = None, **parameters: Any) -> None:
     recorder.configure(parameters)
 
 
-def step_of(value: Any, recorder: TrainingRecorder) -> int | None:
+def step_of(value: Any, recorder: SpanRecorder) -> int | None:
     """Return a step as an int; report the misuse and return None if it is not an integer."""
     if value is None:
         return None

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.recorder import error_message as message_of
-from tachograph.recorder import error_type, traceback_of
-from tachograph.records import mask_text
 from tachograph.spans._attributes import Attributes
-from tachograph.spans._names import StandardEventAttributeName, StandardEventName, _Name, text_of
+from tachograph.spans._names import StandardEventAttributeName, text_of
 from tachograph.spans._timestamp import TracingTimestamp
 
-__all__ = ["ErrorEvent", "Event", "EventName", "TelemetryDataError"]
+__all__ = ["EVENT_FIELDS", "Event", "EventName"]
 
 EventName = Enum | str
+
+EVENT_FIELDS = frozenset({"name", "span_id"})
+"""Fields of an event record; an attribute with one of these names is stored with an underscore appended."""
 
 
 class Event:
     """An event; `Event.create` is the usual way to create one.
+
+    A subclass may name the standard event that it stands for, and then defines `_from_attributes` for `from_json`.
 
     Example:
         >>> Event.create("curriculum_switch", Attributes({"stage": 2}))
     """
 
     __slots__ = ("_attributes", "_name", "_timestamp")
+
+    _subclasses: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls, standard_name: str | None = None) -> None:
+        if standard_name is not None:
+            Event._subclasses[str(standard_name)] = cls
 
     def __init__(
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | Mapping[str, Any] | None = None
@@ -80,6 +88,17 @@ class Event:
             "attributes": self._attributes.to_json(),
         }
 
+    def to_record(self) -> tuple[str, dict[str, Any]]:
+        """Return the kind and the fields of the record of this event."""
+        attributes = self._attributes.to_json()
+        attributes.pop(StandardEventAttributeName.TIMESTAMP_MSEC, None)
+        fields = {f"{name}_" if name in EVENT_FIELDS else name: value for name, value in attributes.items()}
+        return "event", {"name": self.name_str, **fields}
+
+    @classmethod
+    def _from_attributes(cls, timestamp: TracingTimestamp, attributes: Attributes) -> Event:
+        raise NotImplementedError
+
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Event:
         """Create an event from the result of `to_json`."""
@@ -87,12 +106,9 @@ class Event:
             raise TachographError(f"an event needs a 'name', got {data!r}")
         timestamp = TracingTimestamp.from_json(data.get("timestamp") or {})
         attributes = Attributes.from_json(data.get("attributes"))
-        if data["name"] == StandardEventName.TELEMETRY_DATA_ERROR:
-            kind = TelemetryDataError.ErrorType(attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value)
-            return TelemetryDataError(timestamp, kind, str(attributes["error_message"].value), attributes)
-        if data["name"] == StandardEventName.ERROR:
-            known = {name: str(attributes[name].value) for name in _ERROR_FIELDS if name in attributes}
-            return ErrorEvent(timestamp, known.pop("error_message", ""), attributes=attributes, **known)
+        subclass = Event._subclasses.get(data["name"])
+        if subclass is not None:
+            return subclass._from_attributes(timestamp, attributes)
         return Event(data["name"], timestamp, attributes)
 
     def __eq__(self, other: object) -> bool:
@@ -107,109 +123,3 @@ class Event:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name_str!r}, {self._attributes.to_json()})"
-
-
-_ERROR_FIELDS = ("error_message", "exception_type", "exception_message", "exception_traceback")
-
-
-class ErrorEvent(Event):
-    """An error of the training code."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        timestamp: TracingTimestamp,
-        error_message: str,
-        exception_type: str | None = None,
-        exception_message: str | None = None,
-        exception_traceback: str | None = None,
-        attributes: Attributes | None = None,
-    ) -> None:
-        if exception_type is not None and exception_message is None:
-            raise ConfigError(f"exception_type={exception_type!r} needs an exception_message")
-        merged = Attributes.merge(attributes)
-        values = (error_message, exception_type, exception_message, exception_traceback)
-        for name, value in zip(_ERROR_FIELDS, values, strict=True):
-            if value is not None:
-                merged.add(name, mask_text(value))
-        super().__init__(StandardEventName.ERROR, timestamp, merged)
-
-    @classmethod
-    def create(  # type: ignore[override] # One Logger's signature
-        cls, error_message: str, exception: BaseException | None = None, exception_traceback: str | None = None
-    ) -> ErrorEvent:
-        """Create an event from an exception, or from a message alone."""
-        if exception is None:
-            return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
-        trace = exception_traceback or (traceback_of(exception) if exception.__traceback__ is not None else None)
-        return cls(TracingTimestamp.now(), error_message, error_type(exception), message_of(exception), trace)
-
-    @property
-    def error_message(self) -> str:
-        """The error message."""
-        return str(self._attributes["error_message"].value)
-
-    @property
-    def exception_type(self) -> str | None:
-        """The class of the exception."""
-        return self._attributes.get_str_value("exception_type")
-
-    @property
-    def exception_message(self) -> str | None:
-        """The message of the exception."""
-        return self._attributes.get_str_value("exception_message")
-
-    @property
-    def exception_traceback(self) -> str | None:
-        """The traceback of the exception."""
-        return self._attributes.get_str_value("exception_traceback")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values."""
-        known = {name: self._attributes[name].value for name in _ERROR_FIELDS if name in self._attributes}
-        return {**super().to_json(), **known}
-
-
-class TelemetryDataError(Event):
-    """A fault of telemetry itself: recorded data is missing or incomplete."""
-
-    __slots__ = ()
-
-    class ErrorType(_Name):
-        """How much data is missing."""
-
-        NO_TELEMETRY_DATA = "no_telemetry_data"
-        INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
-
-    def __init__(
-        self,
-        timestamp: TracingTimestamp,
-        error_type: TelemetryDataError.ErrorType,
-        error_message: str,
-        attributes: Attributes | None = None,
-    ) -> None:
-        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, attributes)
-        self._attributes.add(StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE, error_type.value)
-        self._attributes.add(StandardEventAttributeName.ERROR_MESSAGE, error_message)
-
-    @classmethod
-    def create(  # type: ignore[override] # One Logger's signature
-        cls, error_type: TelemetryDataError.ErrorType, error_message: str, attributes: Attributes | None = None
-    ) -> TelemetryDataError:
-        """Create an event at the current time."""
-        return cls(TracingTimestamp.now(), error_type, error_message, attributes)
-
-    @property
-    def error_type(self) -> TelemetryDataError.ErrorType:
-        """How much data is missing."""
-        return self.ErrorType(self._attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value)
-
-    @property
-    def error_message(self) -> str:
-        """The error message."""
-        return str(self._attributes[StandardEventAttributeName.ERROR_MESSAGE].value)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values."""
-        return {**super().to_json(), "error_type": self.error_type.value, "error_message": self.error_message}

@@ -1,4 +1,4 @@
-"""The vocabulary of a training job: One Logger's names for spans, events and attributes."""
+"""The vocabulary of a training job: names of spans, events and attributes. It is One Logger's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from enum import Enum
 
 __all__ = [
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
-    "ApplicationType",
+    "ITERATION_LOOPS",
     "CheckPointStrategy",
-    "CheckPointType",
-    "NVTXColor",
+    "NameEnum",
     "StandardEventAttributeName",
     "StandardEventName",
     "StandardSpanAttributeName",
@@ -20,20 +19,20 @@ __all__ = [
 ]
 
 
-class _Name(str, Enum):
+class NameEnum(str, Enum):
     """A string constant; equal to the plain string, and printed like it."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-class StandardSpanName(_Name):
+class StandardSpanName(NameEnum):
     """The outermost span."""
 
     APPLICATION = "application"
 
 
-class StandardTrainingJobSpanName(_Name):
+class StandardTrainingJobSpanName(NameEnum):
     """The spans of a training job."""
 
     TRAINING_LOOP = "training_loop"
@@ -57,7 +56,7 @@ class StandardTrainingJobSpanName(_Name):
     OPTIMIZER_UPDATE = "optimizer_update"
 
 
-class StandardEventName(_Name):
+class StandardEventName(NameEnum):
     """Events of any span."""
 
     SPAN_START = "span_start"
@@ -66,7 +65,7 @@ class StandardEventName(_Name):
     TELEMETRY_DATA_ERROR = "telemetry_data_error"
 
 
-class StandardTrainingJobEventName(_Name):
+class StandardTrainingJobEventName(NameEnum):
     """Events of a training job."""
 
     ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
@@ -78,7 +77,7 @@ class StandardTrainingJobEventName(_Name):
     SYNC_CHECKPOINT_METRICS_UPDATE = "sync_checkpoint_metrics_update"
 
 
-class StandardEventAttributeName(_Name):
+class StandardEventAttributeName(NameEnum):
     """Attributes that are added to events automatically."""
 
     TIMESTAMP_MSEC = "timestamp_msec"
@@ -89,51 +88,18 @@ class StandardEventAttributeName(_Name):
     TELEMETRY_DATA_ERROR_TYPE = "telemetry_data_error_type"
 
 
-class StandardSpanAttributeName(_Name):
+class StandardSpanAttributeName(NameEnum):
     """Attributes that are added to spans automatically."""
 
     DURATION_MSEC = "duration_msec"
     NVTX_COLOR = "nvtx_color"
 
 
-class NVTXColor(_Name):
-    """Colours of spans in a profiler's timeline."""
-
-    UNSET = "unset"
-    GREEN = "green"
-    BLUE = "blue"
-    YELLOW = "yellow"
-    PURPLE = "purple"
-    RAPIDS = "rapids"
-    CYAN = "cyan"
-    RED = "red"
-    WHITE = "white"
-    DARK_GREEN = "darkgreen"
-    ORANGE = "orange"
-
-
-class CheckPointStrategy(_Name):
+class CheckPointStrategy(NameEnum):
     """Whether training waits for a checkpoint to be saved."""
 
     SYNC = "sync"
     ASYNC = "async"
-
-
-class CheckPointType(_Name):
-    """Whether all nodes share a checkpoint."""
-
-    GLOBAL = "global"
-    LOCAL = "local"
-
-
-class ApplicationType(_Name):
-    """The kind of an application."""
-
-    TRAINING = "training"
-    VALIDATION = "validation"
-    BATCH_INFERENCE = "batch_inference"
-    ONLINE_INFERENCE = "online_inference"
-    DATA_PROCESSING = "data_processing"
 
 
 DEFAULT_SPANS_EXPORT_BLACKLIST = [

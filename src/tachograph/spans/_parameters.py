@@ -10,10 +10,9 @@ from msgspec import Meta
 
 from tachograph._base.typed import convert
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.spans._attribute_sets import TrainingTelemetryAttributes
-from tachograph.spans._names import ApplicationType, CheckPointStrategy
+from tachograph.spans._names import CheckPointStrategy
 
-__all__ = ["ParameterSource", "Parameters"]
+__all__ = ["ParameterSource", "Parameters", "metadata_texts"]
 
 _Count = Annotated[int, Meta(gt=0)]
 
@@ -44,24 +43,29 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         """FLOPs per sample; None if unknown or if throughput is disabled."""
         return None if self.is_log_throughput_enabled is False else self.flops_per_sample
 
-    def to_attributes(self, log_every: int) -> TrainingTelemetryAttributes:
-        """Return them as the attributes of an event."""
+    def to_attributes(self, log_every: int) -> dict[str, Any]:
+        """Return them as the attributes of an `update_training_telemetry_config` event; None means unknown."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         values["checkpoint_strategy"] = values.pop("save_checkpoint_strategy").value
         values["log_every_n_train_iterations"] = self.log_every_n_train_iterations or log_every
         values["is_log_throughput_enabled"] = self.flops_to_count is not None
         flops = self.flops_per_sample
         values["flops_per_sample"] = int(flops) if flops is not None and flops.is_integer() else flops
-        values["custom_metadata"] = self.custom_metadata or None
-        values["app_type"] = ApplicationType.TRAINING.value
-        return TrainingTelemetryAttributes.create(**values)
+        values["custom_metadata"] = metadata_texts(self.custom_metadata) if self.custom_metadata else None
+        values["app_type"] = "training"
+        return values
+
+
+def metadata_texts(metadata: Mapping[str, Any]) -> list[str]:
+    """Return metadata as events contain it: one ``name:value`` per item."""
+    return [f"{name}:{value}" for name, value in metadata.items()]
 
 
 class ParameterSource:
     """The values and functions that were set; the last one set for a name wins."""
 
-    def __init__(self, defaults: Mapping[str, Any]) -> None:
-        self._given: dict[str, Any] = dict(defaults)
+    def __init__(self) -> None:
+        self._values_and_functions: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Set values, each under its name or as ``<name>_or_fn``; None keeps the current value.
@@ -69,7 +73,7 @@ class ParameterSource:
         Raises:
             ConfigError: for an unknown name or an invalid value.
         """
-        named: dict[str, Any] = {}
+        updates: dict[str, Any] = {}
         for key, value in values.items():
             name = key.removesuffix("_or_fn")
             if name not in Parameters.__struct_fields__:
@@ -77,23 +81,24 @@ class ParameterSource:
                     f"unknown training parameter {key!r}{did_you_mean(name, Parameters.__struct_fields__)}"
                 )
             if value is not None:
-                named[name] = value if callable(value) else _checked(name, value, key)
-        self._given.update(named)
+                updates[name] = value if callable(value) else _validate(name, value, key)
+        self._values_and_functions.update(updates)
 
     def resolve(self, report_misuse: Callable[[str], None]) -> Parameters:
         """Return the current values; a function that raises or returns an invalid value is reported and ignored."""
         values: dict[str, Any] = {}
-        for name, given in self._given.items():
+        for name, value_or_function in self._values_and_functions.items():
             try:
-                value = given() if callable(given) else given
+                is_function = callable(value_or_function)
+                value = value_or_function() if is_function else value_or_function
                 if value is not None:
-                    values[name] = _checked(name, value) if callable(given) else value
+                    values[name] = _validate(name, value) if is_function else value
             except Exception as error:  # noqa: BLE001 - the user's function
                 report_misuse(f"{name} could not be resolved: {type(error).__name__}: {error}")
         return Parameters(**values)
 
 
-def _checked(name: str, value: Any, key: str | None = None) -> Any:
+def _validate(name: str, value: Any, key: str | None = None) -> Any:
     key = key or name
     field = next(field for field in msgspec.structs.fields(Parameters) if field.name == name)
     if hasattr(value, "item") and not isinstance(value, (int, float)):
@@ -105,7 +110,7 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
     try:
         return convert(value, field.type)
     except msgspec.ValidationError as error:
-        wanted = str(error).partition(", got ")[0].replace(" | null", "")
+        expected = str(error).partition(", got ")[0].replace(" | null", "")
         if name == "save_checkpoint_strategy":
-            wanted = f"one of {', '.join(CheckPointStrategy)}"
-        raise ConfigError(f"{key}={value!r}: {wanted[0].lower()}{wanted[1:]}") from None
+            expected = f"one of {', '.join(CheckPointStrategy)}"
+        raise ConfigError(f"{key}={value!r}: {expected[0].lower()}{expected[1:]}") from None

@@ -1,7 +1,10 @@
-"""`TrainingRecorder`: records the spans of one run, on the training thread.
+"""`SpanRecorder`: records the spans of one run, on the training thread.
 
 The training thread only builds spans and appends them to the run's buffer. Everything else happens on the writer
 thread, in `SpanAggregator`, which is registered with the writer as the handler of span items.
+
+Callers are the scopes, the methods of a span that its user calls (`add_event`, `stop`), and integrations. The recorder
+itself only reads and sets the fields of spans; it calls none of these methods, so a span takes one straight path.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ import functools
 import itertools
 import os
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
@@ -24,19 +26,15 @@ from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields
 from tachograph.records import LazyValue
 from tachograph.spans._aggregator import AggregatorTask, SpanAggregator, overlap_text
 from tachograph.spans._attributes import Attributes, attributes_of
-from tachograph.spans._event import ErrorEvent, Event
+from tachograph.spans._event import Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import ITERATION_LOOPS, text_of
 from tachograph.spans._parameters import Parameters, ParameterSource
 from tachograph.spans._span import ObservedIteration, ShortSpan, Span, SpanName, ancestors, current_span, skip_stopped
 from tachograph.spans._span_ids import SpanIds
 from tachograph.spans._time_converter import TimeConverter
-from tachograph.spans._timestamp import TracingTimestamp
 
-__all__ = ["EVENT_FIELDS", "TrainingRecorder"]
-
-EVENT_FIELDS = frozenset({"name", "span_id"})
-"""Fields of an event record; an attribute with one of these names is stored with an underscore appended."""
+__all__ = ["SpanRecorder"]
 
 _RECORDED_MARK = "__tachograph_recorded__"
 _MAX_OPEN = 10_000
@@ -44,22 +42,22 @@ _MAX_MISUSES = 100
 _NO_GUARD = contextlib.nullcontext()
 
 
-class TrainingRecorder:
+class SpanRecorder:
     """Records the spans, events and training metrics of one run.
 
     Attributes:
         run: the run it records into.
         base: the outermost open span: the application, or the root.
         root: the span that stands for the run; it has no name and is not recorded.
-        identity: attributes for the event that opens an application.
+        application_attributes: attributes for the event that opens an application, instead of the default ones.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._propagates_exceptions = False
-        self.identity: dict[str, Any] = {}
+        self.application_attributes: dict[str, Any] = {}
         self.owns_run = False
-        self.marked_by: str | None = None
+        self.iteration_marker: str | None = None
         """The name of the integration that marks the iterations; no other one may."""
         self.before_close: list[Callable[[], None]] = []
         """Called once, before the open spans are stopped, by integrations that still have something to record."""
@@ -87,17 +85,17 @@ class TrainingRecorder:
         if self._backend is not None:
             short = (ShortSpan, ObservedIteration)
             self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=short)
-        self.detached: dict[str, Span] = {}
-        """Iterations started by a callback, which may be stopped in another thread or task."""
+        self.callback_iterations: dict[str, Span] = {}
+        """The last iteration that a callback started, by name; another thread or task may stop it."""
         self._lock = threading.RLock()
         self._open: dict[Span, None] = {}
         self.next_save: Callable[[], int] = itertools.count(1).__next__
         """Numbers the attempts to save a checkpoint."""
-        self._reported: set[str] = set()
+        self._misuses: set[str] = set()
         facts = run.facts
         batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
         world_size = facts.get("world_size") or 1
-        self._source = ParameterSource({})
+        self._source = ParameterSource()
         with contextlib.suppress(TachographError, TypeError):  # values from a config, which may be anything
             self._source.update({"world_size": world_size})
             self._source.update({"global_batch_size": batch_size * world_size})
@@ -127,9 +125,9 @@ class TrainingRecorder:
     def _choose_path(self) -> None:
         self.records_short_spans = self.is_closed or self._propagates_exceptions or self.filter.keeps_short
 
-    def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
+    def guarded(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Return a guard that keeps faults from the training code, unless they are to propagate."""
-        return _NO_GUARD if self.propagate_exceptions else guard(place, functools.partial(_report_fault, self.run))
+        return _NO_GUARD if self.propagate_exceptions else guard(activity, functools.partial(_report_fault, self.run))
 
     def report_misuse(self, problem: str) -> None:
         """Report a mistake in the use of spans, once, in the log and the journal; raise it if faults propagate."""
@@ -140,90 +138,21 @@ class TrainingRecorder:
 
     def _log_misuse(self, problem: str) -> bool:
         """Log a mistake in the use of spans; return False if that was done before."""
-        if problem in self._reported or len(self._reported) >= _MAX_MISUSES:
+        if problem in self._misuses or len(self._misuses) >= _MAX_MISUSES:
             return False
-        self._reported.add(problem)
+        self._misuses.add(problem)
         warn("%s", problem)
         return True
 
     def _check_run(self) -> None:
-        """Report that the run has ended, so that nothing is recorded. A disabled run, or that of a parent, is fine."""
+        """Report that the run has ended, so that nothing is recorded. A disabled or a parent's run is no mistake."""
         run = self.run
         if self.is_closed and run.enabled and run.status != "running" and not run._is_forked:
             self.report_misuse(f"run {run.name!r} has ended: its spans and events are no longer recorded")
 
-    def uuid_of(self, span: Span) -> uuid.UUID:
-        """Return the id of a span."""
-        return self.ids.uuid_of(span)
+    # Finding spans -------------------------------------------------------------------------------------------------
 
-    def wall_s(self, steady_s: float) -> float:
-        """Return the wall time of a reading of the steady clock."""
-        return self.times.wall_s(steady_s)
-
-    # One Logger's recorder -----------------------------------------------------------------------------------------
-
-    def start(
-        self,
-        span_name: SpanName,
-        span_attributes: Attributes | None = None,
-        start_event_attributes: Attributes | None = None,
-        start_time: TracingTimestamp | None = None,
-        parent_span: Span | None = None,
-    ) -> Span:
-        """Start a span, which becomes the current one."""
-        span = Span(span_name)
-        span._parent = parent_span
-        start_s = self.times.of_timestamp(start_time, "start_time")
-        self.open_span(span, start_s, attributes=span_attributes, start_attributes=start_event_attributes)
-        return span
-
-    def stop(
-        self,
-        span: Span,
-        stop_event_attributes: Attributes | None = None,
-        stop_time: TracingTimestamp | None = None,
-    ) -> None:
-        """Stop a span."""
-        self.close_span(span, self.times.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
-
-    def event(self, span: Span | Event, event: Event | None = None) -> Event:
-        """Record an event of a span, or of the current span if only the event is given."""
-        if isinstance(span, Event):
-            return self.event(self.current, span)
-        if not isinstance(event, Event):
-            self.report_misuse(f"expected an event, such as Event.create('name'), got {event or span!r:.80}")
-            return Event.create(str(event or span))
-        with self.guarded("recording an event"):
-            self._check_run()
-            if span.stop_s is not None and span.name:
-                self.report_misuse(f"event {event.name_str!r} was added after span {span.name_str!r} stopped")
-            span.keep_event(event)
-            steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
-            if isinstance(event, ErrorEvent):
-                self.add_span_record(span, "error", _error_fields(event), steady_s)
-            else:
-                attributes = event.attributes.to_json()
-                attributes.pop("timestamp_msec", None)
-                fields = {f"{name}_" if name in EVENT_FIELDS else name: value for name, value in attributes.items()}
-                self.add_span_record(span, "event", {"name": event.name_str, **fields}, steady_s)
-        return event
-
-    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
-        """Record an error of the training code in a span."""
-        event = ErrorEvent.create(error_message, exception)
-        self.event(span, event)
-        return event
-
-    def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Record that telemetry data is missing or invalid."""
-        with self.guarded("recording a telemetry error"):
-            fields: dict[str, Any] = {"kind": "telemetry_data_error", "field": "", "reason": error_message}
-            if attributes:
-                fields["attributes"] = attributes_of(attributes, self.report_misuse).to_json()
-            if self.run.status == "running":
-                self.run.add_record("telemetry_error", fields)
-
-    def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
+    def open_spans(self, span_name: SpanName) -> list[Span]:
         """Return the open spans of a name, oldest first."""
         name = text_of(span_name)
         with self._lock:
@@ -246,11 +175,11 @@ class TrainingRecorder:
             span = span._parent
         if inside is not None:
             return None
-        detached = self.detached.get(text_of(span_name))
-        if detached is not None and detached.active:
-            return detached
-        found = self.get_active_spans_by_name(span_name)
-        return found[-1] if found else None
+        iteration = self.callback_iterations.get(text_of(span_name))
+        if iteration is not None and iteration.active:
+            return iteration
+        spans = self.open_spans(span_name)
+        return spans[-1] if spans else None
 
     @property
     def current(self) -> Span:
@@ -285,14 +214,14 @@ class TrainingRecorder:
         if self.is_closed:
             self._check_run()
         if self._propagates_exceptions and span.name in ITERATION_LOOPS:
-            overlapped = self.find_open(span.name, inside=ITERATION_LOOPS[span.name])
-            if overlapped is not None:
-                self.report_misuse(overlap_text(overlapped))
+            open_iteration = self.find_open(span.name, inside=ITERATION_LOOPS[span.name])
+            if open_iteration is not None:
+                self.report_misuse(overlap_text(open_iteration))
         span.recorder = self
         span.start_s = self.now() if start_s is None else start_s
         if span._parent is None:
             span._parent = self.current
-        skip_stopped(span._parent)
+        skip_stopped(span._parent, self.root)
         current_span.set(span)
         extras = span.extras  # created here: on exit, a short span with extras takes the slow path
         extras.on_stop = on_stop
@@ -303,9 +232,9 @@ class TrainingRecorder:
         try:
             with self.guarded("preparing a span"):
                 if attributes:
-                    extras.attributes = attributes_of(attributes, span.report_misuse)
+                    extras.attributes = self._attributes_of(span, attributes)
                 if start_attributes:
-                    extras.start_attributes = attributes_of(start_attributes, span.report_misuse)
+                    extras.start_attributes = self._attributes_of(span, start_attributes)
                 if on_start is not None:
                     on_start(span)
         except BaseException:  # faults propagate: then the block is never entered, and nothing else stops the span
@@ -348,15 +277,18 @@ class TrainingRecorder:
                 self._remove(span)
                 self.put(span, force=extras.is_queued)  # bounded, because the start was accepted
 
+    def _attributes_of(self, span: Span, values: Attributes | Mapping[str, Any]) -> Attributes:
+        return attributes_of(values, lambda problem: self.report_misuse(f"span {span.name_str!r}: {problem}"))
+
     def _close_oldest(self, name: SpanName) -> None:
         """Stop one of the oldest spans: the caller starts spans and never stops them."""
         with self._lock:
             spans = list(itertools.islice(self._open, _MAX_OPEN // 10))
-        place = next((place for place, span in enumerate(spans) if span.name == name), len(spans) - 1)
+        index = next((index for index, span in enumerate(spans) if span.name == name), len(spans) - 1)
         self.report_misuse(f"more than {_MAX_OPEN} spans are open, such as {text_of(name)!r}; stopping the oldest")
-        self.close_span(spans[place], status="left_open")
-        for span in spans[place + 1 : place + 3]:
-            skip_stopped(span)  # or a chain of stopped spans would grow
+        self.close_span(spans[index], status="left_open")
+        for span in spans[index + 1 : index + 3]:
+            skip_stopped(span, self.root)  # or a chain of stopped spans would grow
 
     def _remove(self, span: Span) -> None:
         with self._lock:
@@ -364,6 +296,39 @@ class TrainingRecorder:
         if self.base is span:
             outer = (outer for outer in ancestors(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
+
+    # Events and errors of spans ------------------------------------------------------------------------------------
+
+    def event(self, span: Span | Event, event: Event | None = None) -> Event:
+        """Record an event of a span, or of the current span if only the event is given."""
+        if isinstance(span, Event):
+            return self.event(self.current, span)
+        if not isinstance(event, Event):
+            self.report_misuse(f"expected an event, such as Event.create('name'), got {event or span!r:.80}")
+            return Event.create(str(event or span))
+        with self.guarded("recording an event"):
+            self._check_run()
+            if span.stop_s is not None and span.name:
+                self.report_misuse(f"event {event.name_str!r} was added after span {span.name_str!r} stopped")
+            span.keep_event(event)
+            steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
+            kind, fields = event.to_record()
+            self.add_span_record(span, kind, fields, steady_s)
+        return event
+
+    def _record_exception(self, span: Span, error: BaseException, now_s: float) -> None:
+        """Record an exception in the innermost span it leaves; outer spans only get an `error` attribute."""
+        span.updated_attributes.add("error", f"{error_type(error)}: {error_message(error)}"[:500])
+        if not isinstance(error, Exception) or getattr(error, _RECORDED_MARK, None) == self.run.id:
+            return
+        with contextlib.suppress(Exception):  # an exception that takes no attributes is recorded again further out
+            setattr(error, _RECORDED_MARK, self.run.id)
+        self.add_span_record(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
+
+    def add_span_record(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
+        """Record something that belongs to a span."""
+        at_s = self.now() if steady_s is None else steady_s
+        self.put(AggregatorTask(lambda: self.aggregator.records.build(span, at_s, event, fields)))
 
     # Iterations and phases that integrations observe ---------------------------------------------------------------
 
@@ -373,6 +338,14 @@ class TrainingRecorder:
             self.add_under_pressure(span)
         else:
             self.buffer.append(span)
+
+    def close_short_span(self, span: Span) -> None:
+        """Stop a short span now."""
+        if span._extras is not None:
+            self.close_span(span)
+            return
+        span.stop_s = self.now()
+        self.add_short_span(span)
 
     def add_finished_span(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
         """Record a short span that has stopped, by its times."""
@@ -389,20 +362,6 @@ class TrainingRecorder:
         """Count a lost record."""
         if self.run.backend is not None:  # also after the end, while the writer still works
             self.run.backend.losses.add(reason)
-
-    def _record_exception(self, span: Span, error: BaseException, now_s: float) -> None:
-        """Record an exception in the innermost span it leaves; outer spans only get an `error` attribute."""
-        span.add_attribute("error", f"{error_type(error)}: {error_message(error)}"[:500])
-        if not isinstance(error, Exception) or getattr(error, _RECORDED_MARK, None) == self.run.id:
-            return
-        with contextlib.suppress(Exception):  # an exception that takes no attributes is recorded again further out
-            setattr(error, _RECORDED_MARK, self.run.id)
-        self.add_span_record(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
-
-    def add_span_record(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
-        """Record something that belongs to a span."""
-        at_s = self.now() if steady_s is None else steady_s
-        self.put(AggregatorTask(lambda: self.aggregator.records.build(span, at_s, event, fields)))
 
     def put(self, item: BufferItem, *, force: bool = False, count_loss: bool = True) -> bool:
         """Queue an item for the writer; return whether it was accepted.
@@ -432,25 +391,25 @@ class TrainingRecorder:
                 loop, or with the first metrics; `never` is for values that are recorded elsewhere.
         """
         self._source.update(parameters)
-        known = self.parameters = self._source.resolve(self.report_misuse)
+        resolved_parameters = self.parameters = self._source.resolve(self.report_misuse)
         if record == "never":
-            self.put(AggregatorTask(lambda: self.aggregator.set_initial(known)), force=True)
+            self.put(AggregatorTask(lambda: self.aggregator.set_initial(resolved_parameters)), force=True)
         else:
-            self.use(known, record=record == "now")
-        return known
+            self.use(resolved_parameters, record=record == "now")
+        return resolved_parameters
 
-    def use(self, known: Parameters, *, record: bool) -> None:
+    def use(self, parameters: Parameters, *, record: bool) -> None:
         """Use parameters from now on, and record them if asked to and they have changed since the last record."""
         owner, now_s = self.base if self.base.name else self.current, self.now()
-        self.put(AggregatorTask(lambda: self.aggregator.change(known, owner, now_s, record=record)), force=True)
+        self.put(AggregatorTask(lambda: self.aggregator.change(parameters, owner, now_s, record=record)), force=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Set which spans are recorded one by one from now on."""
-        chosen = self.filter = SpanFilter(mode, names)
+        span_filter = self.filter = SpanFilter(mode, names)
         self._choose_path()
-        self.put(AggregatorTask(lambda: self.aggregator.use_filter(chosen)), force=True)
+        self.put(AggregatorTask(lambda: self.aggregator.use_filter(span_filter)), force=True)
 
-    def saved(
+    def add_checkpoint(
         self,
         step: int | None,
         span: Span | None = None,
@@ -459,12 +418,12 @@ class TrainingRecorder:
     ) -> None:
         """Record that the checkpoint of a step is complete."""
         base, now_s = self.base, self.now() if at_s is None else at_s
-        place = absolute_path(path) if path is not None else None
-        size = LazyValue(lambda: _size_bytes(place)) if place is not None else None
+        target = absolute_path(path) if path is not None else None
+        size = LazyValue(lambda: _size_bytes(target)) if target is not None else None
         text = os.fspath(path) if path is not None else None
-        if place is not None and self.run is not None:
-            self.run.stamp_checkpoint(place, step)
-        self.put(AggregatorTask(lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
+        if target is not None and self.run is not None:
+            self.run.stamp_checkpoint(target, step)
+        self.put(AggregatorTask(lambda: self.aggregator.add_checkpoint(span, base, step, now_s, text, size)))
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -475,8 +434,8 @@ class TrainingRecorder:
             since: stop only the spans inside this one.
         """
         with self._lock:
-            left = list(reversed(self._open))
-        for span in left:
+            spans = list(reversed(self._open))
+        for span in spans:
             if since is None or any(outer is since for outer in ancestors(span._parent)):
                 self.close_span(span, status="left_open")
 
@@ -509,31 +468,20 @@ class TrainingRecorder:
             if span.recorder is self and span.stop_s is None:
                 span.stop_s = self.now()
                 span.extras.status = "left_open"  # read when the scope of a short span exits
-        for left in (self.root, *self._open):
-            left.stop_s = self.now()
+        for span in (self.root, *self._open):
+            span.stop_s = self.now()
         self._open.clear()
-        self.detached.clear()
+        self.callback_iterations.clear()
 
 
-def _report_fault(run: Run, place: str, fault: Exception) -> None:
+def _report_fault(run: Run, activity: str, fault: Exception) -> None:
     """Record a fault in the journal, so that it is not only a line in a log."""
-    run.report_error("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
+    run.report_error("fault", "", f"{type(fault).__name__} while {activity}: {fault!s:.300}")
 
 
 def _is_clean_exit(error: BaseException) -> bool:
     """Return whether an exception is not an error: a generator is closed, or the program exits with code 0."""
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
-
-
-def _error_fields(event: ErrorEvent) -> dict[str, Any]:
-    attributes = event.attributes.to_json()
-    return {
-        "error_type": attributes.get("exception_type"),
-        "error_message": attributes.get("exception_message") or attributes.get("error_message"),
-        "traceback": attributes.get("exception_traceback"),
-        "fatal": False,
-        "where": attributes.get("error_message"),
-    }
 
 
 def _size_bytes(path: str | None) -> int | None:

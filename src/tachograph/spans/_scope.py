@@ -19,7 +19,7 @@ from tachograph._base.decorator import wrap_calls
 from tachograph.recorder import Run, process_state
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._current import find_parent, get_recorder, recorder_of
-from tachograph.spans._recorder import TrainingRecorder
+from tachograph.spans._recorder import SpanRecorder
 from tachograph.spans._span import DISABLED_SPAN, ShortSpan, Span, ancestors, current_span, skip_stopped
 
 __all__ = ["ShortSpanScope", "SpanOptions", "SpanScope"]
@@ -55,12 +55,12 @@ class SpanScope(msgspec.Struct, eq=False):
     """The spans that were entered and not exited."""
 
     def start(
-        self, recorder: TrainingRecorder | None = None, start_s: float | None = None, parent: Span | None = None
+        self, recorder: SpanRecorder | None = None, start_s: float | None = None, parent: Span | None = None
     ) -> Span:
-        """Start a span, for callers that stop it themselves with `TrainingRecorder.close_span`.
+        """Start a span, for callers that stop it themselves with `SpanRecorder.close_span`.
 
         Args:
-            recorder: the recorder; that of the scope's run or of the current span if not given.
+            recorder: the recorder; if not given, the recorder of the scope's run or of the current span.
             start_s: when it started, on the steady clock; now if not given.
             parent: the enclosing span; the current one if not given.
         """
@@ -82,7 +82,7 @@ class SpanScope(msgspec.Struct, eq=False):
             )
         return span
 
-    def _find_recorder(self) -> TrainingRecorder:
+    def _find_recorder(self) -> SpanRecorder:
         run = self.options.run if self.options is not None else None
         return recorder_of(run) if run is not None else get_recorder()
 
@@ -157,8 +157,8 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
         outer = parent._parent if parent is not None else None
         if parent is None or outer is None or outer.stop_s is not None:
             parent = find_parent()
-            skip_stopped(parent)
-        recorder: TrainingRecorder = parent.recorder
+            skip_stopped(parent, parent.recorder.root)
+        recorder: SpanRecorder = parent.recorder
         if recorder.records_short_spans:
             return SpanScope.__enter__(self)
         span = self._span = ShortSpan(self.name, recorder, recorder.now(), None, parent)

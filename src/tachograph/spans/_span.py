@@ -6,7 +6,8 @@ A span is a small struct. Its id, its timestamps, its attributes and its events 
 `ShortSpan` is the type of iterations and their phases. A short span goes into the buffer once, when it stops, and is
 usually only aggregated; any other span goes into the buffer when it starts and again when it stops.
 
-Spans are started and stopped by a `SpanScope` (context managers, decorators) or by `TrainingRecorder` (callbacks).
+A `SpanScope` starts and stops spans through `SpanRecorder.open_span` and `close_span`. The recorder only uses the
+fields of a span. The methods for the user of a span (`add_event`, `stop`) call the recorder, as a scope does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ __all__ = [
     "Span",
     "SpanExtras",
     "SpanName",
-    "SpanOwner",
     "ancestors",
     "current_span",
     "skip_stopped",
@@ -52,40 +52,6 @@ current_span: ContextVar[Span | None] = ContextVar("tachograph_span", default=No
 It may have stopped already; then the innermost open span is one of its ancestors. Stopping a span does not reset this
 variable, which halves the cost of an iteration.
 """
-
-
-class SpanOwner(Protocol):
-    """The recorder of a span, as far as the span itself needs it; implemented by `TrainingRecorder`."""
-
-    @property
-    def root(self) -> Span:
-        """The span that stands for the run."""
-        ...
-
-    def uuid_of(self, span: Span) -> uuid.UUID:
-        """Return the id of a span."""
-        ...
-
-    def wall_s(self, steady_s: float) -> float:
-        """Return the wall time of a reading of the steady clock."""
-        ...
-
-    def report_misuse(self, problem: str) -> None:
-        """Report a mistake in the use of spans."""
-        ...
-
-    def event(self, span: Any, event: Event | None = None) -> Event:
-        """Record an event of a span."""
-        ...
-
-    def stop(
-        self,
-        span: Span,
-        stop_event_attributes: Attributes | None = None,
-        stop_time: TracingTimestamp | None = None,
-    ) -> None:
-        """Stop a span."""
-        ...
 
 
 class SpanExtras:
@@ -134,7 +100,7 @@ class Span(msgspec.Struct, eq=False):
     """
 
     name: Any
-    recorder: Any = None  # a SpanOwner; msgspec cannot have a protocol here
+    recorder: Any = None  # a SpanRecorder, which is defined later
     start_s: float | None = None
     stop_s: float | None = None
     _parent: Span | None = None
@@ -149,7 +115,7 @@ class Span(msgspec.Struct, eq=False):
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Create a started span without a recorder; `TrainingRecorder.start` creates one that is recorded."""
+        """Create a started span without a recorder; `timed_span` starts one that is recorded."""
         start_time = start_time or TracingTimestamp.now()
         span = Span(name, None, start_time.perf_counter_seconds, None, parent_span)
         extras = span.extras
@@ -174,8 +140,8 @@ class Span(msgspec.Struct, eq=False):
     def id(self) -> uuid.UUID:
         """A unique id, created on first use."""
         if self.recorder is not None:
-            found: uuid.UUID = self.recorder.uuid_of(self)
-            return found
+            span_id: uuid.UUID = self.recorder.ids.uuid_of(self)
+            return span_id
         if not isinstance(self.extras.id, uuid.UUID):
             self.extras.id = uuid.uuid4()
         return self.extras.id
@@ -197,7 +163,7 @@ class Span(msgspec.Struct, eq=False):
 
     @property
     def attributes(self) -> Attributes:
-        """All attributes: those given at the start and those added later."""
+        """All attributes, set at the start or added later."""
         extras = self._extras
         if extras is None or extras.attributes is None:
             return Attributes.merge(None if extras is None else extras.updated)
@@ -238,7 +204,7 @@ class Span(msgspec.Struct, eq=False):
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the clock that timed the span."""
         if self.recorder is not None:
-            wall_s: float = self.recorder.wall_s(steady_s)
+            wall_s: float = self.recorder.times.wall_s(steady_s)
             return wall_s
         return steady_s + self.extras.wall_offset_s
 
@@ -268,8 +234,8 @@ class Span(msgspec.Struct, eq=False):
     def add_event(self, event: Event) -> Event:
         """Record an event of the span."""
         if self.recorder is not None:
-            recorded: Event = self.recorder.event(self, event)
-            return recorded
+            added_event: Event = self.recorder.event(self, event)
+            return added_event
         if not self.active:
             raise TachographError(
                 f"cannot add event {event.name_str!r} to span {self.name_str!r}, which is not running"
@@ -289,7 +255,8 @@ class Span(msgspec.Struct, eq=False):
         if self.stop_s is not None:
             return
         if self.recorder is not None:
-            self.recorder.stop(self, stop_event_attributes, stop_time)
+            stop_s = self.recorder.times.of_timestamp(stop_time, "stop_time")
+            self.recorder.close_span(self, stop_s, stop_attributes=stop_event_attributes)
             return
         self.stop_s = stop_time.perf_counter_seconds if stop_time else time.perf_counter()
         self.extras.stop_attributes = stop_event_attributes
@@ -381,11 +348,11 @@ class DisabledSpan(Span, eq=False):
 _NIL = uuid.UUID(int=0)
 _NO_ATTRIBUTE = Attribute("disabled", True)
 DISABLED_SPAN = DisabledSpan("disabled", None, 0.0, None, DisabledSpan("disabled", None, 0.0))
-"""Shared by all threads. It has a parent, because code may use that of an inner span without a check."""
+"""Shared by all threads. It has a parent, because code may use the parent of an inner span without a check."""
 
 
 class PhaseSample(Protocol):
-    """The phases of one iteration, measured to estimate those of the iterations around it."""
+    """The phases of one iteration, measured to estimate the phases of the iterations around it."""
 
     def shares(self, busy_s: float) -> Iterable[tuple[SpanName, float]]:
         """Return each phase with its share of the iteration, on the writer thread.
@@ -397,7 +364,7 @@ class PhaseSample(Protocol):
 
 
 class ObservedIteration(ShortSpan, eq=False, gc=False):
-    """An iteration that an integration observed from outside, with what it knows about the phases."""
+    """An iteration that an integration observed from outside, with its data wait and a sample of its phases."""
 
     data_s: float | None = 0.0
     """How long the iteration waited for data; None if that was not observed."""
@@ -414,10 +381,8 @@ def ancestors(span: Span | None) -> Iterator[Span]:
         span = span._parent
 
 
-def skip_stopped(span: Span) -> None:
-    """Replace a stopped parent by its nearest open ancestor, so that no chain of stopped spans grows."""
+def skip_stopped(span: Span, root: Span) -> None:
+    """Replace a stopped parent by its nearest open ancestor, else by the root: no chain of stopped spans grows."""
     parent = span._parent
-    if parent is None or parent.stop_s is None:
-        return
-    opened = next((outer for outer in ancestors(parent) if outer.stop_s is None), None)
-    span._parent = opened if opened is not None or span.recorder is None else span.recorder.root
+    if parent is not None and parent.stop_s is not None:
+        span._parent = next((outer for outer in ancestors(parent) if outer.stop_s is None), root)

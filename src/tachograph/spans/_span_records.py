@@ -48,9 +48,9 @@ class SpanRecordBuilder:
             chain.append(inner)
             inner = self._recorded_ancestor(inner._parent)
         records: list[PendingRecord] = []
-        for started in reversed(chain):
-            records.append(PendingRecord(started.start_s or 0.0, "span_start", self._head(started, inner)))
-            inner = started
+        for outer in reversed(chain):
+            records.append(PendingRecord(outer.start_s or 0.0, "span_start", self._head(outer, inner)))
+            inner = outer
         return records
 
     def stop(self, span: Span) -> list[PendingRecord]:
@@ -87,11 +87,12 @@ class SpanRecordBuilder:
     def event(
         self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]
     ) -> list[PendingRecord]:
-        """Return the record of an event of a span."""
+        """Return the record of a standard event of a span, without the attributes that are None."""
         step = attributes.get("current_iteration")
-        fields = {"name": str(name), **({"global_step": step} if step is not None else {}), **attributes}
+        fields = {"name": str(name), "global_step": step, **attributes}
+        fields = {field: value for field, value in fields.items() if value is not None}
         return self.build(span, steady_s, "event", fields)
 
 
 def _to_json(**attributes: Attributes | None) -> dict[str, Any]:
-    return {name: given.to_json() for name, given in attributes.items() if given}
+    return {name: values.to_json() for name, values in attributes.items() if values}

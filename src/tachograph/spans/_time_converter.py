@@ -46,7 +46,7 @@ class TimeConverter:
     def of_timestamp(self, timestamp: Any, argument: str) -> float | None:
         """Return the steady reading of a timestamp, or None for now.
 
-        Falls back to its wall time if its steady reading is impossible, such as that of another process.
+        Falls back to its wall time if its steady reading is impossible, such as one of another process.
         """
         if timestamp is None:
             return None

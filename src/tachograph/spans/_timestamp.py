@@ -10,7 +10,7 @@ from typing import Any
 
 from tachograph.exceptions import ConfigError, TachographError
 
-__all__ = ["Timer", "TracingTimestamp", "check_time"]
+__all__ = ["TracingTimestamp", "check_time"]
 
 _EARLIEST_S = 946_684_800.0  # the year 2000
 _FUTURE_S = 600.0
@@ -88,39 +88,3 @@ class TracingTimestamp:
             raise TachographError(f"a timestamp needs 'seconds_since_epoch', got {data!r}")
         seconds = float(data["seconds_since_epoch"])
         return cls.for_timestamp(seconds, data.get("perf_counter_seconds"), validate_timestamp=False)
-
-
-class Timer:
-    """A stopwatch that adds up the time between `start` and `stop`."""
-
-    def __init__(self) -> None:
-        self._elapsed_s = 0.0
-        self._start_s: float | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether it is running."""
-        return self._start_s is not None
-
-    def start(self, start_time: TracingTimestamp | None = None) -> None:
-        """Start the timer."""
-        if self._start_s is not None:
-            raise TachographError("the timer is already running; stop it first")
-        self._start_s = start_time.perf_counter_seconds if start_time else time.perf_counter()
-
-    def stop(self, reset: bool = False) -> float:
-        """Stop the timer and return the elapsed seconds; with `reset`, set them back to 0."""
-        if self._start_s is None:
-            raise TachographError("the timer is not running; start it first")
-        self._elapsed_s += time.perf_counter() - self._start_s
-        self._start_s = None
-        elapsed_s = self._elapsed_s
-        if reset:
-            self._elapsed_s = 0.0
-        return elapsed_s
-
-    def reset(self, start: bool = False) -> None:
-        """Set the elapsed time to 0, and start again if asked to."""
-        self._elapsed_s, self._start_s = 0.0, None
-        if start:
-            self.start()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tachograph as tacho
-from tachograph import spans
+from tachograph import one_logger
 
 SCRIPTS: dict[str, Callable[[], None]] = {}
 NUM_STEPS = 6
@@ -73,12 +73,12 @@ def own_spans() -> None:
 def own_callbacks() -> None:
     model, optimizer, loader = parts()
     tacho.init("own_callbacks", console=False)
-    spans.on_train_start(train_iterations_start=0)
+    one_logger.on_train_start(train_iterations_start=0)
     for batch in loader:
-        spans.on_training_single_iteration_start()
+        one_logger.on_training_single_iteration_start()
         train_step(model, optimizer, batch)
-        spans.on_training_single_iteration_end()
-    spans.on_train_end()
+        one_logger.on_training_single_iteration_end()
+    one_logger.on_train_end()
 
 
 @script

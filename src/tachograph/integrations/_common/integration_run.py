@@ -35,9 +35,9 @@ from tachograph.settings import Settings, resolve_settings
 from tachograph.spans import (
     ObservedIteration,
     Span,
+    SpanRecorder,
     SpanScope,
     StandardTrainingJobSpanName,
-    TrainingRecorder,
     application,
     recorder_of,
     stop_application,
@@ -137,7 +137,7 @@ class IntegrationRun:
     def __init__(self, framework: str, options: RunOptions) -> None:
         self._framework = framework
         self._options = options
-        self._recorder: TrainingRecorder | None = None
+        self._recorder: SpanRecorder | None = None
         self._application: Span | None = None
         self._loop: Span | None = None
         self._iteration: ObservedIteration | None = None
@@ -315,13 +315,13 @@ class IntegrationRun:
         )
         recorder = recorder_of(self.run)
         self._loop = scope.start(recorder, start_s)
-        recorder.marked_by = self._framework
+        recorder.iteration_marker = self._framework
 
     def end_loop(self, error: BaseException | None = None) -> None:
         """End the training loop, if one is open. An unfinished iteration is discarded."""
         loop, self._loop, self._iteration = self._loop, None, None
-        if self._recorder is not None and self._recorder.marked_by == self._framework:
-            self._recorder.marked_by = None
+        if self._recorder is not None and self._recorder.iteration_marker == self._framework:
+            self._recorder.iteration_marker = None
         if loop is not None and loop.active and loop.recorder is not None:
             loop.recorder.close_span(loop, error=error)
 

@@ -44,7 +44,7 @@ from tachograph.integrations._common.manual_spans import is_inside, is_iteration
 from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
 from tachograph.recorder import Run, latest_run
-from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span, validation_loop
+from tachograph.spans import Span, SpanRecorder, checkpoint_save, current_span, validation_loop
 
 __all__ = ["CompiledFlags", "LoopObserver", "active_observer", "set_active_observer"]
 
@@ -216,7 +216,7 @@ class LoopObserver:
                 self.state.recording_stopped()
             run = latest_run()
         recorder = run.span_recorder if run is not None else None
-        return isinstance(recorder, TrainingRecorder) and recorder.marked_by not in {None, "pytorch"}
+        return isinstance(recorder, SpanRecorder) and recorder.iteration_marker not in {None, "pytorch"}
 
     # Batches -------------------------------------------------------------------------------------------------------
 

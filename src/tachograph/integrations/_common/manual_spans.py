@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tachograph.integrations._common.integration_run import Names
 from tachograph.recorder import Run
-from tachograph.spans import TrainingRecorder, current_span
+from tachograph.spans import SpanRecorder, current_span
 
 __all__ = ["is_inside", "is_iteration_marked"]
 
@@ -31,7 +31,7 @@ def is_iteration_marked(run: Run | None) -> bool:
             return True
         span = span._parent
     recorder = run.span_recorder if run is not None else None
-    if not isinstance(recorder, TrainingRecorder) or not recorder.detached:
+    if not isinstance(recorder, SpanRecorder) or not recorder.callback_iterations:
         return False
-    span_state = recorder.detached.get(str(_ITERATION))
-    return span_state is not None and span_state.active
+    iteration = recorder.callback_iterations.get(str(_ITERATION))
+    return iteration is not None and iteration.active

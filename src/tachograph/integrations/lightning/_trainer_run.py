@@ -237,7 +237,7 @@ class TrainerRun:
         if run is None or not self.is_open or type(step) is not int:
             return
         number = max(0, step - 1) + self.first_checkpoint_step
-        recorder_of(run).saved(number, path=path)
+        recorder_of(run).add_checkpoint(number, path=path)
         self.log_checkpoint(path, number)
 
     def log_checkpoint(self, path: Any, step: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks that start and stop the same spans, for programs and frameworks that receive events.
+"""Callbacks that start and stop the spans of a training job, for programs and frameworks that receive events.
 
 Times are in milliseconds since the epoch; the default is now. An `_end` callback stops the innermost open span of its
 name: in the current thread or task, else in the run.
@@ -9,27 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tachograph.recorder import process_state
-from tachograph.spans._aggregator import overlap_text
-from tachograph.spans._context_managers import (
+from tachograph.spans import (
+    DISABLED_SPAN,
+    Span,
+    SpanName,
+    SpanRecorder,
+    SpanScope,
+    StandardSpanName,
     application,
     checkpoint_load,
     checkpoint_scope,
     dataloader_init,
     distributed_init,
+    get_recorder,
     model_init,
     optimizer_init,
+    overlap_text,
     step_of,
     stop_application,
     testing_loop,
+    text_of,
+    training_iteration,
     training_loop,
+    validation_iteration,
     validation_loop,
 )
-from tachograph.spans._current import get_recorder
-from tachograph.spans._names import StandardSpanName, text_of
-from tachograph.spans._names import StandardTrainingJobSpanName as Names
-from tachograph.spans._recorder import TrainingRecorder
-from tachograph.spans._scope import ShortSpanScope, SpanScope
-from tachograph.spans._span import DISABLED_SPAN, Span, SpanName
+from tachograph.spans import StandardTrainingJobSpanName as Names
 
 __all__ = [
     "on_app_end",
@@ -82,33 +87,33 @@ def _end(finish_time_msec: float | None, *names: SpanName) -> None:
         recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
-def _start_iteration(name: Names, loop: Names, start_time_msec: float | None) -> Span:
+def _start_iteration(scope: SpanScope, loop: Names, start_time_msec: float | None) -> Span:
     """Start an iteration; report and stop one of the same loop that a `continue` or an exception left open."""
     recorder = get_recorder()
-    abandoned = recorder.find_open(name, inside=loop)
-    if abandoned is not None:
-        recorder.report_misuse(overlap_text(abandoned))
-        recorder.close_span(abandoned, status="left_open")
+    open_iteration = recorder.find_open(scope.name, inside=loop)
+    if open_iteration is not None:
+        recorder.report_misuse(overlap_text(open_iteration))
+        recorder.close_span(open_iteration, status="left_open")
     if start_time_msec is not None:
-        return ShortSpanScope(name).start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
-    span = recorder.detached[name] = ShortSpanScope(name).__enter__()
+        return scope.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
+    span = recorder.callback_iterations[scope.name] = scope.__enter__()
     return span
 
 
 def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     recorder = get_recorder()
     span = _find_open(recorder, name)
-    recorder.detached.pop(name, None)
+    recorder.callback_iterations.pop(name, None)
     if span is None:
         return
-    if finish_time_msec is None and span._extras is None:
-        span.stop_s = recorder.now()
-        recorder.add_short_span(span)
+    stop_s = recorder.times.of_msec(finish_time_msec, "finish_time_msec")
+    if stop_s is None:
+        recorder.close_short_span(span)
     else:
-        recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
+        recorder.close_span(span, stop_s)
 
 
-def _find_open(recorder: TrainingRecorder, *names: SpanName) -> Span | None:
+def _find_open(recorder: SpanRecorder, *names: SpanName) -> Span | None:
     for name in names:
         span = recorder.find_open(name)
         if span is not None:
@@ -194,10 +199,10 @@ def on_train_start(
     if process_state.is_disabled:
         return DISABLED_SPAN
     recorder = get_recorder()
-    abandoned = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
-    if abandoned is not None:
+    open_loop = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
+    if open_loop is not None:
         recorder.report_misuse("on_train_start was called again before on_train_end; the open loop is stopped")
-        recorder.close_span(abandoned, status="left_open")
+        recorder.close_span(open_loop, status="left_open")
     return _start(lambda: scope, start_time_msec)
 
 
@@ -210,7 +215,7 @@ def on_training_single_iteration_start(start_time_msec: float | None = None) -> 
     """Start an iteration of the training loop."""
     if process_state.is_disabled:
         return DISABLED_SPAN
-    return _start_iteration(Names.TRAINING_SINGLE_ITERATION, Names.TRAINING_LOOP, start_time_msec)
+    return _start_iteration(training_iteration(), Names.TRAINING_LOOP, start_time_msec)
 
 
 def on_training_single_iteration_end(finish_time_msec: float | None = None) -> None:
@@ -233,7 +238,7 @@ def on_validation_single_iteration_start(start_time_msec: float | None = None) -
     """Start an iteration of the validation loop."""
     if process_state.is_disabled:
         return DISABLED_SPAN
-    return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, Names.VALIDATION_LOOP, start_time_msec)
+    return _start_iteration(validation_iteration(), Names.VALIDATION_LOOP, start_time_msec)
 
 
 def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:
@@ -266,7 +271,8 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
         return
     recorder = get_recorder()
     span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
-    recorder.saved(step_of(global_step, recorder), span, at_s=recorder.times.of_msec(time_msec, "time_msec"))
+    at_s = recorder.times.of_msec(time_msec, "time_msec")
+    recorder.add_checkpoint(step_of(global_step, recorder), span, at_s=at_s)
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:

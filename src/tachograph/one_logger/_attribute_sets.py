@@ -1,16 +1,23 @@
-"""The attributes of the standard spans and events: `_required("int")` and `_optional("int")`."""
+"""`AttributeSet`, and the sets that belong to the standard spans and events.
+
+A subclass lists its attributes: `_mandatory("int")` and `_optional("int")`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from functools import partial
+from typing import Any, TypeVar
 
-from tachograph.spans._attributes import AttributeField, AttributeSet
-from tachograph.spans._names import CheckPointStrategy
-from tachograph.spans._names import StandardTrainingJobEventName as Events
-from tachograph.spans._names import StandardTrainingJobSpanName as Names
+from tachograph.exceptions import ConfigError, TachographError
+from tachograph.spans import Attributes, CheckPointStrategy, metadata_texts
+from tachograph.spans import StandardTrainingJobEventName as Events
+from tachograph.spans import StandardTrainingJobSpanName as Names
 
 __all__ = [
     "ATTRIBUTE_SETS",
+    "AttributeSet",
     "CheckpointSaveSpanAttributes",
     "OneLoggerInitializationAttributes",
     "SaveCheckpointSuccessEventAttributes",
@@ -22,14 +29,73 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
 ]
 
-_required = AttributeField
-_optional = partial(AttributeField, required=False)
+_SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
+
+
+class AttributeField:
+    """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing."""
+
+    def __init__(self, kind: str | type[Enum], *, is_mandatory: bool = True) -> None:
+        self.kind = kind
+        self.is_mandatory = is_mandatory
+        self.name = ""
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, attributes: Any, _owner: type | None = None) -> Any:
+        if attributes is None:
+            return self
+        if self.name in attributes:
+            value = attributes[self.name].value
+            return self.kind(value) if isinstance(self.kind, type) and value in list(self.kind) else value
+        if self.is_mandatory:
+            raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
+        return None
+
+
+class AttributeSet(Attributes):
+    """Attributes with known names, listed in a subclass; `create` accepts them by position or by name."""
+
+    @classmethod
+    def fields(cls) -> dict[str, AttributeField]:
+        """Return the known attributes, in the order in which `create` accepts them."""
+        return {name: field for name, field in vars(cls).items() if isinstance(field, AttributeField)}
+
+    @classmethod
+    def create(cls: type[_SetSelf], *values: Any, **values_by_name: Any) -> _SetSelf:
+        """Create a set; an optional attribute that is None is left out, and a dict becomes a list of ``name:value``.
+
+        Raises:
+            ConfigError: if a required attribute is missing, or an unknown one is given.
+        """
+        fields = cls.fields()
+        if len(values) > len(fields):
+            raise ConfigError(f"{cls.__name__} takes at most {len(fields)} values, got {len(values)}")
+        value_of = dict(zip(fields, values, strict=False))
+        for name, value in values_by_name.items():
+            if name not in fields or name in value_of:
+                problem = "is given twice" if name in value_of else f"is not one of {', '.join(fields)}"
+                raise ConfigError(f"{cls.__name__}: {name!r} {problem}")
+            value_of[name] = value
+        missing = [name for name, field in fields.items() if field.is_mandatory and value_of.get(name) is None]
+        if missing:
+            raise ConfigError(f"{cls.__name__}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required")
+        return cls.from_json({name: _flatten(value) for name, value in value_of.items() if value is not None})
+
+
+def _flatten(value: Any) -> Any:
+    return metadata_texts(value) if isinstance(value, Mapping) else value
+
+
+_mandatory = AttributeField
+_optional = partial(AttributeField, is_mandatory=False)
 
 
 class TrainingLoopAttributes(AttributeSet):
     """The start and the target of a training loop."""
 
-    train_iterations_start = _required("int")
+    train_iterations_start = _mandatory("int")
     train_samples_start = _optional("int")
     train_tokens_target = _optional("int")
     completed_floating_point_operations_overall = _optional("int")
@@ -40,22 +106,22 @@ class TrainingLoopAttributes(AttributeSet):
 class CheckpointSaveSpanAttributes(AttributeSet):
     """The checkpoint that is being saved, and the strategy."""
 
-    checkpoint_strategy = _required(CheckPointStrategy)
-    current_iteration = _required("int")
-    save_checkpoint_attempt_count = _required("int")
+    checkpoint_strategy = _mandatory(CheckPointStrategy)
+    current_iteration = _mandatory("int")
+    save_checkpoint_attempt_count = _mandatory("int")
 
 
 class OneLoggerInitializationAttributes(AttributeSet):
     """The facts known when a job starts."""
 
-    world_size = _required("int")
-    one_logger_training_telemetry_version = _required("str")
-    enable_for_current_rank = _required("bool")
-    session_tag = _required("str")
-    is_baseline_run = _required("bool")
-    summary_data_schema_version = _required("str")
-    node_name = _required("str")
-    rank = _required("int")
+    world_size = _mandatory("int")
+    one_logger_training_telemetry_version = _mandatory("str")
+    enable_for_current_rank = _mandatory("bool")
+    session_tag = _mandatory("str")
+    is_baseline_run = _mandatory("bool")
+    summary_data_schema_version = _mandatory("str")
+    node_name = _mandatory("str")
+    rank = _mandatory("int")
     custom_metadata = _optional("list[str]")
     application_name = _optional("str")
     app_type = _optional("str")
@@ -66,7 +132,7 @@ class TrainingTelemetryAttributes(AttributeSet):
 
     perf_tag = _optional("str | list[str]")
     global_batch_size = _optional("int")
-    log_every_n_train_iterations = _required("int")
+    log_every_n_train_iterations = _mandatory("int")
     micro_batch_size = _optional("int")
     seq_length = _optional("int")
     flops_per_sample = _optional("int")
@@ -87,16 +153,16 @@ class TrainingTelemetryAttributes(AttributeSet):
 class TrainingMetricsUpdateAttributes(AttributeSet):
     """Progress and speed of a training loop: of the whole job, and (``window_``) since the previous update."""
 
-    train_iterations_start = _required("int")
-    current_iteration = _required("int")
-    num_iterations = _required("int")
+    train_iterations_start = _mandatory("int")
+    current_iteration = _mandatory("int")
+    num_iterations = _mandatory("int")
     train_samples_start = _optional("int")
     num_train_samples = _optional("int")
-    interval = _required("int")
-    avg_iteration_time_sec = _required("float")
-    min_iteration_time_sec = _required("float")
-    max_iteration_time_sec = _required("float")
-    total_iteration_time_sec = _required("float")
+    interval = _mandatory("int")
+    avg_iteration_time_sec = _mandatory("float")
+    min_iteration_time_sec = _mandatory("float")
+    max_iteration_time_sec = _mandatory("float")
+    total_iteration_time_sec = _mandatory("float")
     avg_forward_time_sec = _optional("float")
     avg_backward_time_sec = _optional("float")
     avg_dataloader_time_sec = _optional("float")
@@ -117,8 +183,8 @@ class TrainingMetricsUpdateAttributes(AttributeSet):
 class ValidationMetricsUpdateAttributes(AttributeSet):
     """The iteration of the validation, and the durations of all validation iterations so far."""
 
-    current_iteration = _required("int")
-    interval = _required("int")
+    current_iteration = _mandatory("int")
+    interval = _mandatory("int")
     avg_iteration_time_sec = _optional("float")
     min_iteration_time_sec = _optional("float")
     max_iteration_time_sec = _optional("float")
@@ -130,8 +196,8 @@ class TestingMetricsUpdateAttributes(AttributeSet):
 
     __test__ = False  # pytest takes every class whose name begins so
 
-    current_iteration = _required("int")
-    interval = _required("int")
+    current_iteration = _mandatory("int")
+    interval = _mandatory("int")
     avg_iteration_time_sec = _optional("float")
     min_iteration_time_sec = _optional("float")
     max_iteration_time_sec = _optional("float")
@@ -141,15 +207,15 @@ class TestingMetricsUpdateAttributes(AttributeSet):
 class SaveCheckpointSuccessEventAttributes(AttributeSet):
     """A checkpoint is complete: the progress that would survive if the job died now."""
 
-    checkpoint_strategy = _required(CheckPointStrategy)
-    current_iteration = _required("int")
-    first_successful_save_checkpoint_timestamp_sec = _required("float")
-    latest_successful_save_checkpoint_timestamp_sec = _required("float")
-    save_checkpoint_success_count = _required("int")
-    productive_train_iterations = _required("int")
+    checkpoint_strategy = _mandatory(CheckPointStrategy)
+    current_iteration = _mandatory("int")
+    first_successful_save_checkpoint_timestamp_sec = _mandatory("float")
+    latest_successful_save_checkpoint_timestamp_sec = _mandatory("float")
+    save_checkpoint_success_count = _mandatory("int")
+    productive_train_iterations = _mandatory("int")
     productive_train_samples = _optional("int")
-    productive_train_iterations_sec = _required("float")
-    productive_validation_iterations_sec = _required("float")
+    productive_train_iterations_sec = _mandatory("float")
+    productive_validation_iterations_sec = _mandatory("float")
     productive_train_tflops = _optional("float")
     checkpoint_size = _optional("int")
     checkpoint_directory = _optional("str")
@@ -159,9 +225,9 @@ class SaveCheckpointSuccessEventAttributes(AttributeSet):
 class SyncCheckpointMetricsUpdateAttributes(AttributeSet):
     """The time that training waited for checkpoints, over all saves."""
 
-    save_checkpoint_sync_time_total_sec = _required("float")
-    save_checkpoint_sync_time_min_sec = _required("float")
-    save_checkpoint_sync_time_max_sec = _required("float")
+    save_checkpoint_sync_time_total_sec = _mandatory("float")
+    save_checkpoint_sync_time_min_sec = _mandatory("float")
+    save_checkpoint_sync_time_max_sec = _mandatory("float")
 
 
 ATTRIBUTE_SETS: dict[str, type[AttributeSet]] = {

@@ -1,0 +1,74 @@
+"""One Logger's recorders, on top of the span recorder of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+import tachograph
+from tachograph import one_logger
+from tachograph.one_logger import Event, TracingTimestamp, get_recorder
+from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
+from tests.conftest import HANG_S, lines_of
+
+
+def test_timestamp_objects_set_start_and_stop(logs):
+    with tachograph.init("x", log_dir=str(logs)):
+        recorder = get_recorder()
+        now = TracingTimestamp.now()
+        wall_only = TracingTimestamp(now.seconds_since_epoch - 5, 0.0)
+        span = recorder.start("x", start_time=wall_only)
+        recorder.stop(span, stop_time=now)
+        assert span.duration_msec() == pytest.approx(5000, abs=100)
+        recorder.event(recorder.current, Event.create("e", {"a": 1}, wall_only))
+    assert [record["a"] for record in lines_of(logs / "x") if record.get("name") == "e"] == [1]
+
+
+@pytest.mark.expects_faults
+@pytest.mark.parametrize("bad", [5.0, "now", TracingTimestamp(float("nan"), float("nan"))])
+def test_invalid_start_time_is_reported_and_ignored(logs, bad):
+    with tachograph.init("x", log_dir=str(logs)):
+        span = get_recorder().start("x", start_time=bad)
+        get_recorder().stop(span)
+    assert span.duration_msec() < HANG_S * 1000
+    assert [record["event"] for record in lines_of(logs / "x")].count("telemetry_error") == 1
+
+
+def test_span_gets_the_parent_and_attributes_of_start(tacho_run):
+    recorder = get_recorder()
+    outer, _sibling = recorder.start("outer"), recorder.start("sibling")
+    inner = recorder.start("inner", one_logger.Attributes({"a": 1}), one_logger.Attributes({"b": 2}), None, outer)
+    assert inner.parent_span is outer
+    assert [span.name for span in recorder.get_active_spans_by_name("inner")] == ["inner"]
+    recorder.stop(inner, one_logger.Attributes({"c": 3}))
+    assert recorder.get_active_spans_by_name("inner") == []
+    records = [record for record in tacho_run.records if record.get("name") == "inner"]
+    assert [record.get("start_attributes") for record in records if record["event"] != "span_stop"] == [{"b": 2}]
+    assert (records[-1]["attributes"], records[-1]["stop_attributes"]) == ({"a": 1}, {"c": 3})
+
+
+def test_standard_events_have_the_attributes_of_their_sets(tacho_run):
+    """`spans` writes the events and `one_logger` types their attributes; the two must not drift apart."""
+    tachograph.set_training_config(
+        global_batch_size=4, seq_length=8, flops_per_sample=1e9, custom_metadata={"team": "x"}, perf_tag=["a", "b"]
+    )
+    with tachograph.application(), tachograph.training_loop(0, train_iterations_target_or_fn=10):
+        for step in range(3):
+            with tachograph.training_iteration(), tachograph.forward():
+                tacho_run.clock.advance(1.0)
+            with tachograph.checkpoint_save(step):
+                tacho_run.clock.advance(1.0)
+        for loop, iteration in (
+            (tachograph.validation_loop, tachograph.validation_iteration),
+            (tachograph.testing_loop, tachograph.testing_iteration),
+        ):
+            with loop(), iteration():
+                tacho_run.clock.advance(1.0)
+    events = {record["name"]: record for record in tacho_run.records if record["event"] == "event"}
+    kinds = {str(name): kind for name, kind in ATTRIBUTE_SETS.items() if str(name) in events}
+    assert len(kinds) == len(events) == 7
+    own = {"event", "time", "name", "span_id", "global_step"}
+    for name, kind in kinds.items():
+        attributes = {field for field in events[name] if field not in own and not field.startswith("window_")}
+        mandatory = {field for field, known in kind.fields().items() if known.is_mandatory}
+        assert mandatory <= attributes <= set(kind.fields()), name
+    assert events["update_training_telemetry_config"]["custom_metadata"] == ["team:x"]
