@@ -426,7 +426,7 @@ def test_configs_behave_like_pydantic_models():
     assert shallow != config and deep == config
     assert deep.custom_metadata is not config.custom_metadata and shallow.custom_metadata is config.custom_metadata
     shallow.enable_for_current_rank = False
-    assert config.enable_for_current_rank and shallow.given("enable_for_current_rank")
+    assert config.enable_for_current_rank and shallow.is_set("enable_for_current_rank")
     with pytest.raises(OneLoggerError, match="did you mean 'application_name'"):
         config.aplication_name = "x"
     assert isinstance(config.telemetry_config, TelemetryConfig) and not isinstance(config, TelemetryConfig)

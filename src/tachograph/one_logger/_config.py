@@ -86,7 +86,7 @@ class _Config:
         missing = [name for name in self.REQUIRED if values.get(name) is None]
         if missing:
             raise ConfigError(f"{type(self).__name__} needs {', '.join(missing)}")
-        self.__dict__["_given"] = frozenset(values)
+        self.__dict__["_set_fields"] = frozenset(values)
         for name in self.FIELDS:
             self.__dict__[name] = values.get(name, self.DEFAULTS.get(name))
         self.check()
@@ -99,18 +99,18 @@ class _Config:
         """Set a field after construction."""
         self._check_name(name)
         self.__dict__[name] = value
-        self.__dict__["_given"] |= {name}
+        self.__dict__["_set_fields"] |= {name}
 
     def check(self) -> None:
         """Raise if a value is invalid."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that were given."""
-        return {name: getattr(self, name) for name in self.FIELDS if name in self._given}
+        return {name: getattr(self, name) for name in self.FIELDS if name in self._set_fields}
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Return whether a field was given."""
-        return name in self._given
+        return name in self._set_fields
 
     if TYPE_CHECKING:
 
@@ -126,7 +126,7 @@ class _Config:
     @property
     def model_fields_set(self) -> set[str]:
         """The names of the fields that were given."""
-        return set(self._given)
+        return set(self._set_fields)
 
     def model_dump(self, *, exclude_unset: bool = False, exclude_none: bool = False) -> dict[str, Any]:
         """Return the fields as a dict, and configs in it as dicts, too.
@@ -135,15 +135,15 @@ class _Config:
             exclude_unset: leave out fields that were not given.
             exclude_none: leave out fields without a value.
         """
-        dumped = {}
+        values = {}
         for name in self.FIELDS:
             value = getattr(self, name)
-            if (exclude_unset and name not in self._given) or (exclude_none and value is None):
+            if (exclude_unset and name not in self._set_fields) or (exclude_none and value is None):
                 continue
             if isinstance(value, _Config):
                 value = value.model_dump(exclude_unset=exclude_unset, exclude_none=exclude_none)
-            dumped[name] = copy.copy(value) if isinstance(value, (dict, list)) else value
-        return dumped
+            values[name] = copy.copy(value) if isinstance(value, (dict, list)) else value
+        return values
 
     def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
         """Return a copy.
@@ -152,11 +152,11 @@ class _Config:
             update: fields to change in the copy.
             deep: copy the values as well.
         """
-        copied = copy.copy(self)
-        copied.__dict__.update(copy.deepcopy(self.__dict__) if deep else self.__dict__)
+        config = copy.copy(self)
+        config.__dict__.update(copy.deepcopy(self.__dict__) if deep else self.__dict__)
         for name, value in (update or {}).items():
-            setattr(copied, name, value)
-        return copied
+            setattr(config, name, value)
+        return config
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -235,7 +235,7 @@ class TrainingTelemetryConfig(_Config):
     def parameters(self) -> dict[str, Any]:
         """Return them as arguments for `SpanRecorder.configure`."""
         values = {name: getattr(self, name) for name in self.FIELDS}
-        if not self.given("is_log_throughput_enabled_or_fn"):
+        if not self.is_set("is_log_throughput_enabled_or_fn"):
             del values["is_log_throughput_enabled_or_fn"]  # then it is on if the FLOPs are known
         return values
 

@@ -86,7 +86,7 @@ class ErrorEvent(Event, standard_name=StandardEventName.ERROR):
         return {**super().to_json(), **values}
 
     def to_record(self) -> tuple[str, dict[str, Any]]:
-        """Return the kind and the fields of the record of this error, which is like that of an exception."""
+        """Return the kind and the fields of the record, which has the form of an exception's record."""
         fields = {
             "error_type": self.exception_type,
             "error_message": self.exception_message or self.error_message,

@@ -1,7 +1,7 @@
 """Exporters described in a config: in code, in a file, or by an installed package.
 
 A file and a package can name any class. It is imported, and used only if it is a subclass of `Exporter`; nothing else
-of a file is executed. The classes of One Logger's own packages stand for those of this one.
+of a file is executed. A class of One Logger's own packages stands for the class of the same name in this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tachograph.records import mask_text
 
 __all__ = ["ExporterConfig", "ExporterConfigManager"]
 
-_OWN = {
+_MODULE_OF_CLASS = {
     "FileExporter": "_json_exporters",
     "LoggerExporter": "_json_exporters",
     "OTelExporter": "_otel_exporter",
@@ -71,18 +71,18 @@ class ExporterConfigManager:
         path = _config_file(config_file_path)
         configs = cls._package_configs() if path is None else _read_file(path)
         for item in direct_config or ():
-            given = _parse(item, "exporters_config")
-            same = [config for config in configs if config.class_name == given.class_name]
+            direct = _parse(item, "exporters_config")
+            same = [config for config in configs if config.class_name == direct.class_name]
             if len(same) > 1:
                 raise ConfigError(
-                    f"{given.class_name!r} is configured twice already, so exporters_config cannot change it; "
+                    f"{direct.class_name!r} is configured twice already, so exporters_config cannot change it; "
                     "configure it in one place"
                 )
             if same:
-                same[0].config = {**same[0].config, **given.config}
-                same[0].enabled = given.enabled
+                same[0].config = {**same[0].config, **direct.config}
+                same[0].enabled = direct.enabled
             else:
-                configs.append(given)
+                configs.append(direct)
         return configs
 
     @staticmethod
@@ -99,8 +99,8 @@ class ExporterConfigManager:
             ConfigError: if one cannot be created.
         """
         del training_telemetry_config
-        parsed = [_parse(config, "the config of an exporter") for config in configs]
-        return [_create(config) for config in parsed if config.enabled]
+        exporter_configs = (_parse(config, "the config of an exporter") for config in configs)
+        return [_create(config) for config in exporter_configs if config.enabled]
 
     @classmethod
     def _package_configs(cls) -> list[ExporterConfig]:
@@ -111,17 +111,17 @@ class ExporterConfigManager:
             origin = f"entry point {point.name!r} of group {cls.ENTRY_POINT_GROUP!r}"
             try:
                 provider = point.load()
-                provided = (provider() if isinstance(provider, type) else provider).get_default_config()
+                default_config = (provider() if isinstance(provider, type) else provider).get_default_config()
             except Exception as error:
                 raise ConfigError(f"{origin} cannot be loaded: {type(error).__name__}: {error}") from error
-            configs.append(_parse(provided, origin))
+            configs.append(_parse(default_config, origin))
         return configs
 
 
-def _config_file(given: str | os.PathLike[str] | None) -> Path | None:
-    chosen = given or os.environ.get(_PATH_VARIABLE)
-    if chosen:
-        return Path(chosen)
+def _config_file(argument: str | os.PathLike[str] | None) -> Path | None:
+    path = argument or os.environ.get(_PATH_VARIABLE)
+    if path:
+        return Path(path)
     return next((Path(name) for name in _DEFAULT_FILES if os.path.isfile(name)), None)
 
 
@@ -148,15 +148,15 @@ def _parse(item: ExporterConfig | Mapping[str, Any] | object, origin: str) -> Ex
         return ExporterConfig(item.class_name, dict(item.config), item.enabled)
     if not isinstance(item, Mapping) or not isinstance(item.get("class_name"), str):
         raise ConfigError(f"{origin}: each exporter needs a class_name, and may have config and enabled")
-    known = ("class_name", "config", "enabled")
+    fields = ("class_name", "config", "enabled")
     for name in item:
-        if name not in known:
-            raise ConfigError(f"{origin}: an exporter has no field {name!r}{did_you_mean(str(name), known)}")
+        if name not in fields:
+            raise ConfigError(f"{origin}: an exporter has no field {name!r}{did_you_mean(str(name), fields)}")
     arguments = item.get("config") or {}
-    enabled = item.get("enabled", True)
-    if not isinstance(arguments, Mapping) or not isinstance(enabled, bool):
+    is_enabled = item.get("enabled", True)
+    if not isinstance(arguments, Mapping) or not isinstance(is_enabled, bool):
         raise ConfigError(f"{origin}: {item['class_name']!r} needs a dict as config and true or false as enabled")
-    return ExporterConfig(item["class_name"], dict(arguments), enabled)
+    return ExporterConfig(item["class_name"], dict(arguments), is_enabled)
 
 
 def _create(config: ExporterConfig) -> Exporter:
@@ -175,19 +175,19 @@ def _create(config: ExporterConfig) -> Exporter:
 def _load_class(name: str) -> type[Exporter]:
     """Import a class and check that it is an exporter, before anything of it is called."""
     module, _, short = name.rpartition(".")
-    if short in _OWN and module.partition(".")[0] in _OWN_PACKAGES:
-        module = f"tachograph.one_logger.{_OWN[short]}"
+    if short in _MODULE_OF_CLASS and module.partition(".")[0] in _OWN_PACKAGES:
+        module = f"tachograph.one_logger.{_MODULE_OF_CLASS[short]}"
     elif not module:
         raise ConfigError(
-            f"unknown exporter {name!r}{did_you_mean(name, _OWN) or '.'} Available: {', '.join(_OWN)}, "
-            "or the path of a class: package.module.Class"
+            f"unknown exporter {name!r}{did_you_mean(name, _MODULE_OF_CLASS) or '.'} "
+            f"Available: {', '.join(_MODULE_OF_CLASS)}, or the path of a class: package.module.Class"
         )
     try:
-        found = getattr(import_module(module), short)
+        exporter_class = getattr(import_module(module), short)
     except Exception as error:
         extra = {"OTelExporter": "otlp"}.get(short)
         remedy = f"; pip install 'tachograph[{extra}]'" if extra and isinstance(error, ImportError) else ""
         raise ConfigError(f"exporter {name!r} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
-    if not isinstance(found, type) or not issubclass(found, Exporter):
+    if not isinstance(exporter_class, type) or not issubclass(exporter_class, Exporter):
         raise ConfigError(f"{name!r} is not an exporter: it must be a subclass of tachograph.one_logger.Exporter")
-    return found
+    return exporter_class

@@ -39,7 +39,7 @@ class BaseJsonExporter(BaseExporter):
         if span.stop_event is not None:
             self._stopped_early.add(span.id)
             return
-        self._put({"type": "start", **_head(span), "start_event": _event(span.start_event)})
+        self._write_record({"type": "start", **_head(span), "start_event": _event(span.start_event)})
 
     def export_stop(self, span: Span) -> None:
         """Write the stop of a span."""
@@ -49,27 +49,27 @@ class BaseJsonExporter(BaseExporter):
             raise ExportError(f"span {span.name_str!r} has not stopped")
         if span.id in self._stopped_early:
             edges = {"start_event": _event(span.start_event), "stop_event": _event(stop)}
-            self._put({"type": "complete", **_head(span), **edges})
+            self._write_record({"type": "complete", **_head(span), **edges})
             self._stopped_early.discard(span.id)
         else:
-            self._put({"type": "stop", **_head(span), "stop_event": _event(stop)})
+            self._write_record({"type": "stop", **_head(span), "stop_event": _event(stop)})
 
     def export_event(self, event: Event, span: Span) -> None:
         """Write an event."""
         self._check_state()
-        self._put({"type": "event", "span_id": str(span.id), "event": _event(event)})
+        self._write_record({"type": "event", "span_id": str(span.id), "event": _event(event)})
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
         """Write an error of the training code."""
         self._check_state()
-        self._put({"type": "application_error", "span_id": str(span.id), "event": _event(event)})
+        self._write_record({"type": "application_error", "span_id": str(span.id), "event": _event(event)})
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Write a fault of telemetry itself."""
         self._check_state()
-        self._put({"type": "telemetry_data_error", "error": _event(error)})
+        self._write_record({"type": "telemetry_data_error", "error": _event(error)})
 
-    def _put(self, record: dict[str, Any]) -> None:
+    def _write_record(self, record: dict[str, Any]) -> None:
         self._write({**record, "count": next(self._count), "pid": os.getpid()})
 
 
@@ -148,13 +148,13 @@ class LoggerExporter(BaseJsonExporter):
         """
         decoder = json.JSONDecoder()
         record: dict[str, Any] = {}
-        place = text.find("[") + 1
+        start = text.find("[") + 1
         try:
-            while text[place : place + 1] != "]":
-                equals = text.index("=", place)
+            while text[start : start + 1] != "]":
+                equals = text.index("=", start)
                 value, end = decoder.raw_decode(text, equals + 1)  # JSON values are self-delimiting
-                _unflatten(record, text[place:equals], value)
-                place = end + 3 if text.startswith(" | ", end) else end
+                _unflatten(record, text[start:equals], value)
+                start = end + 3 if text.startswith(" | ", end) else end
         except (ValueError, IndexError) as error:
             raise ExportError(f"not a LoggerExporter line: {text[:80]!r}") from error
         return record

@@ -48,7 +48,7 @@ __all__ = ["TimeEventCallback", "hook_trainer_cls", "trainer_class"]
 _trainer_classes: dict[str, type] = {}
 
 _applications: list[Span] = []
-"""The application spans that callbacks have started, without those that had ended when the last one started."""
+"""The application spans that callbacks have started. Spans that have ended are removed when another one starts."""
 
 
 class _ProviderTrainerRun(TrainerRun):
@@ -74,7 +74,7 @@ class _ProviderTrainerRun(TrainerRun):
 
 
 class TimeEventCallback(TachographCallback):
-    """Records what a `Trainer` does in the run of a provider.
+    """Records the work of a `Trainer` in the run of a provider.
 
     The trainers below create one; you can also create it yourself. Creating it starts the application. `on_app_end`
     ends the application; without that call it ends with the process.
@@ -111,9 +111,9 @@ class TimeEventCallback(TachographCallback):
     def _job_parameters(self, trainer: Any) -> dict[str, Any]:
         """Return the parameters that the provider's config does not contain."""
         run = self._trainer_run.run
-        known = recorder_of(run).parameters if run is not None else None
-        found = super()._job_parameters(trainer)
-        return {name: value for name, value in found.items() if getattr(known, name, None) is None}
+        config = recorder_of(run).parameters if run is not None else None
+        parameters = super()._job_parameters(trainer)
+        return {name: value for name, value in parameters.items() if getattr(config, name, None) is None}
 
     on_app_end = staticmethod(on_app_end)
     on_distributed_init_start = staticmethod(on_distributed_init_start)
@@ -158,15 +158,15 @@ def hook_trainer_cls(
     original: Any = cls.__init__  # type: ignore[misc] # the __init__ of this class, not of an instance
 
     @functools.wraps(original)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - replaces that method
-        original(self, *arguments, **{**named, "callbacks": [callback, *_as_list(named.get("callbacks"))]})
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807 - replaces that method
+        original(self, *arguments, **{**options, "callbacks": [callback, *_as_list(options.get("callbacks"))]})
 
     attributes = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     callback_property = property(lambda self: callback, doc="The callback that records.")
-    hooked = type(
+    subclass = type(
         cls.__name__, (cls,), {**attributes, "__init__": __init__, "nv_one_logger_callback": callback_property}
     )
-    return hooked, callback
+    return subclass, callback
 
 
 def trainer_class() -> type:

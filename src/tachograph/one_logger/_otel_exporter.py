@@ -4,7 +4,7 @@ OpenTelemetry has a span only when it ends, and One Logger's exporter has the si
 among them the start and the stop of a span, is also sent at once as a span without duration: a child of its span with
 the name `<event>_event_for_<span>`, for errors `error_for_<span>`.
 
-A trace is a root span with everything below it. Its id is that of the root span, which starts with the id of the run;
+A trace is a root span with everything below it. It has the id of the root span, which starts with the id of the run;
 ids are the same if a record is exported again.
 """
 
@@ -50,7 +50,7 @@ class OTelExporter(BaseExporter):
 
     Args:
         otel_span_exporter: sends the spans. You own it: call its `shutdown` when you no longer need it. Without one,
-            spans are sent over OTLP with the options below, which are those of the sink `otlp`.
+            spans are sent over OTLP with the options below, the same as for the sink `otlp`.
         endpoint: the base address of the receiver; the default comes from `OTEL_EXPORTER_OTLP_ENDPOINT`.
         protocol: `http/protobuf` or `grpc`.
         headers: headers of each request.
@@ -88,9 +88,9 @@ class OTelExporter(BaseExporter):
             )
         elif options != OtlpOptions():
             raise ConfigError("set either otel_span_exporter or the options of a connection, not both")
-        given = OTELResourceDetector().detect()
-        name = service_name or given.attributes.get(SERVICE_NAME) or "tachograph"
-        self._resource = given.merge(Resource({SERVICE_NAME: name}))
+        resource = OTELResourceDetector().detect()
+        name = service_name or resource.attributes.get(SERVICE_NAME) or "tachograph"
+        self._resource = resource.merge(Resource({SERVICE_NAME: name}))
 
     def initialize(self) -> None:
         """Prepare the connection.
@@ -118,7 +118,7 @@ class OTelExporter(BaseExporter):
             OTelEvent(event.name_str, _clean(event.attributes.to_json()), _nanoseconds(event)) for event in span.events
         ]
         attributes = span.attributes.to_json()
-        finished = ReadableSpan(
+        otel_span = ReadableSpan(
             span.name_str,
             _context(span, span.id.int),
             _context(span.parent_span, span.parent_span.id.int) if span.parent_span else None,
@@ -130,7 +130,7 @@ class OTelExporter(BaseExporter):
             end_time=int(span.wall_s(span.stop_s) * 1e9),
             instrumentation_scope=_SCOPE,
         )
-        self._send([finished, self._event_span(stop, span)])
+        self._send([otel_span, self._event_span(stop, span)])
 
     def export_event(self, event: Event, span: Span) -> None:
         """Export an event."""

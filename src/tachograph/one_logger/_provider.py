@@ -217,7 +217,7 @@ class TrainingTelemetryProvider:
             )
         config = self._merge(self._base)
         try:
-            if config.given("logger_config"):
+            if config.is_set("logger_config"):
                 _set_logging(config.logger_config, self._handlers)
             if not config.enable_for_current_rank:
                 self._exporters = []
@@ -299,7 +299,7 @@ class TrainingTelemetryProvider:
             perf_tag=perf_tag if isinstance(perf_tag, str) else None,
             facts={"perf_tag": perf_tag} if isinstance(perf_tag, list) else None,  # the setting is one tag
             config=config.custom_metadata,
-            any_rank=config.given("enable_for_current_rank"),
+            any_rank=config.is_set("enable_for_current_rank"),
         )
 
     # After building --------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def _run_name(config: OneLoggerConfig) -> str:
     """Return a run name that all jobs of a session share, and no other job."""
     parts = [str(config.application_name), str(config.session_tag)]
     rank = ranks.rank()
-    if config.given("enable_for_current_rank") and rank > 0:
+    if config.is_set("enable_for_current_rank") and rank > 0:
         parts.append(f"rank{rank}")
     name = "-".join(part for part in (re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts) if part)[:90]
     if all(re.fullmatch(r"\w[\w.]*", part) for part in parts) and len("-".join(parts)) <= 90:

@@ -3,7 +3,7 @@
 The journal has flat records; an exporter expects `Span` objects with their events. The sink rebuilds a span from its
 start and stop records and keeps it while it is open, and for a while after that, because an error may refer to a span
 that has just ended. One record may need several calls of the exporter. The calls that are left are kept in `_calls`,
-so that a retry repeats the failed call and not those that succeeded.
+so that a retry repeats the failed call and no call that succeeded.
 
 An exporter expects a span for every event. An event without one belongs to the application, if that is open. Otherwise
 the sink creates a span for the run, named `run`, which starts with the first such event and stops with the run.
@@ -66,7 +66,7 @@ class ExporterSink:
         self._report = report
         self._run_id = ""
         self._spans: dict[str, Span] = {}
-        self._ended: deque[str] = deque()
+        self._ended_span_ids: deque[str] = deque()
         self._run_span: Span | None = None
         """Stands for the run; None until the exporter has its start."""
         self._run_start_s = 0.0
@@ -101,7 +101,7 @@ class ExporterSink:
         self._export_loss()
 
     def close(self) -> None:
-        """Report what the exporter has missed, to the journal and to the exporter, and close it."""
+        """Report the missed records, to the journal and to the exporter, and close the exporter."""
         if self._num_waiting:
             self._add_loss(
                 self._num_waiting,
@@ -182,7 +182,7 @@ class ExporterSink:
             return self._event_calls(record, owner) if owner is not None else self._run_event_calls(record)
         if event == "start":  # a new attempt: spans of one that was killed are still open
             self._spans.clear()
-            self._ended.clear()
+            self._ended_span_ids.clear()
             self._run_span, self._run_start_s = None, _number(record, "time")
         if event == "end" and self._run_span is not None:
             return [functools.partial(self._stop_run_span, self._run_span, _number(record, "time"))]
@@ -207,9 +207,10 @@ class ExporterSink:
         if record["event"] == "error":
             return [functools.partial(self._exporter.export_error, _error_event(record), span)]
         name = str(record.get("name"))
-        occurred = Event(_STANDARD.get(name, name), _timestamp(record), _typed(name, _event_attributes(record)))
-        span.keep_event(occurred)
-        return [functools.partial(self._exporter.export_event, occurred, span)]
+        attributes = _attribute_set(name, _event_attributes(record))
+        event = Event(_STANDARD.get(name, name), _timestamp(record), attributes)
+        span.keep_event(event)
+        return [functools.partial(self._exporter.export_event, event, span)]
 
     def _run_event_calls(self, record: dict[str, Any]) -> list[Callable[[], None]]:
         """Return the calls for an event of the run; the first one also starts the span of the run."""
@@ -240,7 +241,7 @@ class ExporterSink:
         span = Span.create(
             _STANDARD.get(name, name),
             self._spans.get(str(record.get("parent_id"))),
-            _typed(name, _section_attributes(record, "attributes")),
+            _attribute_set(name, _section_attributes(record, "attributes")),
             _section_attributes(record, "start_attributes") or None,
             TracingTimestamp(start_s, start_s),
         )
@@ -257,9 +258,9 @@ class ExporterSink:
             span.add_attribute("status", str(record["status"]))
         stop_s = (span.start_s or 0.0) + max(0.0, _number(record, "duration_s"))
         span.stop(_section_attributes(record, "stop_attributes") or None, TracingTimestamp(stop_s, stop_s))
-        self._ended.append(str(record.get("span_id")))
-        while len(self._ended) > _MAX_ENDED_SPANS:  # the latest are kept for errors that refer to them
-            self._spans.pop(self._ended.popleft(), None)
+        self._ended_span_ids.append(str(record.get("span_id")))
+        while len(self._ended_span_ids) > _MAX_ENDED_SPANS:  # the latest are kept for errors that refer to them
+            self._spans.pop(self._ended_span_ids.popleft(), None)
 
 
 def _timestamp(record: dict[str, Any]) -> TracingTimestamp:
@@ -276,17 +277,17 @@ def _section_attributes(record: dict[str, Any], name: str) -> Attributes:
     return attributes_of(values, lambda problem: None) if isinstance(values, dict) else Attributes()
 
 
-def _typed(name: str, attributes: Attributes) -> Attributes:
+def _attribute_set(name: str, attributes: Attributes) -> Attributes:
     """Return the attributes of a span or an event as the set that belongs to its name."""
     return ATTRIBUTE_SETS.get(name, Attributes).merge(attributes)
 
 
 def _event_attributes(record: dict[str, Any]) -> Attributes:
-    own = RESERVED_FIELDS | EVENT_FIELDS
+    record_fields = RESERVED_FIELDS | EVENT_FIELDS
     if "current_iteration" in record:
-        own |= {"global_step"}  # repeats current_iteration, for charts
-    theirs = {f"{name}_": name for name in own}
-    values = {theirs.get(name, name): value for name, value in record.items() if name not in own}
+        record_fields |= {"global_step"}  # repeats current_iteration, for charts
+    attribute_names = {f"{name}_": name for name in record_fields}
+    values = {attribute_names.get(name, name): value for name, value in record.items() if name not in record_fields}
     return attributes_of(values, lambda problem: None)
 
 

@@ -14,7 +14,7 @@ __all__ = ["WandbClient"]
 
 
 class WandbClient:
-    """A W&B run, beside those that the program may have.
+    """A W&B run, beside the W&B runs that the program may have.
 
     Args:
         config: the fields of the exporter's config.

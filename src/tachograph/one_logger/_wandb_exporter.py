@@ -1,7 +1,7 @@
 """`WandBExporterSync` and `WandBExporterAsync`: attributes of spans and events as W&B metrics.
 
-W&B has no spans. The attributes of a span are logged when it starts and stops, those of an event when it occurs, under
-names that a `MetricNamingStrategy` chooses.
+W&B has no spans. The attributes of a span are logged when it starts and stops, the attributes of an event when it
+occurs, under names that a `MetricNamingStrategy` chooses.
 
 Both exporters are called in a thread of their own. They differ in where the client of W&B runs: in this process, or in
 a child process, where it meets neither the W&B runs of the program nor its exit.
@@ -46,7 +46,7 @@ _FINISH_TIMEOUT_S = 120.0
 
 @dataclass
 class Config:
-    """The W&B run of an exporter. What is empty comes from W&B's own settings, such as `WANDB_API_KEY`."""
+    """The W&B run of an exporter. An empty field comes from W&B's own settings, such as `WANDB_API_KEY`."""
 
     entity: str = ""
     host: str = _DEFAULT_HOST
@@ -233,7 +233,7 @@ class _WandbProcess:
             raise ExportError(f"the process of the W&B exporter cannot be started: {error}") from error
         self._numbers = itertools.count()
         self._replies: queue.SimpleQueue[WandbReply | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="tachograph-wandb-exporter", daemon=True).start()
+        threading.Thread(target=self._read_replies, name="tachograph-wandb-exporter", daemon=True).start()
         try:
             self._call(_OPEN_TIMEOUT_S, "open", config, os.getpid())
         except ExportError as error:
@@ -251,7 +251,7 @@ class _WandbProcess:
         finally:
             self._process.close_requests()
 
-    def _read(self) -> None:
+    def _read_replies(self) -> None:
         for line in self._process.replies():
             self._replies.put(decode_json(line, WandbReply))
         self._replies.put(None)
@@ -268,7 +268,7 @@ class _WandbProcess:
             if reply is None:
                 self._replies.put(None)  # for the next call
                 raise ExportError("the process of the W&B exporter has ended")
-            if reply.number == number:  # not that of a call that took too long
+            if reply.number == number:  # not the reply to a call that took too long
                 if reply.error:
                     raise ExportError(reply.error)
                 return

@@ -40,19 +40,19 @@ class WandbReply(msgspec.Struct):
 
 def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     """Serve requests until they end."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # those of the job; this process ends after the training process
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the job; this process ends after the training process
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)
-    received: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    request_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def receive(request: Any) -> None:
         if request is None:  # here, because the main thread may be inside the client
             faulthandler.dump_traceback_later(_GIVE_UP_S, exit=True)
-        received.put(request)
+        request_queue.put(request)
 
     threading.Thread(target=read_requests, args=(requests, receive), daemon=True).start()
     client: Any = None
-    while isinstance(request := received.get(), WandbRequest):
+    while isinstance(request := request_queue.get(), WandbRequest):
         reply = WandbReply(request.number)
         try:
             if request.method == "open":

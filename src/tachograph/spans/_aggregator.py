@@ -50,7 +50,7 @@ _PHASE_OF: dict[str, str] = {
     Names.VALIDATION_LOOP: "validation",
     Names.TESTING_LOOP: "testing",
 }
-_WHOLE = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
+_EXCLUSIVE_SPANS = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
 """Spans that own all their time, whatever phases are inside."""
 
 _ITERATION_PHASES = {"data", "forward", "backward", "optimizer"}
@@ -70,7 +70,7 @@ class AggregatorTask:
 class _Plan(NamedTuple):
     """How to handle the spans of a name."""
 
-    keeps: bool
+    is_recorded: bool
     phase: str | None
     start: Callable[[Span], list[PendingRecord]] | None
     stop: Callable[[Span], list[PendingRecord]] | None
@@ -112,7 +112,7 @@ class SpanAggregator:
         self._default_owner: Span | None = None
         self._has_overlap = False
         """Whether overlapping iterations were found, which is reported once."""
-        self._latest: Mapping[str, Any] | None = None
+        self._latest_metrics: Mapping[str, Any] | None = None
         self._checkpoints = Checkpoints()
         self._on_start: dict[str, Callable[[Span], list[PendingRecord]]] = {
             Names.TRAINING_LOOP: self._start_loop,
@@ -179,10 +179,10 @@ class SpanAggregator:
 
     def _add_span(self, span: Span, latest: Mapping[str, Any] | None) -> list[PendingRecord]:
         """Return the records of a span, which arrives when it has started and when it has stopped, or only then."""
-        self._latest = latest
+        self._latest_metrics = latest
         plan = self._plans.get(span.name) or self._make_plan(span)
         extras = span._extras
-        if type(span) is ShortSpan and not (plan.keeps and extras is not None):
+        if type(span) is ShortSpan and not (plan.is_recorded and extras is not None):
             return self._add_stopped(plan, span)
         assert extras is not None  # noqa: S101 - created when it started
         records: list[PendingRecord] = []
@@ -193,7 +193,7 @@ class SpanAggregator:
                 # A span that has stopped by now is written then, in one record if nothing refers to it before.
                 return records + (self.records.start(span) if span.stop_s is None else [])
         records += self._add_stopped(plan, span)
-        if plan.keeps:
+        if plan.is_recorded:
             records += self.records.stop(span)
         return records
 
@@ -244,7 +244,7 @@ class SpanAggregator:
             if observed_iterations:
                 _add_observed(loop, observed_iterations)
             if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
-                self._latest = latest[index - 1]
+                self._latest_metrics = latest[index - 1]
                 records += self._report(loop_span, loop, stop_s)
         except Exception as fault:  # noqa: BLE001 - the iterations are counted; only their report is lost
             records += self._count_fault(fault)
@@ -264,8 +264,8 @@ class SpanAggregator:
 
     def _make_plan(self, span: Span) -> _Plan:
         name = span.name_str
-        keeps = self.records.filter.keeps(name)
-        plan = _Plan(keeps, _PHASE_OF.get(name), self._on_start.get(name), self._on_stop.get(name))
+        is_recorded = self.records.filter.keeps(name)
+        plan = _Plan(is_recorded, _PHASE_OF.get(name), self._on_start.get(name), self._on_stop.get(name))
         if len(self._plans) < _MAX_PLANS:
             self._plans[span.name] = plan
         return plan
@@ -299,7 +299,7 @@ class SpanAggregator:
             loop = self._loops.get(outer)
             if loop is not None:
                 return loop, iteration
-            if outer.name in _WHOLE:
+            if outer.name in _EXCLUSIVE_SPANS:
                 return None, None
             if outer.name == _ITERATION and iteration is None:
                 iteration = outer
@@ -329,7 +329,7 @@ class SpanAggregator:
         is_inner = bool(self._loops) or any(outer.name == _ITERATION for outer in ancestors(span._parent))
         loop = LoopProgress(JobTotals() if is_inner else self._job, span.start_s or 0.0)
         first = _int(span, "train_iterations_start")
-        if first is not None and first < loop.completed:
+        if first is not None and first < loop.num_completed:
             self._checkpoints.restart()  # training started over: earlier checkpoints do not count
         loop.start(self.parameters, first, _int(span, "train_samples_start"))
         self._loops[span] = loop
@@ -339,7 +339,7 @@ class SpanAggregator:
         loop_span, loop = self._loop_of(span)
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if span._extras is not None and span._extras.status != "ok":
-            loop.release(span, failed=True)
+            loop.release(span, has_failed=True)
             loop.phases.add("failed", start_s, stop_s)
             return []
         loop.release(span)
@@ -359,7 +359,7 @@ class SpanAggregator:
 
     def _is_due(self, loop: LoopProgress, now_s: float) -> bool:
         every = self.log_every
-        past = loop.completed % every
+        past = loop.num_completed % every
         loop.check_after(every - past)
         if self.parameters.log_every_n_train_iterations is not None or self._run_log_every() > 1:
             return past == 0
@@ -373,7 +373,7 @@ class SpanAggregator:
         job, window = loop.report(self.parameters)
         if not self.parameters.is_train_iterations_enabled:
             return []
-        loss = _loss_of(self._latest)
+        loss = _loss_of(self._latest_metrics)
         wall_s = self._wall_s
         attributes = {
             **job,
@@ -400,7 +400,7 @@ class SpanAggregator:
         if not self.parameters.is_train_iterations_enabled:
             return []
         fields = {f"window/{name}": value for name, value in window.items()}
-        return [PendingRecord(steady_s, "step", {"global_step": max(0, loop.job.completed - 1), **fields})]
+        return [PendingRecord(steady_s, "step", {"global_step": max(0, loop.job.num_completed - 1), **fields})]
 
     def _stop_loop(self, span: Span) -> list[PendingRecord]:
         loop = self._loops.pop(span, None)
@@ -434,7 +434,7 @@ class SpanAggregator:
 
     def _stop_validation(self, span: Span) -> list[PendingRecord]:
         job = self._fold_all()
-        since, job.validated_at = job.validated_at, job.completed
+        since, job.num_completed_at_validation = job.num_completed_at_validation, job.num_completed
         if not self.parameters.is_validation_iterations_enabled:
             return []
         attributes = _evaluation_attributes(job, job.validation, since)
@@ -442,7 +442,7 @@ class SpanAggregator:
 
     def _stop_testing(self, span: Span) -> list[PendingRecord]:
         job = self._fold_all()
-        since, job.tested_at = job.tested_at, job.completed
+        since, job.num_completed_at_testing = job.num_completed_at_testing, job.num_completed
         if not self.parameters.is_test_iterations_enabled:
             return []
         attributes = _evaluation_attributes(job, job.testing, since)
@@ -461,7 +461,9 @@ class SpanAggregator:
         job = self._fold_all()
         step = _int(span, "current_iteration")
         strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
-        self._checkpoints.start(max(0, job.completed - 1) if step is None else step, strategy, job.productive())
+        self._checkpoints.start(
+            max(0, job.num_completed - 1) if step is None else step, strategy, job.checkpoint_progress()
+        )
         return []
 
     def add_checkpoint(
@@ -472,13 +474,13 @@ class SpanAggregator:
             return []
         job = self._fold_all()
         if step is None:
-            step = max(0, job.completed - 1)
+            step = max(0, job.num_completed - 1)
         wall_s = self._wall_s
         strategy = self._checkpoints.strategy_of(step, self.parameters.save_checkpoint_strategy.value)
         attributes = {
             "checkpoint_strategy": strategy,
             "current_iteration": step,
-            **self._checkpoints.add_save(step, job.productive(), wall_s(steady_s)),
+            **self._checkpoints.add_save(step, job.checkpoint_progress(), wall_s(steady_s)),
             "checkpoint_size": size.compute() if size is not None else None,
             "checkpoint_directory": path,
             "training_start_timestamp_sec": wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
@@ -524,9 +526,9 @@ def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> No
     for iteration in iterations:
         if iteration.data_s is None:
             continue
-        took_s = (iteration.stop_s or 0.0) - (iteration.start_s or 0.0)
-        loop.add_data_wait(iteration.data_s, took_s)
-        busy_s = took_s - iteration.data_s
+        duration_s = (iteration.stop_s or 0.0) - (iteration.start_s or 0.0)
+        loop.add_data_wait(iteration.data_s, duration_s)
+        busy_s = duration_s - iteration.data_s
         if iteration.phases is None or busy_s <= 0:
             continue
         shares = [(_PHASE_OF[name], share) for name, share in iteration.phases.shares(busy_s)]
@@ -535,8 +537,8 @@ def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> No
 
 
 def _evaluation_attributes(job: JobTotals, stats: DurationStats, since: int) -> dict[str, Any]:
-    iteration = max(0, job.completed - 1)
-    return {"current_iteration": iteration, "interval": job.completed - since, **stats.fields()}
+    iteration = max(0, job.num_completed - 1)
+    return {"current_iteration": iteration, "interval": job.num_completed - since, **stats.fields()}
 
 
 def _loss_of(metrics: Mapping[str, Any] | None) -> float | None:

@@ -40,13 +40,13 @@ class Attribute:
     def __post_init__(self) -> None:
         is_plain = type(self.value) in _PLAIN or (type(self.value) is str and len(self.value) <= _MAX_SHORT_CHARS)
         if not is_plain and not isinstance(self.value, Enum):
-            # What may change, hold on to a graph of tensors or be of any size is copied, read or cut now.
+            # A value that may change, hold on to a graph of tensors or be of any size is copied, read or cut now.
             if isinstance(self.value, (list, tuple)):
                 self.value = list(itertools.islice(self.value, _MAX_ITEMS))  # type: ignore[assignment]
             else:
-                kept = freeze({self.name: self.value})
-                inner = {key.removeprefix(f"{self.name}/"): value for key, value in kept.items()}
-                self.value = kept.get(self.name, inner)
+                frozen_values = freeze({self.name: self.value})
+                inner = {key.removeprefix(f"{self.name}/"): value for key, value in frozen_values.items()}
+                self.value = frozen_values.get(self.name, inner)
         if isinstance(self.value, list) and self.value:
             first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
             if not all(isinstance(item, first) for item in self.value):
@@ -97,36 +97,36 @@ class Attributes(dict[str, Attribute]):
     @classmethod
     def merge(cls: type[_Self], a: Attributes | None = None, b: Attributes | None = None) -> _Self:
         """Return the attributes of both; where both have a name, the second wins."""
-        merged = cls.from_json(None)
-        merged.update(a or {})
-        merged.update(b or {})
-        return merged
+        union = cls.from_json(None)
+        union.update(a or {})
+        union.update(b or {})
+        return union
 
     def get_bool_value(self, name: str) -> bool | None:
         """Return a bool, or None if there is no such attribute."""
-        value: bool | None = self._typed(name, bool, "a boolean")
+        value: bool | None = self._get(name, bool, "a boolean")
         return value
 
     def get_int_value(self, name: str) -> int | None:
         """Return an integer, or None if there is no such attribute."""
-        value: int | None = self._typed(name, int, "an integer")
+        value: int | None = self._get(name, int, "an integer")
         return value
 
     def get_float_value(self, name: str) -> float | None:
         """Return a number, or None if there is no such attribute."""
-        value: float | None = self._typed(name, (float, int), "a number")
+        value: float | None = self._get(name, (float, int), "a number")
         return value
 
     def get_str_value(self, name: str) -> str | None:
         """Return a string, or None if there is no such attribute."""
-        value: str | None = self._typed(name, str, "a string")
+        value: str | None = self._get(name, str, "a string")
         return value
 
-    def _typed(self, name: str, wanted: Any, description: str) -> Any:
+    def _get(self, name: str, kind: Any, description: str) -> Any:
         if name not in self:
             return None
         value = self[name].value
-        if not isinstance(value, wanted):
+        if not isinstance(value, kind):
             raise TachographError(f"attribute {name!r} must be {description}, got {value!r:.80}")
         return value
 
@@ -140,15 +140,15 @@ def attribute_of(name: str, value: Any, report_misuse: Callable[[str], None]) ->
         return Attribute(name, str(to_plain(value, name, []))[:_MAX_SHORT_CHARS])
 
 
-def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attributes:
+def attributes_of(values: Any, report_misuse: Callable[[str], None]) -> Attributes:
     """Return attributes unchanged, or created from names and values; see `attribute_of`."""
-    if isinstance(given, Attributes):
-        return given
+    if isinstance(values, Attributes):
+        return values
     attributes = Attributes()
-    if not isinstance(given, Mapping):
-        report_misuse(f"expected attributes as a dict, got {type(given).__name__}")
+    if not isinstance(values, Mapping):
+        report_misuse(f"expected attributes as a dict, got {type(values).__name__}")
         return attributes
-    for name, value in bounded_items(given):
+    for name, value in bounded_items(values):
         attributes.add_attribute(attribute_of(text_of(name), value, report_misuse))
     return attributes
 

@@ -104,7 +104,7 @@ class ApplicationScope(SpanScope, eq=False):
             }
             fields = {"name": str(Events.ONE_LOGGER_INITIALIZATION), **attributes}
             recorder.add_span_record(span, "event", fields, span.start_s)
-            recorder.use(recorder.parameters, record=True)
+            recorder.use_parameters(recorder.parameters, record=True)
         return span
 
     def __enter__(self) -> Span:
@@ -240,7 +240,9 @@ def training_loop(
             else None,
         }
         span.extras.attributes = Attributes({name: value for name, value in attributes.items() if value is not None})
-        span.recorder.use(parameters, record=True)  # last, because this record may also write the start of the span
+        span.recorder.use_parameters(
+            parameters, record=True
+        )  # last, because this record may also write the start of the span
 
     return SpanScope(Names.TRAINING_LOOP, SpanOptions(on_start=set_attributes, run=run))
 

@@ -110,7 +110,7 @@ def _validate(name: str, value: Any, key: str | None = None) -> Any:
     try:
         return convert(value, field.type)
     except msgspec.ValidationError as error:
-        expected = str(error).partition(", got ")[0].replace(" | null", "")
+        requirement = str(error).partition(", got ")[0].replace(" | null", "")
         if name == "save_checkpoint_strategy":
-            expected = f"one of {', '.join(CheckPointStrategy)}"
-        raise ConfigError(f"{key}={value!r}: {expected[0].lower()}{expected[1:]}") from None
+            requirement = f"one of {', '.join(CheckPointStrategy)}"
+        raise ConfigError(f"{key}={value!r}: {requirement[0].lower()}{requirement[1:]}") from None

@@ -170,9 +170,9 @@ def record(name: Any, duration_s: float, config: ProfilingConfig) -> None:
 
 def _stats_of(run: Run | None) -> ProfileStats:
     collectors = run.collectors if run is not None else []
-    known = next((collector for collector in collectors if isinstance(collector, ProfileStats)), None)
-    if known is not None:
-        return known
+    stats = next((collector for collector in collectors if isinstance(collector, ProfileStats)), None)
+    if stats is not None:
+        return stats
     stats = ProfileStats(run)
     if run is not None and not stats.is_closed:
         run.collectors.append(stats)

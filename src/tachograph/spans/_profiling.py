@@ -97,50 +97,50 @@ def profile_function(
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f'name={name!r}: expected a name, such as "forward"')
     if function is None:
-        return lambda function: _profiled(function, name, config)
-    return _profiled(function, name, config)
+        return lambda function: _wrap(function, name, config)
+    return _wrap(function, name, config)
 
 
 _LONG = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 """Functions that still run after their call has returned."""
 
 
-def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -> Any:
+def _wrap(function: Any, name: str | None, config: ProfilingConfig | None) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(_profiled(function.__func__, name, config))
+        return type(function)(_wrap(function.__func__, name, config))
     if isinstance(function, type) or not callable(function):
         what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
         raise ConfigError(
             f"@tachograph.profile_function cannot decorate {what}: put it on the functions to time, below @property, "
             'or use `with tachograph.profile_block("name")`'
         )
-    fixed, method = (name, "") if name is not None else _names(function)
+    full_name, method = (name, "") if name is not None else _names(function)
     if any(is_long(function) for is_long in _LONG):
-        return wrap_calls(function, lambda args: profile_block(fixed or f"{_class_name(args)}.{method}", config))
+        return wrap_calls(function, lambda args: profile_block(full_name or f"{_class_name(args)}.{method}", config))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if process_state.is_disabled:
             return function(*args, **kwargs)
-        standard = active.config
-        chosen = config or standard
-        if not (chosen.enabled and standard.enabled):
+        default_config = active.config
+        call_config = config or default_config
+        if not (call_config.enabled and default_config.enabled):
             return function(*args, **kwargs)
         start_s = perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
             stop_s = perf_counter()
-            record(fixed or f"{_class_name(args)}.{method}", stop_s - start_s, chosen)
+            record(full_name or f"{_class_name(args)}.{method}", stop_s - start_s, call_config)
 
     return call
 
 
 def _names(function: Any) -> tuple[str | None, str]:
     """Return the name of a function; for a method, None and its name in the class."""
-    own = getattr(function, "__self__", None)
-    if inspect.ismethod(function) and own is not None:
-        return f"{_class_name((own,))}.{function.__name__}", ""
+    bound_object = getattr(function, "__self__", None)
+    if inspect.ismethod(function) and bound_object is not None:
+        return f"{_class_name((bound_object,))}.{function.__name__}", ""
     full = str(getattr(function, "__qualname__", "") or type(function).__qualname__).rpartition("<locals>.")[2]
     owner, _, last = full.rpartition(".")
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -152,5 +152,5 @@ def _class_name(args: tuple[Any, ...]) -> str:
     """Return the name of the class on which a method was called."""
     if not args:
         return "?"  # called with its object as a keyword argument
-    own = args[0]
-    return own.__name__ if isinstance(own, type) else type(own).__name__
+    owner = args[0]
+    return owner.__name__ if isinstance(owner, type) else type(owner).__name__

@@ -27,7 +27,7 @@ a fiftieth of its work."""
 _REPORTS_PER_LOOP = 50
 
 _MAX_DURATIONS = 4096
-_MAX_HELD = 64
+_MAX_PENDING_ITERATIONS = 64
 
 
 class DurationStats:
@@ -67,8 +67,8 @@ class JobTotals:
         self.iterations = DurationStats()
         self.validation = DurationStats()
         self.testing = DurationStats()
-        self.completed = 0
-        """Completed iterations, including those of earlier attempts."""
+        self.num_completed = 0
+        """Completed iterations, including iterations of earlier attempts."""
         self.iterations_start = 0
         self.samples_start: int | None = None
         self.num_samples: int | None = None
@@ -78,17 +78,17 @@ class JobTotals:
         self.flops: float | None = None
         self.loop_flops = 0.0
         self.flops_start: float | None = None
-        self.throughput_low = math.inf
-        self.throughput_high = 0.0
+        self.tflops_per_gpu_low = math.inf
+        self.tflops_per_gpu_high = 0.0
         self.phase_s: dict[str, float] = {}
         self.loop_start_s: float | None = None
         self.reported_until_s = -math.inf
         self.first_finish_s: float | None = None
         self.last_finish_s: float | None = None
-        self.validated_at = 0
-        self.tested_at = 0
+        self.num_completed_at_validation = 0
+        self.num_completed_at_testing = 0
 
-    def productive(self) -> dict[str, Any]:
+    def checkpoint_progress(self) -> dict[str, Any]:
         """Return the progress that a checkpoint taken now would keep."""
         samples = None
         if self.num_samples is not None:
@@ -97,7 +97,7 @@ class JobTotals:
         if self.flops is not None:
             tflops = ((self.flops_start or 0.0) + self.loop_flops) / 1e12
         return {
-            "productive_train_iterations": self.completed,
+            "productive_train_iterations": self.num_completed,
             "productive_train_samples": samples,
             "productive_train_iterations_sec": self.iterations.total_s,
             "productive_validation_iterations_sec": self.validation.total_s,
@@ -112,9 +112,9 @@ class LoopProgress:
         self.job = job
         self._loop_start_s = start_s
         self._durations: list[float] = []
-        self._held: dict[object, list[tuple[str, float, float]]] = {}
-        self._check_at = 1
-        self._shares: dict[str, float] = {}
+        self._pending_phases: dict[object, list[tuple[str, float, float]]] = {}
+        self._num_durations_at_check = 1
+        self._share_by_phase: dict[str, float] = {}
         """The shares of the phases in the last sampled iterations, without the time that they waited for data."""
         self._data_share: float | None = None
         """The share of the time that the last observed iterations waited for data; None if none was observed."""
@@ -124,9 +124,9 @@ class LoopProgress:
         """Set where the loop starts; without a start, it continues where the previous loop stopped."""
         job = self.job
         if iterations_start is not None:
-            job.iterations_start = job.completed = iterations_start
+            job.iterations_start = job.num_completed = iterations_start
         else:
-            job.iterations_start = job.completed
+            job.iterations_start = job.num_completed
         batch, flops = parameters.global_batch_size, parameters.flops_to_count
         if samples_start is None and iterations_start is None and job.num_samples is not None:
             samples_start = (job.samples_start or 0) + job.loop_samples
@@ -136,7 +136,7 @@ class LoopProgress:
         job.flops_start = samples_start * flops if samples_start is not None and flops is not None else None
         job.loop_samples, job.loop_flops = 0, 0.0
         job.loop_start_s = self._start_s
-        job.validated_at = job.tested_at = job.completed
+        job.num_completed_at_validation = job.num_completed_at_testing = job.num_completed
 
     def _start_window(self, start_s: float) -> None:
         self._start_s = start_s = max(start_s, self.job.reported_until_s)  # windows do not overlap
@@ -151,7 +151,7 @@ class LoopProgress:
         self.phases = PhaseTimes(start_s)
         self._data_s = self._observed_s = 0.0
         self._sampled_s = 0.0
-        self._sampled: dict[str, float] = {}
+        self._sampled_phase_s: dict[str, float] = {}
 
     @property
     def num_unreported(self) -> int:
@@ -159,9 +159,9 @@ class LoopProgress:
         return self._stats.count + len(self._durations)
 
     @property
-    def completed(self) -> int:
-        """Completed iterations, including those of earlier attempts."""
-        return self.job.completed + len(self._durations)
+    def num_completed(self) -> int:
+        """Completed iterations, including iterations of earlier attempts."""
+        return self.job.num_completed + len(self._durations)
 
     def hold(self, iteration: object, phase: str, start_s: float, stop_s: float) -> None:
         """Hold back a phase until it is known how to count it.
@@ -169,36 +169,36 @@ class LoopProgress:
         The time of a failed iteration is not training, so its phases wait for its outcome. A phase outside iterations
         (None) waits for the report: where it ran concurrently with iterations, the time belongs to them.
         """
-        held = self._held.setdefault(iteration, [])
-        held.append((phase, start_s, stop_s))
-        if len(held) >= _MAX_DURATIONS or len(self._held) > _MAX_HELD:
-            self.release(next(iter(self._held)))
+        phases = self._pending_phases.setdefault(iteration, [])
+        phases.append((phase, start_s, stop_s))
+        if len(phases) >= _MAX_DURATIONS or len(self._pending_phases) > _MAX_PENDING_ITERATIONS:
+            self.release(next(iter(self._pending_phases)))
 
     @property
     def holds_phases(self) -> bool:
         """Whether phases of an iteration are held back."""
-        return len(self._held) > (None in self._held)
+        return len(self._pending_phases) > (None in self._pending_phases)
 
-    def release(self, iteration: object, *, failed: bool = False) -> None:
+    def release(self, iteration: object, *, has_failed: bool = False) -> None:
         """Count the phases of an iteration that has stopped, or drop them if it failed."""
-        for phase, start_s, stop_s in self._held.pop(iteration, ()):
-            if not failed:
+        for phase, start_s, stop_s in self._pending_phases.pop(iteration, ()):
+            if not has_failed:
                 self.phases.add(phase, start_s, stop_s)
 
     def release_all(self) -> None:
-        """Count all phases that are held back, those of iterations first."""
-        for iteration in sorted(self._held, key=lambda iteration: iteration is None):
+        """Count all phases that are held back, phases of iterations first."""
+        for iteration in sorted(self._pending_phases, key=lambda iteration: iteration is None):
             self.release(iteration)
 
-    def add_data_wait(self, data_s: float, took_s: float) -> None:
+    def add_data_wait(self, data_s: float, duration_s: float) -> None:
         """Add the time that an observed iteration waited for data.
 
         Args:
             data_s: how long it waited.
-            took_s: how long it took in total.
+            duration_s: how long it took in total.
         """
         self._data_s += data_s
-        self._observed_s += took_s
+        self._observed_s += duration_s
 
     def add_phase_sample(self, busy_s: float, shares: Iterable[tuple[str, float]]) -> None:
         """Add the phases of a sampled iteration.
@@ -209,13 +209,15 @@ class LoopProgress:
         """
         self._sampled_s += busy_s
         for phase, share in shares:
-            self._sampled[phase] = self._sampled.get(phase, 0.0) + share * busy_s
+            self._sampled_phase_s[phase] = self._sampled_phase_s.get(phase, 0.0) + share * busy_s
 
     def _split_iterations(self) -> None:
         """Divide the time inside iterations among their phases, as in the sampled iterations."""
         seconds = self.phases.seconds
         if self._sampled_s > 0:
-            self._shares = {phase: sampled_s / self._sampled_s for phase, sampled_s in self._sampled.items()}
+            self._share_by_phase = {
+                phase: sampled_s / self._sampled_s for phase, sampled_s in self._sampled_phase_s.items()
+            }
         if self._observed_s > 0:
             self._data_share = min(1.0, self._data_s / self._observed_s)
         if self._data_share is None or "iteration" not in seconds:
@@ -224,14 +226,14 @@ class LoopProgress:
         busy_s = seconds["iteration"] - data_s
         if data_s > 0:
             seconds["data"] = seconds.get("data", 0.0) + data_s
-        for phase, share in self._shares.items():
+        for phase, share in self._share_by_phase.items():
             seconds[phase] = seconds.get(phase, 0.0) + share * busy_s
-        seconds["iteration"] = max(0.0, busy_s * (1 - sum(self._shares.values())))
+        seconds["iteration"] = max(0.0, busy_s * (1 - sum(self._share_by_phase.values())))
 
     @property
     def num_before_check(self) -> int:
         """How many more iterations to add before checking whether a report is due."""
-        return self._check_at - len(self._durations)
+        return self._num_durations_at_check - len(self._durations)
 
     def add(self, durations: list[float], start_s: float, stop_s: float, parameters: Parameters) -> None:
         """Add consecutive iterations that completed between two times."""
@@ -246,7 +248,7 @@ class LoopProgress:
 
     def check_after(self, num_iterations: int) -> None:
         """Set after how many further iterations to check whether a report is due."""
-        self._check_at = len(self._durations) + num_iterations
+        self._num_durations_at_check = len(self._durations) + num_iterations
 
     def fold(self, parameters: Parameters, num_samples: int | None = None, num_tokens: int | None = None) -> None:
         """Fold the collected durations into the statistics.
@@ -257,11 +259,11 @@ class LoopProgress:
             num_tokens: tokens per iteration; by default samples times sequence length.
         """
         durations, self._durations = self._durations, []
-        self._check_at = 1
+        self._num_durations_at_check = 1
         if not durations:
             return
         job, count = self.job, len(durations)
-        job.completed += count
+        job.num_completed += count
         total_s, low_s, high_s = sum(durations), min(durations), max(durations)
         job.iterations.add(total_s, count, low_s, high_s)
         self._sample += durations[-self._stats.count % self._stride :: self._stride]
@@ -289,8 +291,8 @@ class LoopProgress:
         self._flops = (self._flops or 0.0) + count * flops
         if low_s > 0:
             per_gpu = flops / (1e12 * parameters.world_size)
-            job.throughput_low = min(job.throughput_low, per_gpu / high_s)
-            job.throughput_high = max(job.throughput_high, per_gpu / low_s)
+            job.tflops_per_gpu_low = min(job.tflops_per_gpu_low, per_gpu / high_s)
+            job.tflops_per_gpu_high = max(job.tflops_per_gpu_high, per_gpu / low_s)
 
     def report(self, parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the figures of the job and of the window, and start the next window."""
@@ -305,7 +307,7 @@ class LoopProgress:
         stats = job.iterations
         fields: dict[str, Any] = {
             "train_iterations_start": job.iterations_start,
-            "current_iteration": job.completed - 1,
+            "current_iteration": job.num_completed - 1,
             "num_iterations": stats.count,
             "train_samples_start": job.samples_start,
             "num_train_samples": job.num_samples,
@@ -327,8 +329,10 @@ class LoopProgress:
                 "completed_floating_point_operations_overall": round((job.flops_start or 0.0) + job.loop_flops),
                 "avg_tflops": throughput * parameters.world_size,
                 "train_throughput_per_gpu": throughput,
-                "train_throughput_per_gpu_max": job.throughput_high,
-                "train_throughput_per_gpu_min": job.throughput_low if math.isfinite(job.throughput_low) else None,
+                "train_throughput_per_gpu_max": job.tflops_per_gpu_high,
+                "train_throughput_per_gpu_min": job.tflops_per_gpu_low
+                if math.isfinite(job.tflops_per_gpu_low)
+                else None,
             }
         return fields
 
@@ -386,9 +390,9 @@ class LoopProgress:
         return rates
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def _quantile(sorted_values: Sequence[float], share: float) -> float:
     """Return a quantile, interpolated between its two neighbours."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    position = share * (len(sorted_values) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(sorted_values) - 1)
+    return sorted_values[below] + (sorted_values[above] - sorted_values[below]) * (position - below)

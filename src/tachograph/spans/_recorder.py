@@ -88,22 +88,22 @@ class SpanRecorder:
         self.callback_iterations: dict[str, Span] = {}
         """The last iteration that a callback started, by name; another thread or task may stop it."""
         self._lock = threading.RLock()
-        self._open: dict[Span, None] = {}
+        self._open_spans: dict[Span, None] = {}
         self.next_save: Callable[[], int] = itertools.count(1).__next__
         """Numbers the attempts to save a checkpoint."""
         self._misuses: set[str] = set()
         facts = run.facts
         batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
         world_size = facts.get("world_size") or 1
-        self._source = ParameterSource()
+        self._parameter_source = ParameterSource()
         with contextlib.suppress(TachographError, TypeError):  # values from a config, which may be anything
-            self._source.update({"world_size": world_size})
-            self._source.update({"global_batch_size": batch_size * world_size})
+            self._parameter_source.update({"world_size": world_size})
+            self._parameter_source.update({"global_batch_size": batch_size * world_size})
         with contextlib.suppress(TachographError):
-            self._source.update({"train_iterations_target": facts.get("max_steps")})
+            self._parameter_source.update({"train_iterations_target": facts.get("max_steps")})
         with contextlib.suppress(TachographError):
-            self._source.update({"perf_tag": facts.get("perf_tag") or None})
-        self.parameters = self._source.resolve(lambda reason: None)
+            self._parameter_source.update({"perf_tag": facts.get("perf_tag") or None})
+        self.parameters = self._parameter_source.resolve(lambda reason: None)
         """The last resolved parameters of the job."""
         self.aggregator.set_initial(self.parameters)
 
@@ -156,7 +156,7 @@ class SpanRecorder:
         """Return the open spans of a name, oldest first."""
         name = text_of(span_name)
         with self._lock:
-            return [span for span in self._open if span.name_str == name]
+            return [span for span in self._open_spans if span.name_str == name]
 
     def find_open(self, span_name: SpanName, inside: SpanName | None = None) -> Span | None:
         """Return the innermost open span of a name: in the current context, else in the run.
@@ -226,8 +226,8 @@ class SpanRecorder:
         extras = span.extras  # created here: on exit, a short span with extras takes the slow path
         extras.on_stop = on_stop
         with self._lock:
-            self._open[span] = None
-        if len(self._open) > _MAX_OPEN:
+            self._open_spans[span] = None
+        if len(self._open_spans) > _MAX_OPEN:
             self._close_oldest(span.name)
         try:
             with self.guarded("preparing a span"):
@@ -283,7 +283,7 @@ class SpanRecorder:
     def _close_oldest(self, name: SpanName) -> None:
         """Stop one of the oldest spans: the caller starts spans and never stops them."""
         with self._lock:
-            spans = list(itertools.islice(self._open, _MAX_OPEN // 10))
+            spans = list(itertools.islice(self._open_spans, _MAX_OPEN // 10))
         index = next((index for index, span in enumerate(spans) if span.name == name), len(spans) - 1)
         self.report_misuse(f"more than {_MAX_OPEN} spans are open, such as {text_of(name)!r}; stopping the oldest")
         self.close_span(spans[index], status="left_open")
@@ -292,7 +292,7 @@ class SpanRecorder:
 
     def _remove(self, span: Span) -> None:
         with self._lock:
-            self._open.pop(span, None)
+            self._open_spans.pop(span, None)
         if self.base is span:
             outer = (outer for outer in ancestors(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
@@ -390,15 +390,15 @@ class SpanRecorder:
             record: when to record them: `later` is with the next change, with the start of an application or a training
                 loop, or with the first metrics; `never` is for values that are recorded elsewhere.
         """
-        self._source.update(parameters)
-        resolved_parameters = self.parameters = self._source.resolve(self.report_misuse)
+        self._parameter_source.update(parameters)
+        resolved_parameters = self.parameters = self._parameter_source.resolve(self.report_misuse)
         if record == "never":
             self.put(AggregatorTask(lambda: self.aggregator.set_initial(resolved_parameters)), force=True)
         else:
-            self.use(resolved_parameters, record=record == "now")
+            self.use_parameters(resolved_parameters, record=record == "now")
         return resolved_parameters
 
-    def use(self, parameters: Parameters, *, record: bool) -> None:
+    def use_parameters(self, parameters: Parameters, *, record: bool) -> None:
         """Use parameters from now on, and record them if asked to and they have changed since the last record."""
         owner, now_s = self.base if self.base.name else self.current, self.now()
         self.put(AggregatorTask(lambda: self.aggregator.change(parameters, owner, now_s, record=record)), force=True)
@@ -434,7 +434,7 @@ class SpanRecorder:
             since: stop only the spans inside this one.
         """
         with self._lock:
-            spans = list(reversed(self._open))
+            spans = list(reversed(self._open_spans))
         for span in spans:
             if since is None or any(outer is since for outer in ancestors(span._parent)):
                 self.close_span(span, status="left_open")
@@ -468,9 +468,9 @@ class SpanRecorder:
             if span.recorder is self and span.stop_s is None:
                 span.stop_s = self.now()
                 span.extras.status = "left_open"  # read when the scope of a short span exits
-        for span in (self.root, *self._open):
+        for span in (self.root, *self._open_spans):
             span.stop_s = self.now()
-        self._open.clear()
+        self._open_spans.clear()
         self.callback_iterations.clear()
 
 

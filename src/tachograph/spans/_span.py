@@ -58,6 +58,7 @@ class SpanExtras:
     """Properties that few spans have."""
 
     __slots__ = (
+        "added_attributes",
         "attributes",
         "events",
         "id",
@@ -68,13 +69,12 @@ class SpanExtras:
         "start_attributes",
         "status",
         "stop_attributes",
-        "updated",
         "wall_offset_s",
     )
 
     def __init__(self) -> None:
         self.attributes: Attributes | None = None
-        self.updated: Attributes | None = None
+        self.added_attributes: Attributes | None = None
         self.start_attributes: Attributes | None = None
         self.stop_attributes: Attributes | None = None
         self.events: deque[Event] | None = None
@@ -166,17 +166,17 @@ class Span(msgspec.Struct, eq=False):
         """All attributes, set at the start or added later."""
         extras = self._extras
         if extras is None or extras.attributes is None:
-            return Attributes.merge(None if extras is None else extras.updated)
-        return type(extras.attributes).merge(extras.attributes, extras.updated)
+            return Attributes.merge(None if extras is None else extras.added_attributes)
+        return type(extras.attributes).merge(extras.attributes, extras.added_attributes)
 
     @property
     def updated_attributes(self) -> Attributes:
         """The attributes added after the start."""
         extras = self.extras
-        if extras.updated is None:
+        if extras.added_attributes is None:
             kind = Attributes if extras.attributes is None else type(extras.attributes)
-            extras.updated = kind.from_json(None)
-        return extras.updated
+            extras.added_attributes = kind.from_json(None)
+        return extras.added_attributes
 
     @property
     def start_event(self) -> Event:

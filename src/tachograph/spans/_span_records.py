@@ -69,7 +69,7 @@ class SpanRecordBuilder:
         fields["duration_s"] = span.stop_s - span.start_s
         if extras.status != "ok":
             fields["status"] = extras.status
-        if extras.attributes or extras.updated or extras.stop_attributes:
+        if extras.attributes or extras.added_attributes or extras.stop_attributes:
             fields |= _to_json(attributes=span.attributes, stop_attributes=extras.stop_attributes)
         records.append(PendingRecord(span.stop_s, event, fields))
         return records
@@ -80,7 +80,7 @@ class SpanRecordBuilder:
         if parent is not None:
             fields["parent_id"] = self._ids.text_of(parent)
         fields["name"] = span.name_str
-        if extras.attributes or extras.updated or extras.start_attributes:
+        if extras.attributes or extras.added_attributes or extras.start_attributes:
             fields |= _to_json(attributes=span.attributes, start_attributes=extras.start_attributes)
         return fields
 
