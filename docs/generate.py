@@ -16,11 +16,11 @@ from typing import Any
 
 import rich_click as click
 
+from tachograph._base.secret_formats import FORMATS
 from tachograph.catalog import ACTIONS, AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
-from tachograph.records._secret_formats import FORMATS
 from tachograph.server import SCOPES
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tachograph._base.secret_formats import FORMATS
 from tachograph.records import MASK, MaskingBudget, mask_arguments, mask_text
 from tachograph.records._masking import _MAX_WORK
-from tachograph.records._secret_formats import FORMATS
 
 # Beginnings of secrets, and everything around which the search decides something. Repeated, each makes as many false
 # starts as a text can hold.

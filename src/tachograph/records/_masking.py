@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tachograph.records._secret_formats import FORMATS
+from tachograph._base.secret_formats import FORMATS
 from tachograph.records._secret_names import is_channel, is_secret, kind_of_name, looks_generated
 
 __all__ = ["MASK", "MaskingBudget", "mask_arguments", "mask_mapping", "mask_text"]

@@ -1,8 +1,8 @@
 """Redaction: the last check on every value before it is stored or sent.
 
-The typed fields (`_fields`) decide what an event may contain. Redaction comes after them and only ever removes: it
-replaces every text that could be private by ``[redacted]``. It errs on the side of privacy; a version of four numbers,
-for example, could be an IP address and is therefore redacted.
+The typed fields (`_fields`) decide which values an event may contain. Redaction comes after them and only ever removes:
+it replaces every text that could be private by ``[redacted]``. It errs on the side of privacy; a version of four
+numbers, for example, could be an IP address and is therefore redacted.
 
 A text passes if none of these rules applies, in this order:
 
@@ -10,8 +10,8 @@ A text passes if none of these rules applies, in this order:
 2. It contains a slash or a backslash, unless it is ``organization/name`` with a listed organization.
 3. It contains a character other than ASCII letters, digits, spaces and ``_ . + ( ) - ®``. This alone excludes URLs,
    e-mail addresses, IPv6 addresses, absolute paths, options, markup and every other script.
-4. One of `_PATTERNS` matches anywhere in it: paths, keys of known formats, IP and MAC addresses, ids, phone and card
-   numbers, host names, file names.
+4. One of `_PATTERNS` matches anywhere in it: paths, keys, IP and MAC addresses, ids, phone and card numbers, host
+   names, file names. Keys include all formats of `_base/secret_formats.py`, by which runs are masked, too.
 5. It is a sentence: several words that are not the name of a device.
 6. Part of it looks generated and not written by a person, see `looks_random`.
 
@@ -28,6 +28,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
+from tachograph._base.secret_formats import FORMATS
 from tachograph.usage._fields import REDACTED
 
 __all__ = ["is_private", "looks_random", "private_reason", "redact"]
@@ -45,13 +46,9 @@ _PLAIN_HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PATTERNS = {
     # A leading dot is a hidden file, two dots the parent folder, two dashes an option or a folder of the Hub's cache.
     "path": r"^\.|\.\.|--",
-    "key": r"(?:hf|gsk|r8|npm|ph[cx]|api_org|gh[pousr]|wandb_v1|dop_v1|lin_api|glsa|shp(?:at|ss|ca))_[A-Za-z0-9]{16}"
-    r"|[rps]k_(?:live|test)_[A-Za-z0-9]{10}|(?:github|dckr)_pat_[A-Za-z0-9_-]{16}"
-    r"|sk-(?:ant|proj|or|svcacct|lf)-|(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{16}"
-    r"|(?:glpat|nvapi|pplx|xai|pypi|tskey|xapp)-(?=[\w-]*\d)[\w-]{16}|xox[a-z]-[A-Za-z0-9-]{8}"
-    r"|A(?:KIA|SIA|BIA|CCA)[0-9A-Z]{12}|LTAI[A-Za-z0-9]{12}|AIza[\w-]{20}|ya29\.[\w-]{16}|hvs\.[\w-]{16}"
-    r"|SG\.[\w-]{16}|eyJ[\w-]{10,}\.[\w-]{10}|AAAA[BCE][0-9A-Za-z]Nz|MII[A-Z][A-Za-z0-9+]{12}"
-    r"|BEGIN [A-Z ]*(?:KEY|CERTIFICATE)|AGE-SECRET-KEY|(?<![A-Za-z])ssh-(?:rsa|dss|ed25519)"
+    # Formats of services are in `FORMATS`; these are keys in other encodings, and words before a secret.
+    "key": r"AAAA[BCE][0-9A-Za-z]Nz|MII[A-Z][A-Za-z0-9+]{12}"
+    r"|BEGIN [A-Z ]*(?:KEY|CERTIFICATE)|(?<![A-Za-z])ssh-(?:rsa|dss|ed25519)"
     r"|(?i:(?:password|passwd|passphrase|secret|token|api[-_ ]?key|bearer|authorization|basic) +\S)",
     "IP address": r"\d+(?:\.\d+){3}|(?<!\d)\d{1,3}([-_ ])\d{1,3}(?:\1\d{1,3}){2}(?!\d)",
     "personal number": r"\d(?:[ .()+_-]{0,3}\d){8}",
@@ -119,15 +116,15 @@ def private_reason(text: str, organizations: Collection[str] = ()) -> str | None
         return "long text"
     if "/" in text or "\\" in text:
         organization, _, name = text.partition("/")
-        listed = {str(one).casefold() for one in organizations}
-        if original != text or organization.casefold() not in listed or not _PLAIN_HUB_NAME.fullmatch(name):
+        allowed_owners = {str(one).casefold() for one in organizations}
+        if original != text or organization.casefold() not in allowed_owners or not _PLAIN_HUB_NAME.fullmatch(name):
             return "path"
         text = name
     text = _ANONYMOUS_CODE.sub(r"\1", text)
     if not _PLAIN_TEXT.fullmatch(text):
         return "character"
     for reason, pattern in _compiled_patterns():
-        if pattern.search(text):
+        if pattern.search(text) or (reason == "key" and _contains_secret(text)):
             return reason
     if _is_sentence(text):
         return "sentence"
@@ -217,6 +214,30 @@ def _is_sentence(text: str) -> bool:
 def _compiled_patterns() -> list[tuple[str, re.Pattern[str]]]:
     # Compiled on first use: an app whose telemetry is off does not pay for it.
     return [(reason, re.compile(pattern)) for reason, pattern in _PATTERNS.items()]
+
+
+def _contains_secret(text: str) -> bool:
+    """Return whether a text contains a secret of a known format, or the part of one that the format lists."""
+    return any(hint in text and _compile(pattern).search(text) is not None for hint, pattern in _secret_patterns())
+
+
+@functools.cache
+def _secret_patterns() -> list[tuple[str, str]]:
+    """Return a pattern for each secret, with a text that every match contains: few texts contain one."""
+    patterns: list[tuple[str, str]] = []
+    for secret in FORMATS:
+        if secret.whole:
+            patterns += [(secret.hint, pattern) for pattern in (secret.whole, secret.part) if pattern]
+        for prefix in secret.prefixes:
+            literal = re.escape(prefix)
+            patterns.append((prefix, f"(?<![A-Za-z0-9]){literal}{secret.body}"))
+            if secret.part is not None:
+                patterns.append((prefix, f"{literal}{secret.part}"))
+    return patterns
+
+
+# Compiled on first use: a process sees few of the formats, and compiling all of them takes milliseconds.
+_compile = functools.cache(re.compile)
 
 
 def redact(value: Any, organizations: Collection[str] = ()) -> Any:

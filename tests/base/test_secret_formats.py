@@ -1,4 +1,4 @@
-"""Each format of the table is recognised in real examples, and no pattern can be slow."""
+"""Runs and usage telemetry recognise each format of the table in real examples, and no pattern can be slow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tachograph._base.secret_formats import FORMATS
 from tachograph.records import MASK, mask_arguments, mask_text
-from tachograph.records._secret_formats import FORMATS
+from tachograph.usage._redact import is_private
 
 if sys.version_info >= (3, 11):
     from re import _constants as constants
@@ -234,6 +235,34 @@ def test_every_format_has_examples():
     assert [one.name for one in FORMATS] == list(EXAMPLES)
 
 
+NUM_SECRETS = 2_000
+SURROUNDINGS = [
+    ("", " is the key"), ("the call with ", ", which failed."), ("x-", ""), ("model ", " 7B"), ("(", ")"), ("org/", ""),
+    ('"', '"'), ("'", "'"), ("`", "`"), ('{"value": "', '", "x": 1}'), ('{\\"value\\": \\"', '\\"}'), ("['", "']"),
+    ("X=", ""), ("export X=", "; train"), ("--x=", " --lr=1e-4"), ("x: ", "\n"), ("Bearer ", ""), ("Basic ", ""),
+    ("https://host.example/v1?x=", "&y=1"), ("https://host.example/", "/send"), ("/home/alice/", "/x"),
+    ("https://", "@host.example/"), ("first line\\n", "\\nlast line"), ("first line\n", "\nlast line"), ("<x>", "</x>"),
+    ("%3D", "%26"), ("密钥", "。"),
+]  # fmt: skip
+
+
+def test_no_secret_leaks_into_a_run_or_usage_telemetry():
+    """A generated text may lack a digit, or look like a word; thousands of examples contain such cases."""
+    leaks = []
+    for name, generators in EXAMPLES.items():
+        generator = Generator(name)
+        for number in range(NUM_SECRETS):
+            secret = generator.choice(generators)(generator)
+            before, after = SURROUNDINGS[number // 2 % len(SURROUNDINGS)] if number % 2 else ("", "")
+            text = f"{before}{secret}{after}"
+            masked = mask_text(text)
+            if masked != MASK and any(secret[start : start + 10] in masked for start in range(len(secret) - 9)):
+                leaks.append(("run", name, text))
+            if not is_private(text, ["org"]):
+                leaks.append(("usage", name, text))
+    assert leaks == []
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_format_is_masked_without_a_name_beside_it(name):
     for secret in secrets_of(name):
@@ -301,6 +330,9 @@ def test_patterns_read_a_bounded_number_of_characters(one):
     """Only a repeat of one class at the end may be unbounded: by then, the text is known to be a secret."""
     pattern = one.whole or one.body
     re.compile(pattern)
+    if one.part:
+        re.compile(one.part)
+        assert all(high <= 512 and is_class for _, high, is_class, _ in repeats_of(one.part))
     for low, high, is_class, ends in repeats_of(pattern):
         if high is constants.MAXREPEAT:
             assert is_class and ends, pattern
@@ -309,6 +341,18 @@ def test_patterns_read_a_bounded_number_of_characters(one):
             assert is_class or high == 1, f"nested repeat in {pattern}"
             # The parts of a JSON Web Token are long; its pattern starts only once in a word.
             assert high <= 512 or one.name == "JSON Web Token", pattern
+
+
+@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+def test_part_is_in_every_example(one):
+    """The part of a format that `usage` searches for is no longer than the secret."""
+    if one.part is None:
+        return
+    patterns = [re.compile(re.escape(prefix) + one.part) for prefix in one.prefixes] or [re.compile(one.part)]
+    for secret in secrets_of(one.name):
+        if not any(character.isdigit() for character in secret[:60]):
+            continue  # some parts require a digit
+        assert any(pattern.search(secret) for pattern in patterns), secret
 
 
 @pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
