@@ -177,7 +177,7 @@ def _open_in_process(_folder: Path, run: str) -> dict[str, Any]:
     stored = StoredRun(RunFolder(run))
     stored.refresh()
     lines, _ = stored.series("train_loss")
-    return {"took_ms": 1000 * (time.perf_counter() - began_s), "is_whole": stored.indexed == 1 and bool(lines)}
+    return {"took_ms": 1000 * (time.perf_counter() - began_s), "is_whole": stored.indexed_share == 1 and bool(lines)}
 
 
 if __name__ == "__main__":

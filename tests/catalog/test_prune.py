@@ -148,7 +148,7 @@ def test_server_shows_a_compressed_run(logs):
     run.refresh()
     (found,) = store.runs()
     assert (found.state, found.size_bytes) == (line.state, line.size_bytes)
-    assert (answers(run), run.version, run.indexed) == (before, version, 1.0)
+    assert (answers(run), run.version, run.indexed_share) == (before, version, 1.0)
     fresh = Store(logs).open("a")
     fresh.refresh()
     assert answers(fresh) == before

@@ -173,8 +173,10 @@ def test_segments_store_positions_not_texts(logs):
     cached = b"".join(path.read_bytes() for path in folder.cache.iterdir())
     assert b"unheard-of" not in cached
     again = opened(folder, segment_bytes=100_000)
-    assert [place.at for place in again.completions.places()] == [place.at for place in run.completions.places()]
+    assert [location.offset for location in again.completions.locations()] == [
+        location.offset for location in run.completions.locations()
+    ]
     data = folder.journal.read_bytes()
-    for at, place in enumerate(again.completions.places()):
-        assert msgspec.json.decode(data[place.at : place.at + place.size_bytes])["global_step"] == at
-        assert (place.steps, place.num_rows(), place.columns[-1]) == ([(at, 1)], 1, "note")
+    for at, location in enumerate(again.completions.locations()):
+        assert msgspec.json.decode(data[location.offset : location.offset + location.size_bytes])["global_step"] == at
+        assert (location.steps, location.num_rows(), location.columns[-1]) == ([(at, 1)], 1, "note")

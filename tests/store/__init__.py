@@ -105,7 +105,7 @@ def answers(run: StoredRun) -> dict[str, Any]:
     found["points"] = repr(
         sorted(map(repr, itertools.chain(*run.points(run.metric_names, axis="step", low=None, high=None))))
     )
-    found["spans"] = repr(run.spans(None, None, num_points=100, most=50))
+    found["spans"] = repr(run.spans(None, None, num_points=100, max_spans=50))
     found["kept"] = repr(list(run.kept_records()))
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tachograph.store._axes import Knots
-from tachograph.store._kept_knots import KnotsLimit, compact_knots
+from tachograph.store._knots_budget import KnotsBudget, compact_knots
 from tests.store import END, START, append, opened, points, segments, step, write
 
 CONFIG = {"batch_size": 4, "world_size": 2, "config": {"data": {"seq_len": 8}}}
@@ -149,7 +149,7 @@ def test_wide_view_on_computed_axis_keeps_extremes(tmp_path):
     assert all(values[int(x / 8) - 1] == y for x, y in drawn.items())
 
 
-def test_kept_knots_follow_the_journal(tmp_path):
+def test_knots_budget_follow_the_journal(tmp_path):
     """Positions are computed once for several requests, and again when the journal grows."""
     folder = write(tmp_path / "r", [START, *rows(range(1, 20_001), sec_per_step=lambda i: 0.5 + i % 3)])
     run = opened(folder)
@@ -184,14 +184,14 @@ def test_knots_of_all_runs_share_one_limit():
     other = compact_knots({0: Knots(steps.copy(), steps / 3)})
     assert knots[0].steps is other[0].steps  # runs of a sweep record the same steps
     runs = [Run() for _ in range(3)]
-    limit = KnotsLimit(200_000, recent_s=1e9)
-    assert [limit.keep(run, knots) for run in runs] == [True, True, False]
-    assert limit.num_bytes == 160_000
-    assert limit.keep(runs[0], knots) and limit.num_bytes == 160_000
+    budget = KnotsBudget(200_000, recent_s=1e9)
+    assert [budget.reserve(run, knots) for run in runs] == [True, True, False]
+    assert budget.used_bytes == 160_000
+    assert budget.reserve(runs[0], knots) and budget.used_bytes == 160_000
     del runs[0]
     gc.collect()
-    assert limit.num_bytes == 80_000 and limit.keep(runs[1], knots)
-    old = KnotsLimit(100_000, recent_s=0.0)
-    assert old.keep(runs[0], knots) and old.keep(runs[1], knots)
-    assert (runs[0].is_dropped, runs[1].is_dropped, old.num_bytes) == (True, False, 80_000)
-    assert not old.keep(runs[0], {0: Knots(np.arange(20_000.0), np.zeros(20_000))})
+    assert budget.used_bytes == 80_000 and budget.reserve(runs[1], knots)
+    old = KnotsBudget(100_000, recent_s=0.0)
+    assert old.reserve(runs[0], knots) and old.reserve(runs[1], knots)
+    assert (runs[0].is_dropped, runs[1].is_dropped, old.used_bytes) == (True, False, 80_000)
+    assert not old.reserve(runs[0], {0: Knots(np.arange(20_000.0), np.zeros(20_000))})

@@ -46,7 +46,7 @@ def test_next_reader_of_an_ended_run_uses_only_the_cache(tmp_path, expected):
     assert answers(opened(folder, 1)) == expected
     assert len(segments(folder)) == 1
     run = StoredRun(folder)
-    assert run.indexed == 1.0
+    assert run.indexed_share == 1.0
     assert answers(run) == expected
 
 
@@ -447,7 +447,7 @@ def test_indexed_stays_complete_while_the_run_grows(tmp_path):
     folder = write(tmp_path / "r", [START, *(step(i, a=float(i)) for i in range(30_000))])
     run = StoredRun(folder)
     run.refresh(0.0)
-    assert 0.0 < run.indexed < 1.0
+    assert 0.0 < run.indexed_share < 1.0
     run.refresh()
     append(folder, [step(i, a=1.0) for i in range(100)])
-    assert run.indexed == 1.0
+    assert run.indexed_share == 1.0

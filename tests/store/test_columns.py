@@ -404,7 +404,7 @@ def test_last_time_is_restored_from_segments(tmp_path):
         tmp_path / "r", [START, span, *(step(i, a=1.0) for i in range(20, 40)), late, {**START, "time": 2_000.0}]
     )
     first, second = opened(folder, 1), opened(folder, 1)
-    died = [run.spans(None, None, num_points=100, most=10).duration_s for run in (first, second)]
+    died = [run.spans(None, None, num_points=100, max_spans=10).duration_s for run in (first, second)]
     assert died == [[38.0], [38.0]]
     assert digest_of(first) == digest_of(second) == digest_of(tachograph.read(folder.path))
 

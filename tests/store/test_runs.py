@@ -325,7 +325,7 @@ def test_number_of_open_runs_is_bounded(tmp_path):
         run = store.open(f"r{number}")
         run.refresh()
         assert run.metrics()["a"].last_step == number
-    assert len(store._open) <= 32
+    assert len(store._open_runs) <= 32
     assert store.open("r39") is store.open("r39")
     again = store.open("r0")
     again.refresh()

@@ -23,7 +23,7 @@ def begun(number, start, **fields):
 
 
 def view(run, low=None, high=None, *, num_points=1_000, most=20_000):
-    return run.spans(low, high, num_points=num_points, most=most)
+    return run.spans(low, high, num_points=num_points, max_spans=most)
 
 
 @pytest.fixture(scope="module")

@@ -522,7 +522,7 @@ def _with_step_values(row: RunRow, run: StoredRun, wanted: list[StepValue]) -> C
     latest = list(names)[-_MAX_STEP_VALUES:]
     if not latest:
         return row.summary
-    found = run.values_at((names[at], at.step) for at in latest)
+    found = run.values_at([(names[at], at.step) for at in latest])
     values = {at.key: found[names[at], at.step] for at in latest}
     return msgspec.structs.replace(row.summary, step_values=values)
 

@@ -71,7 +71,7 @@ def load_clock(run: StoredRun) -> RunEvidence:
     with run.lock:
         digest = run.digest
         run_id = str(digest.facts.get("run_id") or "")
-        return RunEvidence(run.id, run_id, started=run.started, session_tag=digest.session_tag, clock=_clock(run))
+        return RunEvidence(run.id, run_id, started=run.started_at, session_tag=digest.session_tag, clock=_clock(run))
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:
@@ -95,7 +95,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
         return RunEvidence(
             name=run.id,
             run_id=str(digest.facts.get("run_id") or ""),
-            started=run.started,
+            started=run.started_at,
             state=str(digest.state),
             failure=None if failure is None else f"{failure.error_type or 'error'}: {failure.message}"[:200],
             perf_tags=tuple(digest.perf_tags[-1:] if isinstance(digest.perf_tag, str) else digest.perf_tag or ()),

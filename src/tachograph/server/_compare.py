@@ -75,7 +75,7 @@ def build_comparison_page(
     """Judge whether runs differ from others."""
     both = [*query.against, *query.run]
     opened = {name: open_run(name) for name in dict.fromkeys(both)}
-    indexed = min(run.indexed for run in opened.values())
+    indexed = min(run.indexed_share for run in opened.values())
     if indexed < 1.0:
         return ComparisonPage(indexed)
     evidence = {name: load_evidence(run) for name, run in opened.items()}
@@ -106,8 +106,8 @@ def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -
         try:
             run = store.open(row.id)
             run.refresh(max(0.0, deadline_s - time.monotonic()))
-            shares.append(run.indexed)
-            if run.indexed == 1.0:
+            shares.append(run.indexed_share)
+            if run.indexed_share == 1.0:
                 found.append(load_clock(run))
         except (RunNotFoundError, OSError, SegmentError):  # one damaged run does not stop the comparison
             continue

@@ -17,24 +17,24 @@ def build_completions_page(run: StoredRun, query: CompletionQuery) -> Completion
     """Return the matching rows, newest first, with the available tables, columns and steps."""
     with run.lock:
         version = run.version
-        known = run.completions.places()
+        locations = run.completions.locations()
     # The rows are read from the journal without the lock: the store keeps only their positions.
-    places = [place for place in known if query.table in (None, place.table)]
-    found = read_rows(
-        run.folder.journal, places, low=query.step_min, high=query.step_max, search=query.search, limit=query.limit
+    matches = [location for location in locations if query.table in (None, location.table)]
+    view = read_rows(
+        run.folder.journal, matches, low=query.step_min, high=query.step_max, search=query.search, limit=query.limit
     )
-    steps = sorted({step for place in places for step, _ in place.steps if step is not None})
-    columns = dict.fromkeys(name for place in places for name in place.columns)
+    steps = sorted({step for location in matches for step, _ in location.steps if step is not None})
+    columns = dict.fromkeys(name for location in matches for name in location.columns)
     return CompletionsPage(
         version=version,
-        tables=list(dict.fromkeys(place.table for place in known))[:_MAX_TABLES],
+        tables=list(dict.fromkeys(location.table for location in locations))[:_MAX_TABLES],
         columns=sorted(columns, key=lambda name: name != "step")[:_MAX_COLUMNS],
-        rows=mark_non_finite(found.rows),
-        is_whole=found.is_whole,
+        rows=mark_non_finite(view.rows),
+        is_whole=view.is_whole,
         steps=_thin_out(steps),
-        num_rows=sum(place.num_rows() for place in places),
-        num_rows_of_steps=sum(place.num_rows(query.step_min, query.step_max) for place in places),
-        num_dropped=sum(place.num_dropped for place in places),
+        num_rows=sum(location.num_rows() for location in matches),
+        num_rows_of_steps=sum(location.num_rows(query.step_min, query.step_max) for location in matches),
+        num_dropped=sum(location.num_dropped for location in matches),
     )
 
 

@@ -28,7 +28,7 @@ from tachograph.journal import RunState
 from tachograph.reader import RunOverview, output_version
 from tachograph.server import _views as views
 from tachograph.server._models import CopyView, RunSummary, StreamAlive
-from tachograph.store import Store, StoredRun, annotated_at
+from tachograph.store import Store, StoredRun, annotations_changed_at
 
 __all__ = ["RunChanged", "RunGone", "watch"]
 
@@ -192,7 +192,7 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
         # of a run only a last heartbeat can follow.
         is_alive = summary is None or summary.state in _ALIVE
         interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
-        is_annotated = summary is not None and summary.annotated != annotated_at(run.folder.path)
+        is_annotated = summary is not None and summary.annotated != annotations_changed_at(run.folder.path)
         is_same = version == run.version and output == latest_output and not is_annotated
         if not changed and is_same and now_s - checked_s < interval_s:
             continue
@@ -205,4 +205,6 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
 
 
 def _changed_event(run: StoredRun, summary: RunSummary, output: str, copy: CopyView | None) -> RunChanged:
-    return RunChanged(line=summary, version=run.version, indexed=run.indexed, output=output, copy=copy, now=time.time())
+    return RunChanged(
+        line=summary, version=run.version, indexed=run.indexed_share, output=output, copy=copy, now=time.time()
+    )

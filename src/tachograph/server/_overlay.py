@@ -58,7 +58,9 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
         try:
             with run.lock:
                 series = build_series(run, query, num_points)
-                page = RunSeries(run=name, version=run.version, indexed=run.indexed, start=run.started, series=series)
+                page = RunSeries(
+                    run=name, version=run.version, indexed=run.indexed_share, start=run.started_at, series=series
+                )
             found.append(page)
         except SegmentError as error:
             found.append(RunSeries(run=name, reason=str(error)))
@@ -106,7 +108,7 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
             x = x - shift if shift else x
             # Runs of a sweep record the same steps: keep them once.
             points[run.id] = (grids.setdefault(hashlib.blake2b(x.data, digest_size=16).digest(), x), y)
-            indexed.append(run.indexed)
+            indexed.append(run.indexed_share)
         if problem is not None:
             reasons[name] = problem
     rows = _rows_of(catalog, list(points), query.by)

@@ -52,7 +52,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import Axis, SeriesSource, Store, StoredRun, annotated_at
+from tachograph.store import Axis, SeriesSource, Store, StoredRun, annotations_changed_at
 
 __all__ = [
     "build_controls_page",
@@ -140,12 +140,12 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
     found.name = run.id
-    found.annotated = annotated_at(run.folder.path)
+    found.annotated = annotations_changed_at(run.folder.path)
     if found.train_loss is None:
         known = (run.last_value(name) for name in loss_names_in(run.metric_names))
         found.train_loss = encode_number(next((value for value in known if value is not None), None))
     with run.lock:
-        if run.indexed == 1.0:  # an open alert can be older than the tail of the journal
+        if run.indexed_share == 1.0:  # an open alert can be older than the tail of the journal
             alerts = run.digest.open_alerts
             found.num_open_alerts = len(alerts)
             found.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
@@ -169,7 +169,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
         return RunDetail(
             **msgspec.structs.asdict(build_open_run_summary(run)),
             version=run.version,
-            indexed=run.indexed,
+            indexed=run.indexed_share,
             run_id=str(start["run_id"]) if "run_id" in start else None,
             path=str(run.folder.path),
             copy=build_copy(run.folder),
@@ -264,7 +264,7 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
     copies = find_copies(summaries)
     return MetricsPage(
         version=run.version,
-        indexed=run.indexed,
+        indexed=run.indexed_share,
         metrics=[
             MetricView(
                 name=name,
@@ -293,10 +293,10 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
         found = build_series(run, query, query.points, after)
         return SeriesPage(
             version=run.version,
-            indexed=run.indexed,
+            indexed=run.indexed_share,
             cursor=_encode_cursor(run),
             is_whole=after is None,
-            start=run.started,
+            start=run.started_at,
             series=found,
         )
 
@@ -361,7 +361,7 @@ def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float
     the step minus the first one.
     """
     if query.x == "relative":
-        axis, shift = "time", run.started
+        axis, shift = "time", run.started_at
     elif query.x == "relative_step":
         axis, shift = "step", float(run.first_step)
     else:
@@ -388,7 +388,7 @@ def _parse_cursor(cursor: str | None, generation: str) -> dict[str, int] | None:
 
 def build_spans(run: StoredRun, query: SpanQuery) -> SpanView:
     """Return the spans in a time range."""
-    return run.spans(query.low, query.high, num_points=query.points, most=query.most)
+    return run.spans(query.low, query.high, num_points=query.points, max_spans=query.most)
 
 
 def build_span_detail(run: StoredRun, span_id: str) -> SpanDetail | None:

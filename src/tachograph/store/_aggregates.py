@@ -1,8 +1,8 @@
 """Aggregates of a metric over a whole run: one row of numbers for a table of runs.
 
 Points that a later attempt repeated are left out, as `overlap="latest"` does for series. NaN and infinite values are
-counted and left out, except that `first` and `last` are what was recorded: a run that ended with NaN has no good last
-value. `tail` is the mean over the last tenth of the range of steps, which is steadier than the last value.
+counted and left out, except in `first` and `last`, which are the recorded values: a run that ended with NaN has no good
+last value. `tail` is the mean over the last tenth of the range of steps, which is steadier than the last value.
 """
 
 from __future__ import annotations
@@ -66,38 +66,41 @@ def series_points(
         attempts: the attempts of the run.
         column: the positions to return in place of steps.
     """
-    found = [_points(source, stream, name, column) for stream in streams for source in sources]
-    known = [points for points in found if points is not None]
-    if not known:
+    parts = [
+        part for stream in streams for source in sources if (part := _points(source, stream, name, column)) is not None
+    ]
+    if not parts:
         return None
-    attempt, step, time, place, value = (np.concatenate(each) for each in zip(*known, strict=True))
+    attempt, step, time, position, value = (np.concatenate(each) for each in zip(*parts, strict=True))
     keep = np.ones(len(value), dtype=bool)
     for later in attempts:
         if later.index > 0 and later.first_step is not None:
             keep &= ~((attempt < later.index) & (step >= later.first_step))
     if len(streams) > 1:  # for example validations inside of and after the loop
         order = np.argsort(time, kind="stable")
-        place, value, keep = place[order], value[order], keep[order]
+        position, value, keep = position[order], value[order], keep[order]
     if not keep.all():
-        place, value = place[keep], value[keep]
-    return (place, value) if len(value) else None
+        position, value = position[keep], value[keep]
+    return (position, value) if len(value) else None
 
 
 def attempt_points(
     sources: Sequence[ColumnSource], stream: str, name: str, attempt: int
 ) -> tuple[Integers, Floats] | None:
     """Return step and value of each point of a series in one attempt, in the order of their records; None if none."""
-    found = [_points(source, stream, name, "step") for source in sources]
-    own = [(each[1][each[0] == attempt], each[4][each[0] == attempt]) for each in found if each is not None]
-    steps, values = [np.concatenate(each) for each in zip(*own, strict=True)] if own else (np.empty(0), np.empty(0))
+    parts = [part for source in sources if (part := _points(source, stream, name, "step")) is not None]
+    if not parts:
+        return None
+    steps = np.concatenate([step[number == attempt] for number, step, *_ in parts])
+    values = np.concatenate([value[number == attempt] for number, *_, value in parts])
     return (steps.astype(np.int64), values) if len(values) else None
 
 
 def sort_points(
-    places: Integers | Floats, values: Floats, low: float | None, high: float | None
+    positions: Integers | Floats, values: Floats, low: float | None, high: float | None
 ) -> tuple[Floats, Floats]:
     """Return the finite points in a range, sorted by position; of several at one position, only the last."""
-    x: Floats = np.asarray(places, dtype=np.float64)
+    x: Floats = np.asarray(positions, dtype=np.float64)
     keep = np.isfinite(values) & np.isfinite(x)
     if low is not None:
         keep &= x >= low
@@ -157,25 +160,25 @@ def aggregate_series(
     )
 
 
-def with_window_extremes(found: dict[str, MetricAggregates]) -> dict[str, MetricAggregates]:
+def with_window_extremes(aggregates: dict[str, MetricAggregates]) -> dict[str, MetricAggregates]:
     """Return aggregates whose extremes cover all steps of a window, and not only the latest one, which is recorded.
 
     With `log_every` above 1, or after thinning, ``loss/min`` and ``loss/max`` have the extremes of ``loss``.
     """
-    if "window_steps" not in found:
-        return found
-    covered = dict(found)
-    for name, own in found.items():
-        low, high, bad = (found.get(f"{name}/{suffix}") for suffix in ("min", "max", "nonfinite"))
-        if low is not None and low.min is not None and (own.min is None or low.min < own.min):
-            own = msgspec.structs.replace(own, min=low.min, at_min=low.at_min)  # noqa: PLW2901
-        if high is not None and high.max is not None and (own.max is None or high.max > own.max):
-            own = msgspec.structs.replace(own, max=high.max, at_max=high.at_max)  # noqa: PLW2901
+    if "window_steps" not in aggregates:
+        return aggregates
+    result = dict(aggregates)
+    for name, metric in aggregates.items():
+        low, high, bad = (aggregates.get(f"{name}/{suffix}") for suffix in ("min", "max", "nonfinite"))
+        if low is not None and low.min is not None and (metric.min is None or low.min < metric.min):
+            metric = msgspec.structs.replace(metric, min=low.min, at_min=low.at_min)  # noqa: PLW2901
+        if high is not None and high.max is not None and (metric.max is None or high.max > metric.max):
+            metric = msgspec.structs.replace(metric, max=high.max, at_max=high.at_max)  # noqa: PLW2901
         if bad is not None and bad.mean is not None:
             total = round(bad.mean * (bad.num_points - bad.nonfinite))
-            own = msgspec.structs.replace(own, nonfinite=max(own.nonfinite, total))  # noqa: PLW2901
-        covered[name] = own
-    return covered
+            metric = msgspec.structs.replace(metric, nonfinite=max(metric.nonfinite, total))  # noqa: PLW2901
+        result[name] = metric
+    return result
 
 
 def _mean(values: Floats) -> float | None:

@@ -22,7 +22,7 @@ from tachograph.store._tail import SeriesStats
 __all__ = [
     "AttemptSteps",
     "Knots",
-    "PlacedSource",
+    "SourceWithPositions",
     "RecordedValues",
     "attempt_steps",
     "build_knots",
@@ -53,12 +53,12 @@ class Knots(NamedTuple):
             return np.asarray(np.clip(line, low, high), dtype=np.float64)
         if not self.is_dense:
             return np.interp(steps, self.steps, self.positions)
-        places = steps.astype(np.intp) - int(self.steps[0])
-        found: Floats = self.positions[np.clip(places, 0, len(self.positions) - 1, out=places)]
-        return found
+        indexes = steps.astype(np.intp) - int(self.steps[0])
+        positions: Floats = self.positions[np.clip(indexes, 0, len(self.positions) - 1, out=indexes)]
+        return positions
 
     def at(self, step: float) -> float:
-        """Return the position of a step; beyond the last knot, the line through the last two goes on."""
+        """Return the position of a step, extrapolated from the last two knots if it is beyond them."""
         steps, positions = self.steps, self.positions
         if step > steps[-1] and len(steps) > 1 and steps[-1] > steps[-2]:
             slope = (positions[-1] - positions[-2]) / (steps[-1] - steps[-2])
@@ -90,7 +90,7 @@ class AttemptSteps(NamedTuple):
     last: float
 
     def num_steps(self, steps: Floats) -> Floats:
-        """Return how many steps each record covers: those since the record before, or since the start."""
+        """Return how many steps each record covers, counted from the record before it or from the start."""
         return np.diff(steps, prepend=min(self.before, float(steps[0])))
 
 
@@ -108,7 +108,7 @@ def _attempt_rows(rows: StreamRows) -> list[_AttemptRows]:
 
 def series_of(sources: Sequence[ColumnSource], stream: str, name: str) -> dict[int, RecordedValues]:
     """Return the finite values of a series in each attempt, in the order in which they were recorded."""
-    found: dict[int, list[RecordedValues]] = {}
+    parts_by_attempt: dict[int, list[RecordedValues]] = {}
     for source in sources:
         part = source.series_part(stream, name) if source.num_rows(stream) else None
         if part is None:
@@ -118,11 +118,11 @@ def series_of(sources: Sequence[ColumnSource], stream: str, name: str) -> dict[i
             begin, stop = part.position(first), part.position(end)
             if stop > begin:
                 row = part.rows_at(np.arange(begin, stop))
-                own = RecordedValues(rows.step[row].astype(np.float64), rows.time[row], part.values[begin:stop])
-                found.setdefault(attempt, []).append(own)
+                values = RecordedValues(rows.step[row].astype(np.float64), rows.time[row], part.values[begin:stop])
+                parts_by_attempt.setdefault(attempt, []).append(values)
     return {
         attempt: parts[0] if len(parts) == 1 else RecordedValues(*map(np.concatenate, zip(*parts, strict=True)))
-        for attempt, parts in sorted(found.items())
+        for attempt, parts in sorted(parts_by_attempt.items())
     }
 
 
@@ -141,8 +141,8 @@ def has_increasing_steps(sources: Sequence[ColumnSource], stream: str = "step") 
 
 
 def attempt_steps(sources: Sequence[ColumnSource]) -> dict[int, AttemptSteps]:
-    """Return the steps of each attempt, in order. A record of several steps covers those before it."""
-    found: dict[int, AttemptSteps] = {}
+    """Return the steps of each attempt, in order. A record of several steps also covers the steps before it."""
+    step_ranges: dict[int, AttemptSteps] = {}
     for stream, count in (("step", "window_steps"), ("window", "window/iterations")):
         counts = series_of(sources, stream, count)
         for rows in rows_of(sources, stream):
@@ -151,30 +151,30 @@ def attempt_steps(sources: Sequence[ColumnSource]) -> dict[int, AttemptSteps]:
                 if attempt in counts and counts[attempt].steps[0] == step:
                     num_steps = max(0.0, float(counts[attempt].values[0]))
                 before, last = step - num_steps, float(rows.step[end - 1])
-                known = found.get(attempt, AttemptSteps(before, last))
-                found[attempt] = AttemptSteps(min(before, known.before), max(last, known.last))
-    return dict(sorted(found.items()))
+                step_range = step_ranges.get(attempt, AttemptSteps(before, last))
+                step_ranges[attempt] = AttemptSteps(min(before, step_range.before), max(last, step_range.last))
+    return dict(sorted(step_ranges.items()))
 
 
-def build_knots(own: AttemptSteps, start: float, steps: Floats, positions: Floats) -> Knots:
+def build_knots(step_range: AttemptSteps, start: float, steps: Floats, positions: Floats) -> Knots:
     """Return the knots of an attempt.
 
     Args:
-        own: the steps of the attempt.
+        step_range: the steps of the attempt.
         start: the position before its first step.
         steps: the steps of the records, never decreasing.
         positions: their positions, never decreasing.
     """
-    steps = np.concatenate([[min(own.before, steps[0])], steps])
+    steps = np.concatenate([[min(step_range.before, steps[0])], steps])
     positions = np.concatenate([[start], positions])
     is_last = np.append(np.diff(steps) > 0, True)  # of several records of a step, the last one counts
     knots = Knots(steps[is_last], positions[is_last])
-    if own.last <= steps[-1]:
+    if step_range.last <= steps[-1]:
         return knots
-    return Knots(np.append(knots.steps, own.last), np.append(knots.positions, knots.at(own.last)))
+    return Knots(np.append(knots.steps, step_range.last), np.append(knots.positions, knots.at(step_range.last)))
 
 
-class PlacedSource:
+class SourceWithPositions:
     """A source whose rows have positions on a computed axis, in one of their columns."""
 
     def __init__(self, source: ColumnSource, knots: dict[int, Knots], column: Column) -> None:
@@ -182,15 +182,16 @@ class PlacedSource:
 
         Args:
             source: the recorded columns.
-            knots: the knots by attempt; an attempt without knots uses those of the one before it, or of the first.
+            knots: the knots by attempt; an attempt without knots uses the knots of the one before, or of the first.
             column: the column that gets the positions.
         """
         self._source, self._knots, self._column = source, knots, column
-        self._known = sorted(knots)
+        self._attempts_with_knots = sorted(knots)
         self._rows: dict[str, StreamRows] = {}
 
     def _knots_of(self, attempt: int) -> Knots:
-        return self._knots[max((known for known in self._known if known <= attempt), default=self._known[0])]
+        attempts = self._attempts_with_knots
+        return self._knots[max((each for each in attempts if each <= attempt), default=attempts[0])]
 
     @property
     def streams(self) -> list[str]:
@@ -214,8 +215,8 @@ class PlacedSource:
         return self._source.is_changed()
 
     def rows(self, stream: str) -> StreamRows:
-        found = self._rows.get(stream)
-        if found is None:
+        rows = self._rows.get(stream)
+        if rows is None:
             rows = self._source.rows(stream)
             positions = np.empty(len(rows.step))
             for attempt, first, end in _attempt_rows(rows):
@@ -224,8 +225,8 @@ class PlacedSource:
             # Positions are sorted where steps are.
             ranges = [each._replace(sorted_by=(*each.sorted_by[:2], *[each.sorted_by[0]] * 2)) for each in rows.ranges]
             changes: dict[str, Any] = {self._column: positions}
-            found = self._rows[stream] = rows._replace(ranges=ranges, **changes)
-        return found
+            rows = self._rows[stream] = rows._replace(ranges=ranges, **changes)
+        return rows
 
     def series_part(self, stream: str, name: str) -> SeriesPart | None:
         part = self._source.series_part(stream, name)

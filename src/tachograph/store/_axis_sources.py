@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from tachograph.reader import RunDigest
 from tachograph.records import finite_or_none
 from tachograph.store._amounts import amount_knots
-from tachograph.store._axes import Knots, PlacedSource, has_increasing_steps
+from tachograph.store._axes import Knots, SourceWithPositions, has_increasing_steps
 from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import Axis, Column
 from tachograph.store._epochs import epoch_knots
-from tachograph.store._kept_knots import compact_knots
+from tachograph.store._knots_budget import compact_knots
 from tachograph.store._training_time import join_attempts, training_time_knots
 
-__all__ = ["AxisKnots", "AxisSources", "find_knots", "place_sources", "training_clock"]
+__all__ = ["AxisKnots", "AxisSources", "add_positions", "find_knots", "join_training_time"]
 
 _MISSING = {
     "samples": "no number of samples: log `num_samples` or `global_batch_size`, or state `global_batch_size` in the "
@@ -29,7 +29,7 @@ class AxisKnots(NamedTuple):
     """Where the steps of a run lie on a computed axis."""
 
     knots: dict[int, Knots] | None
-    """By attempt; None if the axis has no positions, or those recorded are used."""
+    """By attempt; None if the axis has no positions, or its positions are recorded."""
     column: Column
     """The column of the positions."""
     problem: str | None = None
@@ -65,12 +65,11 @@ def find_knots(sources: list[ColumnSource], axis: Axis, digest: RunDigest) -> Ax
     return AxisKnots(compact_knots(knots), "position")
 
 
-def place_sources(sources: list[ColumnSource], found: AxisKnots) -> AxisSources:
+def add_positions(sources: list[ColumnSource], axis: AxisKnots) -> AxisSources:
     """Return the sources of a run with positions on an axis."""
-    if found.knots is None:
-        return AxisSources(sources, found.column, found.problem)
-    placed: list[ColumnSource] = [PlacedSource(source, found.knots, found.column) for source in sources]
-    return AxisSources(placed, found.column)
+    if axis.knots is None:
+        return AxisSources(sources, axis.column, axis.problem)
+    return AxisSources([SourceWithPositions(source, axis.knots, axis.column) for source in sources], axis.column)
 
 
 def _training_knots(sources: list[ColumnSource], digest: RunDigest) -> dict[int, Knots] | None:
@@ -78,14 +77,14 @@ def _training_knots(sources: list[ColumnSource], digest: RunDigest) -> dict[int,
     return training_time_knots(sources, [time_s for time_s in checkpoints if time_s is not None])
 
 
-def training_clock(found: AxisKnots) -> Knots | None:
+def join_training_time(axis: AxisKnots) -> Knots | None:
     """Return the training time at each step, without work that a later attempt repeated; None if it is unknown."""
-    knots = found.knots
+    knots = axis.knots
     return None if knots is None else join_attempts([knots[attempt] for attempt in sorted(knots)])
 
 
 def _facts_by_attempt(digest: RunDigest) -> dict[int, dict[str, Any]]:
     facts = {attempt.index: attempt.start for attempt in digest.attempts}
-    if facts:  # the last attempt has what was found out after its start
+    if facts:  # the digest adds facts that were recorded after the last attempt started
         facts[digest.attempts[-1].index] = {**digest.facts, "config": digest.config}
     return facts

@@ -150,7 +150,7 @@ class _Slice(NamedTuple):
     begin: int
     end: int
     last: int
-    """The attempt has the values from `first` to `last`; those from `begin` to `end` are in the view."""
+    """The attempt has the values from `first` to `last`; the view has the values from `begin` to `end`."""
 
 
 class _Candidates(NamedTuple):
@@ -162,7 +162,7 @@ class _Candidates(NamedTuple):
     chunks: slice | None
     """The chunks included by their summaries."""
     num_before: int
-    """The number of points before those chunks."""
+    """The number of points before these chunks."""
 
 
 def _read_part(source: ColumnSource, stream: str, name: str) -> SeriesPart | None:
@@ -174,7 +174,7 @@ def build_lines(
     stream: str,
     name: str,
     view: View,
-    read: Callable[[ColumnSource, str, str], SeriesPart | None] = _read_part,
+    read_part: Callable[[ColumnSource, str, str], SeriesPart | None] = _read_part,
 ) -> list[Line]:
     """Return the lines of a series in a view, one for each attempt with points.
 
@@ -182,23 +182,23 @@ def build_lines(
         sources: the columns, in order.
         stream: the stream of the series.
         name: the series.
-        view: what to return.
-        read: returns the values in a source.
+        view: the range and the number of points.
+        read_part: returns the values in a source.
     """
     attempts: dict[int, _AttemptSlices] = {}
     base, num_marks = 0, 0
     for source in sources:
         num_rows = source.num_rows(stream)
-        series = read(source, stream, name) if num_rows and base + num_rows > view.after_row else None
+        series = read_part(source, stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None:
             for attempt_range, piece in _slices(source.rows(stream), series, view, view.after_row - base, num_marks):
                 attempts.setdefault(attempt_range.attempt, _AttemptSlices()).add(attempt_range, piece, view.column)
             num_marks += len(series.mark_rows)
         base += num_rows
     lines = []
-    for attempt, found in attempts.items():
-        make = _sorted_line if found.is_sorted else _unsorted_line
-        line = make(stream, attempt, found.slices, view)
+    for attempt, attempt_slices in attempts.items():
+        build_line = _sorted_line if attempt_slices.is_sorted else _unsorted_line
+        line = build_line(stream, attempt, attempt_slices.slices, view)
         if line is not None:
             lines.append(line)
     return lines
@@ -360,21 +360,21 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     # Two chunks or more per point: reading each point would not make the line finer.
     is_coarse = num_points > min(MAX_RAW_POINTS, max(MIN_COARSE_POINTS, CHUNK * view.num_points))
     candidates = [_candidates(piece, view.column, is_coarse=is_coarse) for piece in slices]
-    chosen = choose_extremes(
-        np.concatenate([found.x for found in candidates]),
-        np.concatenate([found.y for found in candidates]),
+    indexes = choose_extremes(
+        np.concatenate([each.x for each in candidates]),
+        np.concatenate([each.y for each in candidates]),
         view.num_points,
     )
     xs, ys, gaps = [], [], []
     begin = 0
-    for piece, found in zip(slices, candidates, strict=True):
-        own = chosen[(chosen >= begin) & (chosen < begin + len(found.y))] - begin
-        begin += len(found.y)
-        row = piece.part.rows_at(found.position[own])
+    for piece, points in zip(slices, candidates, strict=True):
+        selection = indexes[(indexes >= begin) & (indexes < begin + len(points.y))] - begin
+        begin += len(points.y)
+        row = piece.part.rows_at(points.position[selection])
         xs.append(piece.rows.column(view.column)[row].astype(np.float64))
-        ys.append(found.y[own])
+        ys.append(points.y[selection])
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
-    means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
+    means = _means(slices, candidates, view) if len(indexes) < num_points else ([], [], [])
     x, y = np.concatenate(xs), np.concatenate(ys)
     line_x, line_y = break_at_marks(x, y, np.concatenate(gaps))
     if view.after_row and _follows_mark(slices[0]):
@@ -405,10 +405,10 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
         return None
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    chosen = choose_extremes(x, y, view.num_points)
-    means = bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
+    indexes = choose_extremes(x, y, view.num_points)
+    means = bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(indexes) < len(x) else ([], [], [])
     marks = [piece.rows.column(view.column)[piece.part.mark_rows] for piece in slices]
-    line_x, line_y = break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
+    line_x, line_y = break_at_marks(x[indexes], y[indexes], np.searchsorted(np.sort(np.concatenate(marks)), x[indexes]))
     return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], len(x))
 
 
@@ -442,7 +442,7 @@ def _candidates(piece: _Slice, column: Column, *, is_coarse: bool) -> _Candidate
     starts = np.arange(first_chunk, last_chunk) * CHUNK
     low_at, high_at = starts + summary.low_at[chunks], starts + summary.high_at[chunks]
     low_first = low_at <= high_at
-    ordered = np.stack([np.where(low_first, low_at, high_at), np.where(low_first, high_at, low_at)], axis=1).ravel()
+    extremes = np.stack([np.where(low_first, low_at, high_at), np.where(low_first, high_at, low_at)], axis=1).ravel()
     low, high = summary.low[chunks], summary.high[chunks]
     values = np.stack([np.where(low_first, low, high), np.where(low_first, high, low)], axis=1).ravel()
     head, tail = np.arange(piece.begin, first_chunk * CHUNK), np.arange(last_chunk * CHUNK, piece.end)
@@ -451,7 +451,7 @@ def _candidates(piece: _Slice, column: Column, *, is_coarse: bool) -> _Candidate
         [position[part.rows_at(head)], np.repeat(getattr(summary, column)[chunks], 2), position[part.rows_at(tail)]]
     )
     y = np.concatenate([part.values[head], values, part.values[tail]])
-    return _Candidates(x, y, np.concatenate([head, ordered, tail]), chunks, len(head))
+    return _Candidates(x, y, np.concatenate([head, extremes, tail]), chunks, len(head))
 
 
 def choose_extremes(x: npt.NDArray[Any], y: Floats, num_points: int) -> Integers:
@@ -462,10 +462,10 @@ def choose_extremes(x: npt.NDArray[Any], y: Floats, num_points: int) -> Integers
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     # Buckets of equal width need an x range; points at one position are divided by count.
     if x[-1] > x[0]:
-        chosen = _downsampler.downsample(x, y, n_out=num_points)
+        extremes = _downsampler.downsample(x, y, n_out=num_points)
     else:
-        chosen = _downsampler.downsample(y, n_out=num_points)
-    indexes = np.sort(np.concatenate([[0], chosen.astype(np.int64), [len(y) - 1]]))
+        extremes = _downsampler.downsample(y, n_out=num_points)
+    indexes = np.sort(np.concatenate([[0], extremes.astype(np.int64), [len(y) - 1]]))
     return indexes[np.diff(indexes, prepend=-1) > 0]  # several times as fast as `np.unique`
 
 
@@ -474,18 +474,18 @@ Means = tuple[list[float], list[float], list[int]]
 
 def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> Means:
     xs, means, counts = [], [], []
-    for piece, found in zip(slices, candidates, strict=True):
-        if found.chunks is None:
-            xs.append(found.x)
-            means.append(found.y)
-            counts.append(np.ones(len(found.y), dtype=np.int64))
+    for piece, points in zip(slices, candidates, strict=True):
+        if points.chunks is None:
+            xs.append(points.x)
+            means.append(points.y)
+            counts.append(np.ones(len(points.y), dtype=np.int64))
             continue
         summary = piece.part.summary
         assert summary is not None  # noqa: S101 - the chunks come from it
-        num_chunks = found.chunks.stop - found.chunks.start
-        behind = found.num_before + 2 * num_chunks
-        xs += [found.x[: found.num_before], getattr(summary, view.column)[found.chunks], found.x[behind:]]
-        means += [found.y[: found.num_before], summary.mean[found.chunks], found.y[behind:]]
+        num_chunks = points.chunks.stop - points.chunks.start
+        behind = points.num_before + 2 * num_chunks
+        xs += [points.x[: points.num_before], getattr(summary, view.column)[points.chunks], points.x[behind:]]
+        means += [points.y[: points.num_before], summary.mean[points.chunks], points.y[behind:]]
         counts += [np.full(len(part), size) for part, size in zip(xs[-3:], (1, CHUNK, 1), strict=True)]
     return bucket_means(np.concatenate(xs), np.concatenate(means), np.concatenate(counts), view)
 

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.integer]
 Axis = Literal["step", "time", "epoch", "samples", "tokens", "training_time"]
 Column = Literal["step", "time", "epoch", "position"]
-"""Where the positions of rows on an axis are: those on an axis that is not recorded are computed as `position`."""
+"""The column with the positions of rows on an axis: `position` for axes that are computed and not recorded."""
 COLUMNS: tuple[Column, ...] = ("step", "time", "epoch", "position")
 
 CHUNK = 128

@@ -18,18 +18,18 @@ from tachograph._base.typed import convert
 from tachograph.journal import open_journal
 from tachograph.records import decode, step_of
 
-__all__ = ["CompletionIndex", "CompletionPlace", "CompletionView", "read_rows", "replace_completions"]
+__all__ = ["CompletionIndex", "CompletionLocation", "CompletionView", "read_rows", "replace_completions"]
 
-_MAX_PLACES = 100_000
+_MAX_LOCATIONS = 100_000
 _MAX_COLUMNS = 500
 _MAX_READ_BYTES = 64 << 20
 _MAX_RESULT_BYTES = 4 << 20
 
 
-class CompletionPlace(msgspec.Struct, array_like=True):
+class CompletionLocation(msgspec.Struct, array_like=True):
     """The location of one `completions` record in the journal, and a summary of its rows."""
 
-    at: int
+    offset: int
     size_bytes: int
     table: str
     columns: list[str]
@@ -43,7 +43,7 @@ class CompletionPlace(msgspec.Struct, array_like=True):
 
 
 class CompletionView(msgspec.Struct):
-    """The rows found by a query."""
+    """The rows that match a query."""
 
     rows: list[dict[str, Any]]
     is_whole: bool
@@ -54,16 +54,16 @@ class CompletionIndex:
     """The locations of the latest `completions` records of a run."""
 
     def __init__(self) -> None:
-        self._places: deque[CompletionPlace] = deque(maxlen=_MAX_PLACES)
+        self._locations: deque[CompletionLocation] = deque(maxlen=_MAX_LOCATIONS)
 
     def add(self, stub: dict[str, Any]) -> None:
         """Add the stub of a record, new or from a segment."""
         if stub.get("place"):  # missing if the journal was replaced while it was read
-            self._places.append(convert(stub["place"], CompletionPlace))
+            self._locations.append(convert(stub["place"], CompletionLocation))
 
-    def places(self, table: str | None = None) -> list[CompletionPlace]:
-        """Return the locations, all or those of one table, oldest first."""
-        return [place for place in self._places if table in (None, place.table)]
+    def locations(self, table: str | None = None) -> list[CompletionLocation]:
+        """Return the locations, oldest first; with `table`, only the ones of that table."""
+        return [location for location in self._locations if table in (None, location.table)]
 
 
 def replace_completions(lines: bytes, start: int, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -76,14 +76,14 @@ def replace_completions(lines: bytes, start: int, records: list[dict[str, Any]])
     """
     if not any(record["event"] == "completions" for record in records):
         return records
-    places = _places_of(lines, start, len(records))
+    locations = _line_locations(lines, start, len(records))
     return [
-        _stub(record, place) if record["event"] == "completions" else record
-        for record, place in zip(records, places, strict=True)
+        _stub(record, location) if record["event"] == "completions" else record
+        for record, location in zip(records, locations, strict=True)
     ]
 
 
-def _places_of(block: bytes, start: int, num_records: int) -> list[tuple[int, int]]:
+def _line_locations(block: bytes, start: int, num_records: int) -> list[tuple[int, int]]:
     """Return offset and length of each line that is a record."""
     lines: list[tuple[int, int]] = []
     offset = 0
@@ -109,16 +109,16 @@ def _stub(record: dict[str, Any], line: tuple[int, int]) -> dict[str, Any]:
     rows = _rows_of(record)
     columns = record.get("columns") if isinstance(record.get("columns"), list) else []
     num_dropped = record.get("num_dropped")
-    place = CompletionPlace(
-        at=line[0],
+    location = CompletionLocation(
+        offset=line[0],
         size_bytes=line[1],
         table=str(record.get("table", "completions"))[:200],
         columns=list(dict.fromkeys([*filter(_is_text, columns or ()), *(name for row in rows for name in row)])),
         steps=list(Counter(row.get("step") for row in rows).items()),
         num_dropped=num_dropped if type(num_dropped) is int and num_dropped > 0 else 0,
     )
-    del place.columns[_MAX_COLUMNS:]
-    return {**stub, "place": msgspec.to_builtins(place)}
+    del location.columns[_MAX_COLUMNS:]
+    return {**stub, "place": msgspec.to_builtins(location)}
 
 
 def _is_text(value: object) -> bool:
@@ -130,8 +130,8 @@ def _rows_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in record["rows"] if isinstance(record.get("rows"), list) else ():
         if isinstance(row, dict):
-            own = step_of({"global_step": row.get("step")})
-            step = step_of(record) if own is None else own
+            row_step = step_of({"global_step": row.get("step")})
+            step = step_of(record) if row_step is None else row_step
             cells = {name: value for name, value in row.items() if name != "step" and value is not None}
             rows.append(cells if step is None else {"step": step, **cells})
     return rows
@@ -139,7 +139,7 @@ def _rows_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def read_rows(
     journal: Path,
-    places: list[CompletionPlace],
+    locations: list[CompletionLocation],
     *,
     low: int | None = None,
     high: int | None = None,
@@ -147,32 +147,32 @@ def read_rows(
     limit: int = 200,
 ) -> CompletionView:
     """Return matching rows, newest first, limited in number, in size and in bytes read from the journal."""
-    words = search.casefold()
-    found: list[dict[str, Any]] = []
-    num_read = num_bytes = 0
-    for place in reversed(places):
-        if not place.num_rows(low, high):
+    text = search.casefold()
+    matches: list[dict[str, Any]] = []
+    num_read_bytes = num_bytes = 0
+    for location in reversed(locations):
+        if not location.num_rows(low, high):
             continue
-        if num_read > _MAX_READ_BYTES:
-            return CompletionView(found, is_whole=False)
-        num_read += place.size_bytes
-        for row in _read_record_rows(journal, place):
-            if not _is_between(row.get("step"), low, high) or (words and not _contains(row, words)):
+        if num_read_bytes > _MAX_READ_BYTES:
+            return CompletionView(matches, is_whole=False)
+        num_read_bytes += location.size_bytes
+        for row in _read_record_rows(journal, location):
+            if not _is_between(row.get("step"), low, high) or (text and not _contains(row, text)):
                 continue
             # Estimate the size of a row; encoding it just to measure it would be slow.
-            num_bytes += place.size_bytes // place.num_rows()
-            if len(found) >= limit or (found and num_bytes > _MAX_RESULT_BYTES):
-                return CompletionView(found, is_whole=False)
-            found.append(row)
-    return CompletionView(found, is_whole=True)
+            num_bytes += location.size_bytes // location.num_rows()
+            if len(matches) >= limit or (matches and num_bytes > _MAX_RESULT_BYTES):
+                return CompletionView(matches, is_whole=False)
+            matches.append(row)
+    return CompletionView(matches, is_whole=True)
 
 
-def _read_record_rows(journal: Path, place: CompletionPlace) -> Iterator[dict[str, Any]]:
+def _read_record_rows(journal: Path, location: CompletionLocation) -> Iterator[dict[str, Any]]:
     """Yield the rows of a record, later steps first and rows of one step in recorded order."""
     try:
         with open_journal(journal) as file:
-            file.seek(place.at)
-            record = _decode_or_none(file.read(place.size_bytes))
+            file.seek(location.offset)
+            record = _decode_or_none(file.read(location.size_bytes))
     except OSError:
         return
     if record is not None and record["event"] == "completions":  # otherwise the journal was replaced
@@ -185,5 +185,5 @@ def _is_between(step: int | None, low: int | None, high: int | None) -> bool:
     return (low is None or step >= low) and (high is None or step <= high)
 
 
-def _contains(row: dict[str, Any], words: str) -> bool:
-    return any(words in value.casefold() for value in row.values() if isinstance(value, str))
+def _contains(row: dict[str, Any], text: str) -> bool:
+    return any(text in value.casefold() for value in row.values() if isinstance(value, str))

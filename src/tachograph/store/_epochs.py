@@ -34,28 +34,28 @@ def epoch_knots(sources: Sequence[ColumnSource]) -> Knots | None:
         return None
     step, epoch = _recorded_epochs(sources, "step")
     if len(step) and not np.array_equal(epoch, np.floor(epoch)):
-        return _increasing(step, epoch)
+        return _knots_if_increasing(step, epoch)
     if len(step):
-        return _increasing(*_spread_steps(step, epoch))
+        return _knots_if_increasing(*_spread_steps(step, epoch))
     step, epoch = _recorded_epochs(sources, _EPOCH)
     if not len(step):
         return None
     first = min((float(rows.step[0]) for rows in rows_of(sources, "step")), default=float(step[0]))
-    completed = epoch + 1.0 if epoch[0] == 0 else epoch
-    return _increasing(np.concatenate([[first - 1], step]), np.concatenate([[completed[0] - 1], completed]))
+    ends = epoch + 1.0 if epoch[0] == 0 else epoch
+    return _knots_if_increasing(np.concatenate([[first - 1], step]), np.concatenate([[ends[0] - 1], ends]))
 
 
 def _spread_steps(step: Floats, epoch: Floats) -> tuple[Floats, Floats]:
     """Return where each epoch starts, and where the last one ends."""
-    begins = np.flatnonzero(np.diff(epoch, prepend=np.nan) != 0)
-    starts, numbers = step[begins] - 1, epoch[begins]
-    num_last = step[-1] - starts[-1]
+    first_rows = np.flatnonzero(np.diff(epoch, prepend=np.nan) != 0)
+    starts, numbers = step[first_rows] - 1, epoch[first_rows]
+    num_last_steps = step[-1] - starts[-1]
     if len(starts) > 1:
-        num_last = max(num_last, (starts[-1] - starts[-2]) / max(1.0, numbers[-1] - numbers[-2]))
-    return np.append(starts, starts[-1] + num_last), np.append(numbers, numbers[-1] + 1)
+        num_last_steps = max(num_last_steps, (starts[-1] - starts[-2]) / max(1.0, numbers[-1] - numbers[-2]))
+    return np.append(starts, starts[-1] + num_last_steps), np.append(numbers, numbers[-1] + 1)
 
 
-def _increasing(step: Floats, epoch: Floats) -> Knots | None:
+def _knots_if_increasing(step: Floats, epoch: Floats) -> Knots | None:
     if not len(step) or not (np.diff(epoch) >= 0).all():
         return None
     if len(step) > 1 and step[1] > step[0] and epoch[0] > 0 and epoch[1] > epoch[0]:
@@ -68,9 +68,9 @@ def _increasing(step: Floats, epoch: Floats) -> Knots | None:
 
 def _recorded_epochs(sources: Sequence[ColumnSource], stream: str) -> tuple[Floats, Floats]:
     """Return the steps at which a stream recorded an epoch, sorted and without repetitions, and the epochs."""
-    recorded = list(series_of(sources, stream, _EPOCH).values())
-    step = np.concatenate([np.empty(0), *(found.steps for found in recorded)])
-    epoch = np.concatenate([np.empty(0), *(found.values for found in recorded)])
+    series = list(series_of(sources, stream, _EPOCH).values())
+    step = np.concatenate([np.empty(0), *(each.steps for each in series)])
+    epoch = np.concatenate([np.empty(0), *(each.values for each in series)])
     # A resumed run records some steps again: the later ones count.
     step, last = np.unique(step[::-1], return_index=True)
     return step, epoch[::-1][last]

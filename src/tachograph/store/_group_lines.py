@@ -6,9 +6,9 @@ of the runs there. Which axis is used decides when a run has a value:
 
 - On an axis of counts (steps, samples, tokens, epochs), it has one at the positions that it recorded.
 - On an axis of time, two runs never record at the same moment. There, a run has a value between its first and its last
-  point, on the line that connects its points; positions are those of points of all runs, with the extremes of each.
+  point, on the line that connects its points. The mean is taken at points of all runs, including the extremes of each.
 
-The result is thinned to the wanted number of positions with min/max per bucket, of the mean and of both limits of the
+The result is thinned to about `num_points` positions with min/max per bucket, of the mean and of both limits of the
 range, so that every visible extreme remains.
 """
 
@@ -51,36 +51,38 @@ def average_lines(members: Sequence[Points], *, is_continuous: bool, num_points:
     members = [points for points in members if len(points[0])]
     if len(members) == 1:
         x, y = members[0]
-        found = GroupCurve(x, y, y, y, np.ones(len(x), dtype=np.int64))
+        curve = GroupCurve(x, y, y, y, np.ones(len(x), dtype=np.int64))
     else:
-        found = _average_between(members) if is_continuous else _average_at(members)
-    if len(found.x) <= num_points:
-        return found
-    each = max(8, num_points // 3)
-    chosen = np.unique(np.concatenate([choose_extremes(found.x, y, each) for y in (found.mean, found.low, found.high)]))
-    return GroupCurve(*(column[chosen] for column in found))
+        curve = _average_between(members) if is_continuous else _average_at(members)
+    if len(curve.x) <= num_points:
+        return curve
+    num_per_column = max(8, num_points // 3)
+    indexes = np.unique(
+        np.concatenate([choose_extremes(curve.x, y, num_per_column) for y in (curve.mean, curve.low, curve.high)])
+    )
+    return GroupCurve(*(column[indexes] for column in curve))
 
 
 def _average_at(members: Sequence[Points]) -> GroupCurve:
     """Return mean and range at the positions that at least two runs recorded."""
     grids = {id(x): x for x, _ in members}
-    every = np.unique(np.concatenate(list(grids.values()))) if grids else np.empty(0)
-    places = {key: None if len(x) == len(every) else np.searchsorted(every, x) for key, x in grids.items()}
-    curve = _Accumulator(every)
+    positions = np.unique(np.concatenate(list(grids.values()))) if grids else np.empty(0)
+    indexes = {key: None if len(x) == len(positions) else np.searchsorted(positions, x) for key, x in grids.items()}
+    curve = _Accumulator(positions)
     for x, y in members:
-        curve.add(places[id(x)], y)
+        curve.add(indexes[id(x)], y)
     return curve.result(curve.count >= 2)
 
 
 def _average_between(members: Sequence[Points]) -> GroupCurve:
     """Return mean and range at positions of points between the first and the last point of at least two runs."""
-    num_each = max(_MIN_TIMES, _MAX_TIMES // max(1, len(members)))
-    chosen = [x if len(x) <= num_each else x[choose_extremes(x, y, num_each)] for x, y in members]
-    every = np.unique(np.concatenate(chosen)) if chosen else np.empty(0)
-    curve = _Accumulator(every)
+    max_samples = max(_MIN_TIMES, _MAX_TIMES // max(1, len(members)))
+    samples = [x if len(x) <= max_samples else x[choose_extremes(x, y, max_samples)] for x, y in members]
+    positions = np.unique(np.concatenate(samples)) if samples else np.empty(0)
+    curve = _Accumulator(positions)
     for x, y in members:
-        first, end = np.searchsorted(every, x[0]), np.searchsorted(every, x[-1], side="right")
-        curve.add(slice(int(first), int(end)), np.interp(every[first:end], x, y))
+        first, end = np.searchsorted(positions, x[0]), np.searchsorted(positions, x[-1], side="right")
+        curve.add(slice(int(first), int(end)), np.interp(positions[first:end], x, y))
     return curve.result(curve.count >= 2)
 
 
@@ -91,13 +93,13 @@ class _Accumulator:
         self._total = np.zeros(len(x))
         self._low, self._high = np.full(len(x), np.inf), np.full(len(x), -np.inf)
 
-    def add(self, place: Integers | slice | None, y: Floats) -> None:
-        """Add the values of a run at some places, or at all."""
-        own = slice(None) if place is None else place
-        self.count[own] += 1
-        self._total[own] += y
-        self._low[own] = np.minimum(self._low[own], y)
-        self._high[own] = np.maximum(self._high[own], y)
+    def add(self, indexes: Integers | slice | None, y: Floats) -> None:
+        """Add the values of a run at some positions, or at all."""
+        at = slice(None) if indexes is None else indexes
+        self.count[at] += 1
+        self._total[at] += y
+        self._low[at] = np.minimum(self._low[at], y)
+        self._high[at] = np.maximum(self._high[at], y)
 
     def result(self, keep: npt.NDArray[np.bool_]) -> GroupCurve:
         x, count = self._x[keep], self.count[keep]

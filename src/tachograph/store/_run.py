@@ -14,13 +14,14 @@ the journal is read again from there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,11 +46,11 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
-from tachograph.store._axis_sources import AxisKnots, AxisSources, find_knots, place_sources, training_clock
+from tachograph.store._axis_sources import AxisKnots, AxisSources, add_positions, find_knots, join_training_time
 from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
-from tachograph.store._kept_knots import KnotsLimit
+from tachograph.store._knots_budget import KnotsBudget
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
 from tachograph.store._span_table import SpanTable, SpanView
@@ -63,10 +64,27 @@ _SEGMENT_BYTES = 32 << 20
 _MIN_SEGMENT_BYTES = 1 << 20
 _MAX_MAPPED_BYTES = 16 << 20
 """If segments are larger than this in total, their pages are released after each query."""
-_MAX_PLACED_ROWS = 10_000
+_MAX_CACHED_ROWS = 10_000
 _MAX_TRIES = 3
-_knots_limit = KnotsLimit()
+_knots_budget = KnotsBudget()
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+def _query(
+    method: Callable[Concatenate[StoredRun, Arguments], Result],
+) -> Callable[Concatenate[StoredRun, Arguments], Result]:
+    """Make a method a query over the columns of a run.
+
+    If a segment is damaged, the segments are deleted, the journal is read again and the query is repeated. The query
+    raises `SegmentError` if the segments are damaged again and again.
+    """
+
+    @functools.wraps(method)
+    def run_query(run: StoredRun, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return run._run_query(lambda: method(run, *args, **kwargs))
+
+    return run_query
 
 
 class StoredRun:
@@ -75,12 +93,12 @@ class StoredRun:
     def __init__(self, folder: RunFolder, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
         self.folder = folder
         self.id = folder.name
-        """The id of the run among those of a `Store`."""
+        """The id of the run in a `Store`."""
         self.lock = threading.RLock()
         """Held while the run is read or refreshed."""
         self._segment_bytes = segment_bytes
         self._cache = SegmentFolder(folder)
-        self._num_replaced = 0
+        self._num_replacements = 0
         self._is_behind = True
         self._open()
 
@@ -91,8 +109,8 @@ class StoredRun:
         self._spans = SpanTable()
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
-        self._placed: tuple[object, AxisSources] | None = None
-        self._knots: tuple[object, AxisKnots] | None = None
+        self._cached_sources: tuple[object, AxisSources] | None = None
+        self._cached_knots: tuple[object, AxisKnots] | None = None
         self._generation = ""
         end = 0
         while True:
@@ -100,7 +118,7 @@ class StoredRun:
                 segment = Segment(segment_path(self._cache.path, end), self.folder.journal, end)
             except SegmentError:
                 break
-            self._adopt(segment)
+            self._load_segment(segment)
             end = segment.footer.end
         self._start_tail(end)
         self._follower = JournalFollower(self.folder.journal, end)
@@ -108,9 +126,9 @@ class StoredRun:
         self._num_restarts = 0
         self._next_commit = end + self._segment_bytes
 
-    def _adopt(self, segment: Segment) -> None:
+    def _load_segment(self, segment: Segment) -> None:
         footer = segment.footer
-        for line in segment.kept().split(b"\n"):
+        for line in segment.kept_records().split(b"\n"):
             if line:
                 self._replay(decode(line), footer.attempts)
         self.digest.restore(footer.counts, [msgspec.structs.asdict(attempt) for attempt in footer.attempts])
@@ -124,7 +142,7 @@ class StoredRun:
         self._tail = Tail(epoch, footer.step if footer else None)
         self._tail_start = start
         self._num_bad_before = num_bad_before
-        self._kept: list[bytes] = []
+        self._kept_records: list[bytes] = []
 
     @property
     def generation(self) -> str:
@@ -133,7 +151,7 @@ class StoredRun:
             with contextlib.suppress(OSError), open_journal(self.folder.journal) as file:
                 line = file.readline(64 << 10)
                 self._generation = hashlib.blake2b(line, digest_size=6).hexdigest() if line.endswith(b"\n") else ""
-        return (self._generation or "0") + (f"{self._num_replaced:x}" if self._num_replaced else "")
+        return (self._generation or "0") + (f"{self._num_replacements:x}" if self._num_replacements else "")
 
     @property
     def version(self) -> str:
@@ -141,7 +159,7 @@ class StoredRun:
         return f"{self.generation}-{self._follower.offset}"
 
     @property
-    def indexed(self) -> float:
+    def indexed_share(self) -> float:
         """The share of the journal read so far; 1.0 once `refresh` has reached the end."""
         if not self._is_behind:
             return 1.0
@@ -152,7 +170,7 @@ class StoredRun:
         return min(1.0, self._follower.offset / size) if size else 1.0
 
     @property
-    def started(self) -> float:
+    def started_at(self) -> float:
         """The start time of the run in unix time, or 0 if it is unknown."""
         return finite_or_none(self.digest.attempts[0].start.get("time")) or 0.0 if self.digest.attempts else 0.0
 
@@ -171,17 +189,17 @@ class StoredRun:
         return self._follower.num_bad_lines - self._num_bad_before
 
     @property
-    def held(self) -> tuple[int, int]:
+    def resource_usage(self) -> tuple[int, int]:
         """About how many bytes of memory and how many open files the run holds."""
         segments = self._segments
-        kept = sum(segment.footer.kept[1] for segment in segments)
-        return (1 << 16) + kept + self._follower.offset - self._tail_start, len(segments)
+        kept_record_bytes = sum(segment.footer.kept_records[1] for segment in segments)
+        return (1 << 16) + kept_record_bytes + self._follower.offset - self._tail_start, len(segments)
 
     def refresh(self, max_s: float = math.inf) -> bool:
         """Read appended records for at most `max_s`; return whether there were any."""
         with self.lock:
             deadline_s = time.monotonic() + max_s
-            before = self.version
+            version_before = self.version
             while True:
                 lines = self._follower.poll_lines()
                 if self._follower.num_restarts != self._num_restarts:  # the file was replaced or truncated
@@ -192,11 +210,11 @@ class StoredRun:
                     self._commit()
                 self._is_behind = bool(lines)
                 if not lines or time.monotonic() > deadline_s:
-                    return self.version != before
+                    return self.version != version_before
 
     def _restart(self) -> None:
         # A replaced journal may start with the same line; the counter still changes the generation.
-        self._num_replaced = (self._num_replaced + 1) % 4096
+        self._num_replacements = (self._num_replacements + 1) % 4096
         self._cache.clear()
         self._open()
 
@@ -222,7 +240,7 @@ class StoredRun:
 
     def _add_steps(self, columns: StepColumns) -> None:
         if not self.digest.attempts:
-            self._kept.append(encode(columns.first))  # as below
+            self._kept_records.append(encode(columns.first))  # as below
         self.digest.add_plain_steps(columns.first, columns.last, len(columns.steps), float(columns.times.max()))
         self._tail.add_steps(columns, len(self.digest.attempts) - 1)
 
@@ -233,15 +251,15 @@ class StoredRun:
                 self._tail.begin_attempt()
             # Without a `start` record, keep the first plain point: replaying it opens the attempt.
             if not is_plain or not self.digest.attempts:
-                self._kept += map(encode, batch.records[:1] if is_plain else batch.records)
+                self._kept_records += map(encode, batch.records[:1] if is_plain else batch.records)
             self._add_to_digest(batch)
             self._tail.add(batch, len(self.digest.attempts) - 1)
 
-    def _replay(self, record: dict[str, Any], attempts: list[AttemptStats]) -> None:
+    def _replay(self, record: dict[str, Any], stats: list[AttemptStats]) -> None:
         """Add a kept record of a segment; before a `start`, restore the last time of the previous attempt."""
-        known = self.digest.attempts
-        if record["event"] == "start" and known:
-            known[-1].last_time = attempts[len(known) - 1].last_time
+        attempts = self.digest.attempts
+        if record["event"] == "start" and attempts:
+            attempts[-1].last_time = stats[len(attempts) - 1].last_time
         for batch in batch_records([record]):
             self._add_to_digest(batch)
 
@@ -261,9 +279,9 @@ class StoredRun:
         if self._follower.offset >= self._next_commit:
             return True
         # An ended run gets no more records: commit its tail early, so that the next reader need not parse it.
-        is_worth_it = self._follower.offset - self._tail_start >= _MIN_SEGMENT_BYTES
-        is_tried = self._next_commit > self._tail_start + self._segment_bytes  # but could not be written
-        return is_end and is_worth_it and not is_tried and not accepts_requests(self.digest)
+        is_large_enough = self._follower.offset - self._tail_start >= _MIN_SEGMENT_BYTES
+        has_failed = self._next_commit > self._tail_start + self._segment_bytes  # to write this tail
+        return is_end and is_large_enough and not has_failed and not accepts_requests(self.digest)
 
     def _commit(self) -> None:
         """Write the tail as a segment, unless another reader did so first or it cannot be written."""
@@ -276,11 +294,11 @@ class StoredRun:
         ]
         try:
             path = segment_path(self._cache.ensure_writable(), start)
-            is_ours = write_segment(
+            is_written = write_segment(
                 path,
                 self._cache.below,
                 self._tail,
-                b"\n".join(self._kept),
+                b"\n".join(self._kept_records),
                 start=start,
                 end=end,
                 fingerprint=fingerprint(self.folder.journal, end),
@@ -295,7 +313,7 @@ class StoredRun:
         except SegmentError:  # the file written by another reader is invalid
             _remove(path)
             return
-        if is_ours:
+        if is_written:
             self._segments.append(segment)
             self._start_tail(end, self._follower.num_bad_lines)
         else:
@@ -303,15 +321,11 @@ class StoredRun:
             self._open()
 
     def _run_query(self, query: Callable[[], Result]) -> Result:
-        """Run a query; if a segment is damaged, delete the segments, read the journal again and retry.
-
-        Raises:
-            SegmentError: if the segments are damaged again and again.
-        """
+        """Run a query over the columns; see `_query`."""
         with self.lock:
             try:
                 for _ in range(_MAX_TRIES):
-                    self._notice_changes()
+                    self._poll_changes()
                     try:
                         result = query()
                     except SegmentError:
@@ -320,7 +334,7 @@ class StoredRun:
                         self._open()
                         self.refresh()
                         continue
-                    if not self._notice_changes():  # nothing was changed while it was read
+                    if not self._poll_changes():  # nothing was changed while it was read
                         return result
                 raise SegmentError(f"the segments in {self._cache.path} are changed all the time")
             finally:
@@ -329,20 +343,20 @@ class StoredRun:
                     self._release_pages()
 
     def release(self) -> None:
-        """Release memory that is easy to get again: a reader of hundreds of runs would keep that of all of them."""
+        """Release memory that is cheap to fill again; a reader of hundreds of runs would keep it for each of them."""
         with self.lock:
             self._release_pages()
-            if sum(self.cursor().values()) > _MAX_PLACED_ROWS:
-                self._placed = None
+            if sum(self.cursor().values()) > _MAX_CACHED_ROWS:
+                self._cached_sources = None
 
     def _release_pages(self) -> None:
         for segment in self._segments:
             segment.release_pages()
 
-    def _notice_changes(self) -> bool:
+    def _poll_changes(self) -> bool:
         """Return whether a source was changed since the last call; asks all of them."""
-        changed = [source for source in self._sources if source.is_changed()]
-        return bool(changed)
+        changes = [source.is_changed() for source in self._sources]
+        return any(changes)
 
     @property
     def _sources(self) -> list[ColumnSource]:
@@ -351,35 +365,37 @@ class StoredRun:
     def _sources_on(self, axis: Axis) -> AxisSources:
         """Return the sources with positions on an axis; the same as before until there are new rows or another axis."""
         if axis in {"step", "time"}:
-            return place_sources(self._sources, find_knots(self._sources, axis, self.digest))
+            return add_positions(self._sources, find_knots(self._sources, axis, self.digest))
         state = self._axis_state(axis)
-        if self._placed is None or self._placed[0] != state:
-            self._placed = (state, place_sources(self._sources, self._knots_on(axis)))
-        return self._placed[1]
+        if self._cached_sources is None or self._cached_sources[0] != state:
+            self._cached_sources = (state, add_positions(self._sources, self._knots_on(axis)))
+        return self._cached_sources[1]
 
     def _axis_state(self, axis: Axis) -> object:
-        """Return what positions on an axis depend on."""
+        """Return a value that changes whenever positions on an axis may change."""
         return axis, self.version, sum(source.num_changes for source in self._sources)
 
     def _knots_on(self, axis: Axis) -> AxisKnots:
         """Return the knots of an axis; the same as before until there are new rows, if there is memory to keep them."""
-        state, kept = self._axis_state(axis), self._knots
-        if kept is not None and kept[0] == state:
-            _knots_limit.mark_used(self)
-            return kept[1]
-        found = find_knots(self._sources, axis, self.digest)
-        self._knots = (state, found) if _knots_limit.keep(self, found.knots) else None
-        return found
+        state = self._axis_state(axis)
+        if self._cached_knots is not None and self._cached_knots[0] == state:
+            _knots_budget.mark_used(self)
+            return self._cached_knots[1]
+        axis_knots = find_knots(self._sources, axis, self.digest)
+        self._cached_knots = (state, axis_knots) if _knots_budget.reserve(self, axis_knots.knots) else None
+        return axis_knots
 
     def drop_knots(self) -> None:
         """Forget the knots of the last axis; the next query computes them again."""
-        self._knots = None
+        self._cached_knots = None
 
     def axis_problem(self, axis: Axis) -> str | None:
         """Return why the run has no positions on an axis; None if it has."""
-        if axis in {"step", "time", "epoch"}:
-            return None
-        return self._run_query(lambda: self._sources_on(axis).problem)
+        return None if axis in {"step", "time", "epoch"} else self._computed_axis_problem(axis)
+
+    @_query
+    def _computed_axis_problem(self, axis: Axis) -> str | None:
+        return self._sources_on(axis).problem
 
     @property
     def metric_names(self) -> list[str]:
@@ -391,8 +407,10 @@ class StoredRun:
         with self.lock:
             summaries = {name: MetricSummary(kind=_kind(streams[0])) for name, streams in self._series.items()}
             for source in self._sources:
-                found = [(stats, name) for stream, name in source.series_keys if (stats := source.stats(stream, name))]
-                for stats, name in sorted(found, key=lambda item: item[0].order):
+                stats_of_names = [
+                    (stats, name) for stream, name in source.series_keys if (stats := source.stats(stream, name))
+                ]
+                for stats, name in sorted(stats_of_names, key=lambda item: item[0].order):
                     summary = summaries[name]
                     summary.count += stats.num_values + stats.num_marks
                     summary.num_not_finite += stats.num_marks
@@ -400,77 +418,63 @@ class StoredRun:
                     summary.last, summary.last_step = stats.last, stats.last_step
             return cover_windows(summaries)
 
+    @_query
     def aggregates(self) -> dict[str, MetricAggregates]:
         """Return the aggregates of every metric, without points that a later attempt repeated."""
+        attempts = self.digest.attempts
+        metrics = (
+            (name, aggregate_series(self._sources, series, name, attempts)) for name, series in self._series.items()
+        )
+        return with_window_extremes({name: aggregates for name, aggregates in metrics if aggregates is not None})
 
-        def found() -> dict[str, MetricAggregates]:
-            attempts = self.digest.attempts
-            each = (
-                (name, aggregate_series(self._sources, series, name, attempts)) for name, series in self._series.items()
-            )
-            return with_window_extremes({name: aggregates for name, aggregates in each if aggregates is not None})
-
-        return self._run_query(found)
-
-    def values_at(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | None]:
-        """Return the values of metrics at steps: those of the nearest recorded steps before, or None before the first.
+    @_query
+    def values_at(self, metric_steps: Collection[tuple[str, int]]) -> dict[tuple[str, int], float | None]:
+        """Return the values of metrics at steps: at the nearest recorded steps before, or None before the first.
 
         Points that a later attempt repeated are left out.
         """
+        points: dict[str, Any] = {}
+        for name in dict.fromkeys(name for name, _ in metric_steps):
+            points[name] = series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
+        return {
+            (name, step): None if points[name] is None else value_at(points[name], step) for name, step in metric_steps
+        }
 
-        def found() -> dict[tuple[str, int], float | None]:
-            points: dict[str, Any] = {}
-            for name in names:
-                points[name] = series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
-            return {
-                (name, step): None if points[name] is None else value_at(points[name], step) for name, step in pairs
-            }
-
-        pairs = list(wanted)
-        names = dict.fromkeys(name for name, _ in pairs)
-        return self._run_query(found)
-
+    @_query
     def latest_points(self, name: str) -> tuple[Integers | Floats, Floats] | None:
-        """Return step and value of each point of a metric, without those that a later attempt repeated; None if none.
+        """Return step and value of each point of a metric, except points that a later attempt repeated; None if none.
 
         NaN and infinities are included. The arrays belong to the caller.
         """
+        return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
 
-        def found() -> tuple[Integers | Floats, Floats] | None:
-            return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
+    @_query
+    def recorded_points(self, name: str) -> list[tuple[str, int, Integers, Floats]]:
+        """Return stream, attempt, steps and values of each line of a metric, with all points, also repeated ones."""
+        lines = []
+        for stream in self._series.get(name, []):
+            for attempt in self.digest.attempts:
+                points = attempt_points(self._sources, stream, name, attempt.index)
+                if points is not None:
+                    lines.append((stream, attempt.index, *points))
+        return lines
 
-        return self._run_query(found)
-
-    def recorded_points(self, name: str) -> Iterator[tuple[str, int, Integers, Floats]]:
-        """Yield stream, attempt, steps and values of each line of a metric, with all points, also repeated ones."""
-
-        def found() -> list[tuple[str, int, Integers, Floats]]:
-            lines = []
-            for stream in self._series.get(name, []):
-                for attempt in self.digest.attempts:
-                    points = attempt_points(self._sources, stream, name, attempt.index)
-                    if points is not None:
-                        lines.append((stream, attempt.index, *points))
-            return lines
-
-        yield from self._run_query(found)
-
+    @_query
     def training_times(self) -> tuple[Floats, Floats] | None:
         """Return steps and the seconds of training until each of them, without work that a later attempt repeated.
 
         None if the run has no time per step.
         """
-
-        found = self._run_query(lambda: training_clock(self._knots_on("training_time")))
-        return None if found is None else (found.steps, found.positions)
+        knots = join_training_time(self._knots_on("training_time"))
+        return None if knots is None else (knots.steps, knots.positions)
 
     def last_value(self, name: str) -> float | None:
         """Return the last value of a metric, or None."""
         with self.lock:
             for source in reversed(self._sources):
-                found = [stats for stream in self._series.get(name, []) if (stats := source.stats(stream, name))]
-                if found:
-                    return max(found, key=lambda stats: stats.order).last
+                candidates = [stats for stream in self._series.get(name, []) if (stats := source.stats(stream, name))]
+                if candidates:
+                    return max(candidates, key=lambda stats: stats.order).last
             return None
 
     def cursor(self) -> dict[str, int]:
@@ -479,6 +483,7 @@ class StoredRun:
             names = dict.fromkeys(stream for source in self._sources for stream in source.streams)
             return {name: sum(source.num_rows(name) for source in self._sources) for name in names}
 
+    @_query
     def series(
         self,
         name: str,
@@ -499,18 +504,14 @@ class StoredRun:
             num_points: the approximate number of points per line.
             after: the cursor of an earlier call; only newer rows are returned.
         """
-
-        def found() -> tuple[list[Line], list[Mark]]:
-            lines: list[Line] = []
-            marks: list[Mark] = []
-            sources, column, problem = self._sources_on(axis)
-            for stream in self._series.get(name, []) if problem is None else []:
-                view = View(column, low, high, num_points, (after or {}).get(stream, 0))
-                lines += build_lines_with_extremes(sources, stream, name, view)
-                marks += build_marks(sources, stream, name, view)
-            return lines, marks
-
-        return self._run_query(found)
+        lines: list[Line] = []
+        marks: list[Mark] = []
+        sources, column, problem = self._sources_on(axis)
+        for stream in self._series.get(name, []) if problem is None else []:
+            view = View(column, low, high, num_points, (after or {}).get(stream, 0))
+            lines += build_lines_with_extremes(sources, stream, name, view)
+            marks += build_marks(sources, stream, name, view)
+        return lines, marks
 
     def points(
         self, names: list[str], *, axis: Axis, low: float | None, high: float | None
@@ -522,18 +523,7 @@ class StoredRun:
         Raises:
             SegmentError: if a segment is damaged while its points are read. Points already yielded are correct.
         """
-
-        def found() -> list[tuple[str, ColumnSource, str, Column]]:
-            placed = self._sources_on(axis)
-            return [
-                (name, source, stream, placed.column)
-                for name in names
-                for source in (placed.sources if placed.problem is None else [])
-                for stream in self._series.get(name, [])
-                if source.series_part(stream, name) is not None and source.rows(stream)  # verifies their checksums
-            ]
-
-        for name, source, stream, column in self._run_query(found):
+        for name, source, stream, column in self._parts_of(names, axis):
             with self.lock:
                 source.is_changed()
                 num_changes, series, rows = source.num_changes, source.series_part(stream, name), source.rows(stream)
@@ -545,24 +535,33 @@ class StoredRun:
                         raise SegmentError(f"a segment of {self.folder.name!r} was changed while it was exported")
                 yield block
 
+    @_query
+    def _parts_of(self, names: list[str], axis: Axis) -> list[tuple[str, ColumnSource, str, Column]]:
+        """Return name, source, stream and column of positions of each part of some metrics; verify the checksums."""
+        sources, column, problem = self._sources_on(axis)
+        return [
+            (name, source, stream, column)
+            for name in names
+            for source in (sources if problem is None else [])
+            for stream in self._series.get(name, [])
+            if source.series_part(stream, name) is not None and source.rows(stream)  # verifies their checksums
+        ]
+
+    @_query
     def points_on(self, name: str, *, axis: Axis, low: float | None, high: float | None) -> tuple[Floats, Floats]:
         """Return position and value of the finite points of a metric in a range, sorted, one for each position.
 
         Points that a later attempt repeated are left out, and of several at one position all but the last.
         """
+        sources, column, problem = self._sources_on(axis)
+        streams = self._series.get(name, []) if problem is None else []
+        points = series_points(sources, streams, name, self.digest.attempts, column)
+        return (np.empty(0), np.empty(0)) if points is None else sort_points(*points, low, high)
 
-        def found() -> tuple[Floats, Floats]:
-            sources, column, problem = self._sources_on(axis)
-            streams = self._series.get(name, []) if problem is None else []
-            points = series_points(sources, streams, name, self.digest.attempts, column)
-            return (np.empty(0), np.empty(0)) if points is None else sort_points(*points, low, high)
-
-        return self._run_query(found)
-
-    def spans(self, low: float | None, high: float | None, *, num_points: int, most: int) -> SpanView:
-        """Return the spans between two times; at most `most` are returned individually."""
+    def spans(self, low: float | None, high: float | None, *, num_points: int, max_spans: int) -> SpanView:
+        """Return the spans between two times; at most `max_spans` are returned individually."""
         with self.lock:
-            return self._spans.view(self._unfinished_spans(), low, high, num_points=num_points, most=most)
+            return self._spans.view(self._unfinished_spans(), low, high, num_points=num_points, max_spans=max_spans)
 
     def _unfinished_spans(self) -> list[RecordedSpan]:
         """Return the spans without an end: still open, or interrupted because the process died."""
@@ -575,14 +574,14 @@ class StoredRun:
 
     def kept_records(self) -> Iterator[dict[str, Any]]:
         """Yield the kept records (all except plain points), in order."""
-
-        def found() -> list[bytes]:
-            return [*(segment.kept() for segment in self._segments), b"\n".join(self._kept)]
-
-        for block in self._run_query(found):
+        for block in self._kept_record_blocks():
             for line in block.split(b"\n"):
                 if line:
                     yield decode(line)
+
+    @_query
+    def _kept_record_blocks(self) -> list[bytes]:
+        return [*(segment.kept_records() for segment in self._segments), b"\n".join(self._kept_records)]
 
 
 def _kind(stream: str) -> str:

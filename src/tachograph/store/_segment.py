@@ -11,8 +11,8 @@ discard their work and use the file they found. Since a segment is never modifie
 Nothing in a segment is trusted. A fingerprint of the journal bytes before the end detects another journal in the same
 place. Checksums of the footer, the kept records and each array, verified at first use, detect damage and partial
 writes. An invalid segment counts as missing. Arrays are views of the mapped file, so damage in place reaches them even
-after they were verified: `is_changed` compares the times and size of the file with those at the last call, and if they
-differ every array is verified again at its next use. Callers ask before and after each query. Two limitations: damage
+after they were verified: `is_changed` compares the times and size of the file with the last call, and if they differ
+every array is verified again at its next use. Callers ask before and after each query. Two limitations: damage
 that leaves the times of the file alone, such as a failing disk, is detected only when the segment is opened again; and
 journals are append-only, so a journal edited in the middle without changing its length is not detected.
 
@@ -59,7 +59,7 @@ class SegmentError(Exception):
 class _ArrayEntry(msgspec.Struct, array_like=True):
     """The location of an array in the file."""
 
-    at: int
+    offset: int
     num_items: int
     type: str
     checksum: int
@@ -104,7 +104,7 @@ class Footer(msgspec.Struct, array_like=True):
     """Fingerprint of the journal bytes before `end`."""
     streams: dict[str, _StreamEntry]
     series: list[_SeriesEntry]
-    kept: tuple[int, int]
+    kept_records: tuple[int, int]
     """Offset and size of the kept records."""
     counts: dict[str, int]
     attempts: list[AttemptStats]
@@ -134,17 +134,17 @@ class _SegmentBuffer:
 
     def array(self, values: npt.NDArray[Any]) -> _ArrayEntry:
         self.file.write(bytes(-self.file.tell() % 8))  # numpy reads aligned arrays faster
-        at = self.file.tell()
+        offset = self.file.tell()
         data = np.ascontiguousarray(values).data
         self.file.write(data)
-        return _ArrayEntry(at, len(values), values.dtype.str, zlib.crc32(data))
+        return _ArrayEntry(offset, len(values), values.dtype.str, zlib.crc32(data))
 
 
 def write_segment(
     path: Path,
     below: Path,
     tail: Tail,
-    kept: bytes,
+    kept_records: bytes,
     *,
     start: int,
     end: int,
@@ -168,8 +168,8 @@ def write_segment(
         ranges = [tuple(attempt_range) for attempt_range in rows.ranges]
         streams[name] = _StreamEntry(writer.array(rows.step), writer.array(rows.time), epoch, ranges)  # type: ignore[arg-type]
     series = [_write_series(writer, tail, stream, name) for stream, name in tail.series_keys]
-    kept_at = writer.file.tell()
-    writer.file.write(kept)
+    kept_records_offset = writer.file.tell()
+    writer.file.write(kept_records)
     last_epoch = None if math.isnan(tail.epoch) else tail.epoch
     footer = msgspec.msgpack.encode(
         Footer(
@@ -178,7 +178,7 @@ def write_segment(
             fingerprint,
             streams,
             series,
-            (kept_at, len(kept)),
+            (kept_records_offset, len(kept_records)),
             counts,
             attempts,
             last_epoch,
@@ -187,7 +187,7 @@ def write_segment(
         )
     )
     writer.file.write(footer)
-    writer.file.write(_TRAILER.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept)), _MAGIC))
+    writer.file.write(_TRAILER.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept_records)), _MAGIC))
     # No fsync: it can take seconds while a job saves a checkpoint. The checksums detect data lost in a power failure.
     return add_file(path, writer.file.getbuffer(), below=below)
 
@@ -212,7 +212,7 @@ def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) ->
 
 
 class _Identity(NamedTuple):
-    """What changes when the content of a file changes."""
+    """Metadata of a file that changes when its content changes."""
 
     device: int
     inode: int
@@ -228,10 +228,10 @@ class _Identity(NamedTuple):
 def _identity(path: Path) -> _Identity | None:
     """Return the identity of the file at a path; None if it is gone, though it may still be mapped."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Segment:
@@ -246,22 +246,22 @@ class Segment:
             with open(path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             size = len(self._data)
-            length, checksum, magic = _TRAILER.unpack_from(self._data, size - _TRAILER.size)
-            footer_at = size - _TRAILER.size - length
-            if magic != _MAGIC or footer_at < 0:
+            footer_bytes, checksum, magic = _TRAILER.unpack_from(self._data, size - _TRAILER.size)
+            footer_offset = size - _TRAILER.size - footer_bytes
+            if magic != _MAGIC or footer_offset < 0:
                 raise SegmentError(f"{path} is incomplete")
-            footer = self._data[footer_at : footer_at + length]
+            footer = self._data[footer_offset : footer_offset + footer_bytes]
             self.footer = decode_msgpack(footer, Footer)
-            self._kept_checksum = zlib.crc32(self._kept())
-            if zlib.crc32(footer, self._kept_checksum) != checksum:
+            self._kept_records_checksum = zlib.crc32(self._kept_records())
+            if zlib.crc32(footer, self._kept_records_checksum) != checksum:
                 raise SegmentError(f"{path} is damaged")
-            is_ours = self.footer.start == start < self.footer.end
-            if not is_ours or self.footer.fingerprint != fingerprint(journal, self.footer.end):
+            has_same_range = self.footer.start == start < self.footer.end
+            if not has_same_range or self.footer.fingerprint != fingerprint(journal, self.footer.end):
                 raise SegmentError(f"{path} belongs to another journal")
         except (OSError, ValueError, struct.error, msgspec.MsgspecError) as error:
             raise SegmentError(f"{path}: {error}") from error
         self._series = {(series.stream, series.name): series for series in self.footer.series}
-        self._verified: set[tuple[int, int]] = set()
+        self._verified_arrays: set[tuple[int, int]] = set()
         self._rows: dict[str, StreamRows] = {}
 
     @property
@@ -291,68 +291,68 @@ class Segment:
         self.num_changes += is_changed
         # The times of a file are coarse: another change right after the last one would not show.
         if is_changed or identity is None or time.time() - identity.newest_s < _SETTLED_AFTER_S:
-            self._verified.clear()
+            self._verified_arrays.clear()
             self._rows.clear()
         return is_changed
 
-    def kept(self) -> bytes:
+    def kept_records(self) -> bytes:
         """Return the kept records (all except plain points), one JSON object per line."""
         self._check_size()
-        kept = self._kept()
-        if zlib.crc32(kept) != self._kept_checksum:
+        records = self._kept_records()
+        if zlib.crc32(records) != self._kept_records_checksum:
             raise SegmentError(f"{self.path} is damaged")
-        return kept
+        return records
 
-    def _kept(self) -> bytes:
-        at, size = self.footer.kept
-        return self._data[at : at + size]
+    def _kept_records(self) -> bytes:
+        offset, size = self.footer.kept_records
+        return self._data[offset : offset + size]
 
     def num_rows(self, stream: str) -> int:
         """Return the number of rows of a stream in this segment."""
-        found = self.footer.streams.get(stream)
-        return 0 if found is None else found.step.num_items
+        entry = self.footer.streams.get(stream)
+        return 0 if entry is None else entry.step.num_items
 
     def rows(self, stream: str) -> StreamRows:
         """Return the rows of a stream."""
         rows = self._rows.get(stream)
         if rows is None:
-            found = self.footer.streams[stream]
-            epoch = None if found.epoch is None else self._array(found.epoch)
-            ranges = [AttemptRange(*attempt_range) for attempt_range in found.ranges]
-            rows = self._rows[stream] = StreamRows(self._array(found.step), self._array(found.time), epoch, ranges)
+            entry = self.footer.streams[stream]
+            epoch = None if entry.epoch is None else self._array(entry.epoch)
+            ranges = [AttemptRange(*attempt_range) for attempt_range in entry.ranges]
+            rows = self._rows[stream] = StreamRows(self._array(entry.step), self._array(entry.time), epoch, ranges)
         return rows
 
     def series_part(self, stream: str, name: str) -> SeriesPart | None:
         """Return the values of a series in this segment, or None."""
-        found = self._series.get((stream, name))
-        if found is None:
+        entry = self._series.get((stream, name))
+        if entry is None:
             return None
-        values = self._array(found.values)
+        values = self._array(entry.values)
         return SeriesPart(
-            rows=self._array(found.rows)
-            if found.first_row < 0
-            else range(found.first_row, found.first_row + len(values)),
+            rows=self._array(entry.rows)
+            if entry.first_row < 0
+            else range(entry.first_row, entry.first_row + len(values)),
             values=values,
-            mark_rows=self._array(found.mark_rows),
-            mark_kinds=self._array(found.mark_kinds),
-            summary=Summary(*map(self._array, found.summary)) if len(values) >= CHUNK else None,
+            mark_rows=self._array(entry.mark_rows),
+            mark_kinds=self._array(entry.mark_kinds),
+            summary=Summary(*map(self._array, entry.summary)) if len(values) >= CHUNK else None,
         )
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
         """Return the statistics of a series, or None if it is not in this segment."""
-        found = self._series.get((stream, name))
-        return None if found is None else found.stats
+        entry = self._series.get((stream, name))
+        return None if entry is None else entry.stats
 
     def _check_size(self) -> None:
         if self._data.size() < len(self._data):  # reading past the end of the file would kill the process (SIGBUS)
             raise SegmentError(f"{self.path} was truncated")
 
-    def _array(self, array: _ArrayEntry) -> npt.NDArray[Any]:
-        found = np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
+    def _array(self, entry: _ArrayEntry) -> npt.NDArray[Any]:
+        values = np.frombuffer(self._data, dtype=entry.type, count=entry.num_items, offset=entry.offset)
         # Verify each array at its first use: verifying a large segment when it is opened would be slow.
-        if (array.at, array.num_items) not in self._verified:
+        if (entry.offset, entry.num_items) not in self._verified_arrays:
             self._check_size()
-            if zlib.crc32(found.data) != array.checksum:
+            if zlib.crc32(values.data) != entry.checksum:
                 raise SegmentError(f"{self.path} is damaged")
-            self._verified.add((array.at, array.num_items))
-        return found
+            self._verified_arrays.add((entry.offset, entry.num_items))
+        return values

@@ -1,4 +1,4 @@
-"""What charts and tables need of a run, whether its columns are files or in a database."""
+"""The interface through which charts and tables read the metrics of a run, from files or from a database."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SpanTable:
         self._attempt.append(span.attempt)
 
     def view(
-        self, open_spans: list[RecordedSpan], low: float | None, high: float | None, *, num_points: int, most: int
+        self, open_spans: list[RecordedSpan], low: float | None, high: float | None, *, num_points: int, max_spans: int
     ) -> SpanView:
         """Return the spans between two times.
 
@@ -103,7 +103,7 @@ class SpanTable:
             low: the earlier time; None for the beginning.
             high: the later time; None for the end.
             num_points: the width of the view in pixels; sets the resolution of clusters.
-            most: the maximum number of spans to return individually.
+            max_spans: the maximum number of spans to return individually.
         """
         open_spans = [span for span in open_spans if _overlaps(span, low, high)]
         start, end = np.array(self._start), np.array(self._end)
@@ -112,29 +112,29 @@ class SpanTable:
             is_visible &= end >= low
         if high is not None:
             is_visible &= start <= high
-        found = np.flatnonzero(is_visible)
+        indexes = np.flatnonzero(is_visible)
         heaps: list[SpanCluster] = []
-        num_spans = len(found)
-        if len(found) > most:
-            lengths = end[found] - start[found]
+        num_spans = len(indexes)
+        if len(indexes) > max_spans:
+            lengths = end[indexes] - start[indexes]
             # The longest spans are the visible ones; find them without sorting all.
-            longest = np.argpartition(lengths, len(found) - most)[len(found) - most :]
-            alone = np.zeros(len(found), dtype=bool)
-            alone[longest] = True
-            heaps = self._cluster(start, end, found[~alone], num_points)
-            found = found[alone]
-        found = found[np.argsort(start[found], kind="stable")]
+            longest = np.argpartition(lengths, len(indexes) - max_spans)[len(indexes) - max_spans :]
+            is_separate = np.zeros(len(indexes), dtype=bool)
+            is_separate[longest] = True
+            heaps = self._cluster(start, end, indexes[~is_separate], num_points)
+            indexes = indexes[is_separate]
+        indexes = indexes[np.argsort(start[indexes], kind="stable")]
         names = list(self._names)
         view = SpanView(
             names=names,
-            name=np.array(self._name)[found].tolist(),
-            id=[self._hashed_ids.get(key) or f"{key:016x}" for key in np.array(self._id)[found].tolist()],
-            parent=_parents(np.array(self._id)[found], np.array(self._parent)[found], open_spans),
-            start=start[found].tolist(),
-            duration_s=(end[found] - start[found]).tolist(),
-            depth=np.array(self._depth)[found].tolist(),
-            status=[_STATUSES[index] for index in np.array(self._status)[found].tolist()],
-            attempt=np.array(self._attempt)[found].tolist(),
+            name=np.array(self._name)[indexes].tolist(),
+            id=[self._hashed_ids.get(key) or f"{key:016x}" for key in np.array(self._id)[indexes].tolist()],
+            parent=_parents(np.array(self._id)[indexes], np.array(self._parent)[indexes], open_spans),
+            start=start[indexes].tolist(),
+            duration_s=(end[indexes] - start[indexes]).tolist(),
+            depth=np.array(self._depth)[indexes].tolist(),
+            status=[_STATUSES[index] for index in np.array(self._status)[indexes].tolist()],
+            attempt=np.array(self._attempt)[indexes].tolist(),
             heaps=heaps,
             num_spans=num_spans + len(open_spans),
             num_left_out=self.num_left_out,
@@ -146,31 +146,31 @@ class SpanTable:
         self,
         start: npt.NDArray[np.float64],
         end: npt.NDArray[np.float64],
-        found: npt.NDArray[np.int64],
+        indexes: npt.NDArray[np.int64],
         num_points: int,
     ) -> list[SpanCluster]:
-        depth = np.array(self._depth)[found].astype(np.int64)
-        low, high = float(start[found].min()), float(end[found].max())
+        depth = np.array(self._depth)[indexes].astype(np.int64)
+        low, high = float(start[indexes].min()), float(end[indexes].max())
         width = max((high - low) / max(1, num_points), 1e-9)
-        bucket = ((start[found] - low) / width).astype(np.int64)
+        bucket = ((start[indexes] - low) / width).astype(np.int64)
         # One key per depth and pixel. Sorting by key and then length puts the longest span of a cluster last.
         key = depth * (num_points + 2) + bucket
-        order = np.lexsort((end[found] - start[found], key))
-        found, key = found[order], key[order]
+        order = np.lexsort((end[indexes] - start[indexes], key))
+        indexes, key = indexes[order], key[order]
         first = np.flatnonzero(np.diff(key, prepend=-1))
-        last = np.append(first[1:], len(found)) - 1
-        begins = np.minimum.reduceat(start[found], first)
-        ends = np.maximum.reduceat(end[found], first)
-        totals = np.add.reduceat(end[found] - start[found], first)
+        last = np.append(first[1:], len(indexes)) - 1
+        begins = np.minimum.reduceat(start[indexes], first)
+        ends = np.maximum.reduceat(end[indexes], first)
+        totals = np.add.reduceat(end[indexes] - start[indexes], first)
         names, name_of = list(self._names), np.array(self._name)
         return [
             SpanCluster(
                 float(begins[i]),
                 float(ends[i]),
-                int(self._depth[found[last[i]]]),
+                int(self._depth[indexes[last[i]]]),
                 int(last[i] - first[i] + 1),
                 float(totals[i]),
-                names[name_of[found[last[i]]]],
+                names[name_of[indexes[last[i]]]],
             )
             for i in range(len(first))
         ]

@@ -92,7 +92,7 @@ def split_lines(block: bytes) -> Iterator[LinesPiece]:
     starts_with_step = block.startswith(_PREFIX)
     others: list[int] = []  # the offsets of lines that are no plain steps
     if count_steps(block) < num_lines:
-        others = [*([] if starts_with_step else [0]), *(found.end() for found in _OTHER_LINE.finditer(block))]
+        others = [*([] if starts_with_step else [0]), *(match.end() for match in _OTHER_LINE.finditer(block))]
     if (at := block.find(_WINDOW)) >= 0:
         others = sorted({*others, *_lines_with(block, _WINDOW, at)})
     if not others and num_lines >= _MIN_STEPS:
@@ -215,8 +215,8 @@ class _RowLayout(NamedTuple):
     get_values: Callable[[Any], tuple[float | str, ...]]
     """Returns values of a row."""
     num_values: int
-    places: list[int]
-    """The places of the time, the step and the metrics among those values."""
+    indexes: list[int]
+    """The indexes of the time, the step and the metrics among the values of a row."""
 
     def table(self, rows: list[Any]) -> Floats:
         """Return the times, the steps and the values of each metric."""
@@ -226,7 +226,7 @@ class _RowLayout(NamedTuple):
         except struct.error:  # a marker of NaN or infinity
             each = itertools.chain.from_iterable(map(self.get_values, rows))
             flat = np.fromiter(map(float, each), np.float64, size)
-        table: Floats = flat.reshape(len(rows), self.num_values).T[self.places]
+        table: Floats = flat.reshape(len(rows), self.num_values).T[self.indexes]
         return table
 
 
@@ -249,9 +249,9 @@ def _layout_of(sorts: tuple[tuple[str, str], ...]) -> _RowLayout:
         tag="step",
     )
     metrics = {field: name for field, (name, sort) in values.items() if sort == "number"}
-    wanted = ["time", "global_step", *metrics]
+    number_fields = ["time", "global_step", *metrics]
     has_texts = any(sort == "other" for _, sort in values.values())
-    fields = wanted if has_texts else ["time", "global_step", *values]
-    get_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*wanted) if has_texts else msgspec.structs.astuple
-    places = [fields.index(field) for field in wanted]
-    return _RowLayout(list(metrics.values()), has_texts, lines_decoder(row_type), get_values, len(fields), places)
+    fields = number_fields if has_texts else ["time", "global_step", *values]
+    get_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*number_fields) if has_texts else msgspec.structs.astuple
+    indexes = [fields.index(field) for field in number_fields]
+    return _RowLayout(list(metrics.values()), has_texts, lines_decoder(row_type), get_values, len(fields), indexes)

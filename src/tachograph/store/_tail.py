@@ -115,7 +115,7 @@ class _SeriesColumns:
 
         Args:
             first_row: the row of the first position.
-            values: a value per position; those that are not present mean nothing.
+            values: a value per position, arbitrary where none is present.
             present: the positions that have a value; None if all have.
             steps: the step of each position.
             order: see `SeriesStats`.
@@ -222,34 +222,34 @@ class Tail:
         """Return the last known epoch at each step."""
         if "epoch" not in columns.names:
             return np.full(len(columns.steps), self.epoch)
-        found = columns.values[list(columns.names).index("epoch")]
-        known = np.flatnonzero(np.isfinite(found))
-        last_known = np.searchsorted(known, np.arange(len(found)), side="right") - 1
-        epochs = np.where(last_known >= 0, found[known[last_known]] if len(known) else np.nan, self.epoch)
+        values = columns.values[list(columns.names).index("epoch")]
+        finite = np.flatnonzero(np.isfinite(values))
+        last_finite = np.searchsorted(finite, np.arange(len(values)), side="right") - 1
+        epochs = np.where(last_finite >= 0, values[finite[last_finite]] if len(finite) else np.nan, self.epoch)
         self.epoch = float(epochs[-1])
         return epochs
 
     def _steps(self, batch: RecordBatch) -> list[int | None]:
+        steps: list[int | None] = []
         if batch.are_plain_steps:
             steps = [record["global_step"] for record in batch.records]
             self.step = steps[-1]
             return steps
-        found = []
         for record in batch.records:
             if (step := step_of(record)) is not None:
                 self.step = step
-            found.append(self.step)
-        return found
+            steps.append(self.step)
+        return steps
 
     def _epochs(self, batch: RecordBatch) -> list[float]:
         if "epoch" not in batch.names:
             return [self.epoch] * len(batch.records)
-        found = []
+        epochs = []
         for record in batch.records:
             if (epoch := finite_or_none(record["epoch"])) is not None:
                 self.epoch = epoch
-            found.append(self.epoch)
-        return found
+            epochs.append(self.epoch)
+        return epochs
 
     @property
     def streams(self) -> list[str]:
@@ -276,8 +276,8 @@ class Tail:
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
         """Return the statistics of a series, or None if it is not in the tail."""
-        found = self._series.get((stream, name))
-        return None if found is None else found.stats
+        series = self._series.get((stream, name))
+        return None if series is None else series.stats
 
     def is_changed(self) -> bool:
         """Return False: nothing else can change the memory of this process."""

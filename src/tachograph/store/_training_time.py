@@ -6,7 +6,7 @@ sum of the recorded time per step, in which two sorts of steps count as long as 
 - steps with a validation, a test or a checkpoint between their record and the one before, if they took longer;
 - steps that took more than a minute and more than 50 times as long: the process was paused.
 
-The first record of an attempt has no time per step; its steps count as long as those of the next record.
+The first record of an attempt has no time per step; its steps count as long as the steps of the next record.
 
 Time between attempts does not count. A resumed run continues at the training time of the attempt before, so the steps
 that it repeats come later than they did: the time of lost work is not subtracted.
@@ -42,39 +42,39 @@ def training_time_knots(sources: Sequence[ColumnSource], checkpoint_times: Itera
     interruption_times = np.sort(np.concatenate([*interruptions, np.array(list(checkpoint_times), dtype=np.float64)]))
     knots: dict[int, Knots] = {}
     spent_s = 0.0
-    for attempt, own in attempt_steps(sources).items():
+    for attempt, step_range in attempt_steps(sources).items():
         if attempt in windows:
             steps, training_s = windows[attempt]
         elif attempt in paces:
-            steps, training_s = _step_times(own, paces[attempt], interruption_times)
+            steps, training_s = _step_times(step_range, paces[attempt], interruption_times)
         else:
             continue
-        knots[attempt] = build_knots(own, spent_s, steps, spent_s + np.cumsum(training_s))
+        knots[attempt] = build_knots(step_range, spent_s, steps, spent_s + np.cumsum(training_s))
         spent_s = float(knots[attempt].positions[-1])
     return knots or None
 
 
-def _step_times(own: AttemptSteps, pace: RecordedValues, interruption_times: Floats) -> tuple[Floats, Floats]:
+def _step_times(step_range: AttemptSteps, pace: RecordedValues, interruption_times: Floats) -> tuple[Floats, Floats]:
     """Return steps and the seconds of training since the record before each of them."""
-    steps, times, sec = pace.steps, pace.times, np.maximum(0.0, pace.values)
-    num_steps = own.num_steps(steps)
-    interrupted = np.zeros(len(sec), dtype=bool)
+    steps, times, sec_per_step = pace.steps, pace.times, np.maximum(0.0, pace.values)
+    num_steps = step_range.num_steps(steps)
+    is_interrupted = np.zeros(len(sec_per_step), dtype=bool)
     if bool((np.diff(times) >= 0).all()):
-        since = interruption_times[interruption_times > times[0] - sec[0] * num_steps[0]]
-        place = np.searchsorted(times, since, side="right")  # what is recorded at the time of a step follows it
-        interrupted[place[place < len(sec)]] = True
-    typical_s = float(np.median(sec if interrupted.all() else sec[~interrupted]))
-    is_paused = (sec * num_steps > _PAUSE_S) & (sec > _PAUSE_FACTOR * typical_s)
-    is_too_long = is_paused | (interrupted & (sec > typical_s))
-    return steps, np.where(is_too_long, typical_s, sec) * num_steps
+        since = interruption_times[interruption_times > times[0] - sec_per_step[0] * num_steps[0]]
+        index = np.searchsorted(times, since, side="right")  # at the time of a record: after it
+        is_interrupted[index[index < len(sec_per_step)]] = True
+    typical_s = float(np.median(sec_per_step if is_interrupted.all() else sec_per_step[~is_interrupted]))
+    is_paused = (sec_per_step * num_steps > _PAUSE_S) & (sec_per_step > _PAUSE_FACTOR * typical_s)
+    is_too_long = is_paused | (is_interrupted & (sec_per_step > typical_s))
+    return steps, np.where(is_too_long, typical_s, sec_per_step) * num_steps
 
 
 def join_attempts(attempts: Sequence[Knots]) -> Knots:
-    """Return one line: each attempt up to the first step of the next one, without the time of what was repeated."""
+    """Return one line: each attempt up to the first step of the next one, without the time of repeated steps."""
     steps, positions = attempts[0].steps, attempts[0].positions
     for later in attempts[1:]:
-        is_kept = steps < later.steps[0]
-        reached = float(np.interp(later.steps[0], steps, positions))
-        steps = np.concatenate([steps[is_kept], later.steps])
-        positions = np.concatenate([positions[is_kept], later.positions - later.positions[0] + reached])
+        is_earlier = steps < later.steps[0]
+        start = float(np.interp(later.steps[0], steps, positions))
+        steps = np.concatenate([steps[is_earlier], later.steps])
+        positions = np.concatenate([positions[is_earlier], later.positions - later.positions[0] + start])
     return Knots(steps, positions)

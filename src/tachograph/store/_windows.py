@@ -2,8 +2,8 @@
 
 A window has the latest value of a metric as `loss`, and the extremes of its steps as ``loss/min`` and ``loss/max``. The
 line of `loss` goes through them at the position of the window: value, lowest, highest, value. So no spike is missing
-in the chart, and a point next to the cursor is still a recorded value. Means and the number of points are those of
-the values alone: extremes say nothing about a mean.
+in the chart, and a point next to the cursor is still a recorded value. Means and the number of points count only the
+values: extremes say nothing about a mean.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def build_lines_with_extremes(sources: Sequence[ColumnSource], stream: str, name
     lines = build_lines(sources, stream, name, view)
     if not any(_has_windows(source, stream, name) for source in sources):
         return lines
-    plain = {line.attempt: line for line in lines}
-    drawn = build_lines(sources, stream, name, view, _with_extremes)
-    for line in drawn:
-        values = plain.get(line.attempt)
+    lines_by_attempt = {line.attempt: line for line in lines}
+    lines_with_extremes = build_lines(sources, stream, name, view, _with_extremes)
+    for line in lines_with_extremes:
+        values = lines_by_attempt.get(line.attempt)
         if values is None:  # the latest value of each window was NaN or infinite
             continue
         line.num_points = values.num_points
@@ -37,7 +37,7 @@ def build_lines_with_extremes(sources: Sequence[ColumnSource], stream: str, name
             points = [(x, y) for x, y in zip(values.x, values.y, strict=True) if y is not None]
             line.mean_x, line.mean_y = [x for x, _ in points], [y for _, y in points]
             line.mean_count = [1] * len(points)
-    return drawn
+    return lines_with_extremes
 
 
 def _has_windows(source: ColumnSource, stream: str, name: str) -> bool:
@@ -51,18 +51,18 @@ def _with_extremes(source: ColumnSource, stream: str, name: str) -> SeriesPart |
     bounds = [source.series_part(stream, f"{name}/{side}") for side in ("min", "max")]
     if part is None or windows is None or None in bounds:
         return part
-    in_windows = windows.rows_at(np.arange(len(windows.values)))
+    window_rows = windows.rows_at(np.arange(len(windows.values)))
     row, value = part.rows_at(np.arange(len(part.values))), part.values
     rows, values = [row], [value]
     for bound in bounds:
         assert bound is not None  # noqa: S101 - see above
         bound_row = bound.rows_at(np.arange(len(bound.values)))
-        is_kept = np.isin(bound_row, in_windows)
-        rows.append(bound_row[is_kept])
-        values.append(bound.values[is_kept])
-    is_spread = np.isin(row, rows[1])
-    rows.append(row[is_spread])
-    values.append(value[is_spread])
+        is_in_window = np.isin(bound_row, window_rows)
+        rows.append(bound_row[is_in_window])
+        values.append(bound.values[is_in_window])
+    has_extremes = np.isin(row, rows[1])
+    rows.append(row[has_extremes])
+    values.append(value[has_extremes])
     kinds = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     all_rows = np.concatenate(rows).astype(np.int64)
     order = np.lexsort((kinds, all_rows))

@@ -49,7 +49,7 @@ def test_received_runs_are_inserted_and_drawn(team: Team, tmp_path: Path, monkey
     send(team, write(tmp_path / "logs" / "run", [{**START, "run_id": "a" * 16}, *records, END]))
     wait_for(lambda: store_report(team)["lag_s"] == 0 and "store_rows 0\n" not in metrics(team))
     from_files = lines(team, points=500)
-    monkeypatch.setattr("tachograph.store.StoredRun.indexed", 0.5)  # as while a long journal is being read
+    monkeypatch.setattr("tachograph.store.StoredRun.indexed_share", 0.5)  # as while a long journal is being read
     answered = []
     original = type(team.app._feeder.store).run  # type: ignore[union-attr]
     monkeypatch.setattr(type(team.app._feeder.store), "run", lambda *a: answered.append(a) or original(*a))  # type: ignore[union-attr]
