@@ -149,14 +149,14 @@ def test_wide_view_on_computed_axis_keeps_extremes(tmp_path):
     assert all(values[int(x / 8) - 1] == y for x, y in drawn.items())
 
 
-def test_knots_budget_follow_the_journal(tmp_path):
+def test_kept_knots_follow_the_journal(tmp_path):
     """Positions are computed once for several requests, and again when the journal grows."""
     folder = write(tmp_path / "r", [START, *rows(range(1, 20_001), sec_per_step=lambda i: 0.5 + i % 3)])
     run = opened(folder)
 
     def asked():
         lines = run.series("a", axis="training_time", num_points=10**6)[0]
-        kept = run._knots
+        kept = run._cached_knots
         run.release()
         return [x for _, _, x, _ in points(lines)], kept
 

@@ -23,20 +23,27 @@ from tachograph.exceptions import ColumnStoreError
 from tachograph.server.columns._client import Columns, quote
 from tachograph.server.columns._rows import SORTED_BY_STEP, SORTED_BY_TIME
 from tachograph.server.columns._schema import SCHEMA_TABLES, StoreSchema
-from tachograph.store import Axis, Line, Mark, MetricAggregates
-from tachograph.store._aggregates import with_window_extremes
-from tachograph.store._chart_lines import (
+from tachograph.store import (
+    CHUNK,
     MAX_RAW_POINTS,
     MIN_COARSE_POINTS,
+    AttemptRange,
+    Axis,
+    Integers,
+    Line,
+    Mark,
+    MetricAggregates,
+    SeriesPart,
+    SeriesStats,
+    StreamRows,
     View,
     break_at_marks,
     bucket_means,
+    build_lines_with_extremes,
     build_marks,
     choose_extremes,
+    with_window_extremes,
 )
-from tachograph.store._columns import CHUNK, AttemptRange, Integers, SeriesPart, StreamRows
-from tachograph.store._tail import SeriesStats
-from tachograph.store._windows import build_lines_with_extremes
 
 __all__ = ["ClickHouseRun", "list_aggregates"]
 

@@ -34,9 +34,7 @@ from tachograph.records import (
 from tachograph.server.columns._encoding import encode_rows
 from tachograph.server.columns._extent import Extent, PointColumns, extent_of
 from tachograph.server.columns._schema import SCHEMA_TABLES
-from tachograph.store._columns import MARK_KINDS
-from tachograph.store._step_decoder import StepColumns, StepDecoder, split_lines
-from tachograph.store._tail import Tail
+from tachograph.store import MARK_KINDS, StepColumns, StepDecoder, Tail, split_lines
 
 __all__ = ["TILE_POINTS", "JournalRows", "JournalState", "TableRows"]
 

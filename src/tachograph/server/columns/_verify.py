@@ -18,9 +18,7 @@ from tachograph.reader import batch_records
 from tachograph.server.columns._client import quote
 from tachograph.server.columns._inserter import rank_journals, run_key
 from tachograph.server.columns._schema import StoreSchema
-from tachograph.store import StoredRun
-from tachograph.store._aggregates import attempt_points
-from tachograph.store._tail import Tail
+from tachograph.store import StoredRun, Tail, attempt_points
 
 __all__ = ["StoreDifference", "verify_run", "verify_runs"]
 
