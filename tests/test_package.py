@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import subprocess
@@ -96,6 +97,12 @@ ALLOWED = {
 BASE = {"_base", "exceptions", "settings"}
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    """Parse a module once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def layer_of(module: str) -> str:
     """Return the entry of `ALLOWED` that a module belongs to."""
     names = module.split(".")[1:] or ["__init__"]
@@ -108,7 +115,7 @@ def layer_of(module: str) -> str:
 def imports_of(path: Path) -> set[str]:
     """Return the modules of tachograph that a file imports."""
     modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom) and node.module == "tachograph":
             modules |= {f"tachograph.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tachograph"):
@@ -140,7 +147,7 @@ def test_modules_have_no_import_cycle():
     graph = {}
     for module, path in paths.items():
         imported = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 dotted = {f"{node.module}.{alias.name}" for alias in node.names}
                 imported |= {name if name in paths else node.module for name in dotted}
@@ -156,7 +163,7 @@ def test_class_names_are_unique():
     shared = {"TachographCallback", "Thresholds"}
     places: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ClassDef) and node.name not in shared:
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -244,7 +251,7 @@ def test_one_module_opens_files_for_writing():
     """Other modules call `tachograph._base.files`, which rejects links and files of others."""
     found = set()
     for path in sorted(SOURCE.rglob("*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
         if any(map(opens_for_writing, calls)):
             found.add(path.relative_to(SOURCE).as_posix())
     assert found == MAY_OPEN_FILES

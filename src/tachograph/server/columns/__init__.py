@@ -1,6 +1,7 @@
 """The runs of a server as tables in ClickHouse, derived from their journals. See `docs/clickhouse.md`."""
 
 from tachograph.server.columns._address import StoreAddress, parse_address
+from tachograph.server.columns._feeder import StoreFeeder
 from tachograph.server.columns._grafana import grafana_board
 from tachograph.server.columns._inserter import Inserter, InserterLag, run_key
 from tachograph.server.columns._queries import ClickHouseRun
@@ -13,6 +14,7 @@ __all__ = [
     "Inserter",
     "InserterLag",
     "StoreAddress",
+    "StoreFeeder",
     "StoreDifference",
     "grafana_board",
     "parse_address",

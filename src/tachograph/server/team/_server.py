@@ -55,8 +55,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from tachograph.server.columns import ColumnStore
-    from tachograph.server.columns._feeder import StoreFeeder
+    from tachograph.server.columns import ColumnStore, StoreFeeder
 
 __all__ = ["ReadinessReport", "TeamServer", "TlsFiles", "check_readiness", "create_team_server", "serve_team"]
 
@@ -235,7 +234,7 @@ class TeamServer:
 
 
 def _create_feeder(address: str, root: Path) -> StoreFeeder:
-    from tachograph.server.columns._feeder import StoreFeeder
+    from tachograph.server.columns import StoreFeeder
 
     return StoreFeeder(address, root)
 
