@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 from tachograph.exceptions import ColumnStoreError
-from tachograph.server.columns import ColumnStore, Inserter, InserterLag, parse_address
+from tachograph.server.columns._address import parse_address
+from tachograph.server.columns._inserter import Inserter, InserterLag
+from tachograph.server.columns._store import ColumnStore
 
 __all__ = ["StoreFeeder"]
 
