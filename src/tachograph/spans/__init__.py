@@ -5,6 +5,10 @@ metrics. `README.md` draws the path of a span. Import order: names, attributes, 
 `SpanRecorder`, `SpanScope`, context managers. The names are One Logger's; its own API is `tachograph.one_logger`.
 """
 
+import warnings
+from importlib import import_module
+from typing import Any
+
 from tachograph.spans._aggregator import overlap_text
 from tachograph.spans._attributes import Attribute, Attributes, AttributeValue, attributes_of
 from tachograph.spans._context_managers import (
@@ -121,3 +125,36 @@ __all__ = [
     "validation_loop",
     "zero_grad",
 ]
+
+# Names that moved to `tachograph.one_logger` in 0.2.0, with its `on_*` callbacks. They work here until 0.3.0.
+_MOVED = frozenset(
+    {
+        "ApplicationType",
+        "CheckPointType",
+        "CheckpointSaveSpanAttributes",
+        "ErrorEvent",
+        "NVTXColor",
+        "OneLoggerInitializationAttributes",
+        "SaveCheckpointSuccessEventAttributes",
+        "SyncCheckpointMetricsUpdateAttributes",
+        "TelemetryDataError",
+        "TestingMetricsUpdateAttributes",
+        "Timer",
+        "TrainingLoopAttributes",
+        "TrainingMetricsUpdateAttributes",
+        "TrainingRecorder",
+        "TrainingTelemetryAttributes",
+        "ValidationMetricsUpdateAttributes",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MOVED or name.startswith("on_"):
+        value = getattr(import_module("tachograph.one_logger"), name, None)
+        if value is not None:
+            warnings.warn(
+                f"tachograph.spans.{name} is now tachograph.one_logger.{name}", DeprecationWarning, stacklevel=2
+            )
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
