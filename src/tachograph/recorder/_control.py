@@ -77,9 +77,9 @@ class ControlPanel:
         self._add_record = add_record
         self._divert_training = divert_training
         self._controls: dict[str, Control[Any]] = {}
-        self._delayed: dict[str, _Change] = {}
+        self._delayed_changes: dict[str, _Change] = {}
         # Filled by the writer thread, emptied by the training thread; single dict operations are atomic.
-        self._ready: dict[str, _Change] = {}
+        self._ready_changes: dict[str, _Change] = {}
         self._changed_at: dict[str, float] = {}
         self._reported_problems: set[str] = set()
         self.stop: Request | None = None
@@ -92,7 +92,7 @@ class ControlPanel:
     @property
     def has_ready(self) -> bool:
         """Whether a change waits for the training thread to apply it."""
-        return bool(self._ready)
+        return bool(self._ready_changes)
 
     def register(self, name: str, value: Number, minimum: Number | None, maximum: Number | None) -> Control[Number]:
         """Add a control.
@@ -141,8 +141,8 @@ class ControlPanel:
 
     def apply(self) -> None:
         """Apply the released changes. Called by the training thread, between steps."""
-        for name in list(self._ready):
-            change = self._ready.pop(name, None)
+        for name in list(self._ready_changes):
+            change = self._ready_changes.pop(name, None)
             if change is None:
                 continue
             control = self._controls[name]
@@ -203,20 +203,22 @@ class ControlPanel:
         if value is None:
             self._reject(request, f"expected {type(control.value).__name__}, got {request.value!r:.80}")
             return
-        unclamped = value
+        requested_value = value
         # The value that the code started with is always allowed: `log_every` may start below its minimum.
         if control.minimum is not None and value != control.initial:
             value = max(value, control.minimum)
         if control.maximum is not None and value != control.initial:
             value = min(value, control.maximum)
-        for queue in (self._delayed, self._ready):
+        for queue in (self._delayed_changes, self._ready_changes):
             older = queue.pop(request.name, None)
             if older is not None:
                 self._supersede(older.request)
-        if control.value in (value, unclamped):
-            self._acknowledge(request, "unchanged" if control.value == unclamped else "clamped", value=control.value)
+        if control.value in (value, requested_value):
+            self._acknowledge(
+                request, "unchanged" if control.value == requested_value else "clamped", value=control.value
+            )
             return
-        self._delayed[request.name] = _Change(request, value, clamped=value != unclamped)
+        self._delayed_changes[request.name] = _Change(request, value, clamped=value != requested_value)
         self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
 
     def _handle_action(self, request: Request) -> None:
@@ -244,10 +246,10 @@ class ControlPanel:
             self._acknowledge(request, "pending", value=request.value)
 
     def _release(self) -> None:
-        for name in list(self._delayed):
+        for name in list(self._delayed_changes):
             if self._wait_s(name) <= 0:
-                self._ready[name] = self._delayed.pop(name)
-        if self._ready:
+                self._ready_changes[name] = self._delayed_changes.pop(name)
+        if self._ready_changes:
             self._divert_training()
 
     def _wait_s(self, name: str) -> float:

@@ -183,7 +183,7 @@ class Run:
     # Logging steps -------------------------------------------------------------------------------------------------
 
     def log(
-        self, metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any
+        self, metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **more_metrics: Any
     ) -> None:
         """Record metrics of a training step. Costs well under a microsecond, never waits and never raises.
 
@@ -191,23 +191,23 @@ class Run:
             metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these.
             step: the global step. Without it, calls are counted from 0; once a step was given, a call without one
                 belongs to that step.
-            named: metrics as keyword arguments.
+            more_metrics: metrics as keyword arguments.
 
         Example:
             >>> run.log({"train_loss": loss, "lr": lr}, step=step)
             >>> run.log(train_loss=loss, step=step)
         """
-        # The hot path. `named |= metrics` is the copy that keeps a dict the caller reuses from changing under us. A
-        # dict that the garbage collector does not track holds only numbers and strings: nothing that can change, and
+        # The hot path. `more_metrics |= metrics` is a copy, so a dict that the caller reuses cannot change under us.
+        # A dict that the garbage collector does not track holds only numbers and strings: nothing that can change, and
         # no tensor that would keep a graph alive. (Where that is unknown, as on PyPy, the slow path is taken.)
         try:
-            named |= metrics
+            more_metrics |= metrics
             buffer = self._buffer
             # 4096 is BACKPRESSURE_SIZE: a constant is faster to load than a name.
-            if len(buffer) > 4096 or is_tracked(named) or (step is not None and type(step) is not int):
-                self._log_slow(named, step)
+            if len(buffer) > 4096 or is_tracked(more_metrics) or (step is not None and type(step) is not int):
+                self._log_slow(more_metrics, step)
             else:
-                buffer.append((perf_counter(), step, named))
+                buffer.append((perf_counter(), step, more_metrics))
         except Exception as fault:  # noqa: BLE001 - training continues whatever was passed
             self._reject_metrics(fault, metrics)
 
@@ -699,7 +699,7 @@ class DisabledRun(Run):
         """The setting: nothing can change it."""
         return self._settings.log_every
 
-    def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
+    def log(self, metrics: Any = (), /, step: Any = None, **more_metrics: Any) -> None:
         """Do nothing."""
 
     def log_epoch(self, epoch: Any, metrics: Any = None, *, step: Any = None) -> None:
@@ -771,7 +771,7 @@ class RankRun(Run):
 
     __slots__ = ()
 
-    def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
+    def log(self, metrics: Any = (), /, step: Any = None, **more_metrics: Any) -> None:
         """Do nothing."""
 
     def log_completions(self, rows: Any, **options: Any) -> None:

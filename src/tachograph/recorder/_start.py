@@ -212,7 +212,7 @@ def current_run() -> Run:
     return _runs[-1]
 
 
-def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any) -> None:
+def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **more_metrics: Any) -> None:
     """Record metrics of a training step in the current run; see `Run.log`.
 
     Raises:
@@ -221,7 +221,7 @@ def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: An
     if process_state.is_disabled:
         return
     run = latest_run() or worker_run() or current_run()
-    run.log(metrics, step, **named)
+    run.log(metrics, step, **more_metrics)
 
 
 def worker_run() -> Run | None:

@@ -141,8 +141,8 @@ def observe_clipping(patches: Patches, trainer: Any, timer: StepTimer) -> None:
             utils: Any = sys.modules["torch.nn.utils"]
             clip = utils.clip_grad_norm_
 
-            def clip_grad_norm_(*inner: Any, **inner_named: Any) -> Any:
-                norm = clip(*inner, **inner_named)
+            def clip_grad_norm_(*inner_args: Any, **inner_kwargs: Any) -> Any:
+                norm = clip(*inner_args, **inner_kwargs)
                 with guard("recording a gradient norm"):
                     if type(norm) is torch.Tensor:  # reading a DTensor could be a collective
                         timer.gradients_clipped(norm)
