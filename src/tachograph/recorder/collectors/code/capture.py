@@ -40,7 +40,7 @@ _SOURCE_SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".sh", ".md", ".cf
 
 
 class CaptureRequest(msgspec.Struct, frozen=True):
-    """What the training process knows."""
+    """Facts that only the training process knows."""
 
     run_folder: str
     cwd: str
@@ -81,7 +81,7 @@ def capture_parts(request: CaptureRequest) -> Iterator[tuple[str, dict[str, Any]
     """Store the code part by part, and yield the name and the content of each field of a `code` record."""
     folder = RunFolder(request.run_folder)
     root: str | None = None
-    untracked: list[bytes] = []
+    untracked_names: list[bytes] = []
     try:
         root = _find_root(request) if request.git else None
         status = None if root is None else read_status(root, without=os.path.dirname(request.run_folder))
@@ -92,11 +92,11 @@ def capture_parts(request: CaptureRequest) -> Iterator[tuple[str, dict[str, Any]
         if root is None or status is None:
             yield "git", {"missing": "not in a git repository" if request.git else "the setting git is off"}
         else:
-            untracked = status.untracked
+            untracked_names = status.untracked
             git = _git_fields(root, status)
             yield "git", git
             yield "diff", _part(lambda: _store_diff(folder, git["root"])) if status.commit else _NO_COMMIT
-    yield "files", _part(lambda: _store_files(folder, root, request, untracked))
+    yield "files", _part(lambda: _store_files(folder, root, request, untracked_names))
     yield "packages", _part(lambda: _store_packages(folder))
     yield "interpreter", {**interpreter(), **_driver()}
 
@@ -129,7 +129,7 @@ def _part(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _store_diff(folder: RunFolder, root: str) -> dict[str, Any]:
     sections, is_complete = diff_sections(root)
-    left_out, masked = _LeftOut(), []
+    left_out, masked_paths = _LeftOut(), []
     parts: list[bytes] = []
     num_bytes = 0
     for path, section in sections:
@@ -143,12 +143,12 @@ def _store_diff(folder: RunFolder, root: str) -> dict[str, Any]:
             parts.append(safe)
             num_bytes += len(section)
             if safe != section:
-                masked.append(path.decode("utf-8", "backslashreplace"))
+                masked_paths.append(path.decode("utf-8", "backslashreplace"))
     fields: dict[str, Any] = {"num_files": len(parts), "size_bytes": sum(map(len, parts)), **left_out.fields()}
     if parts:
         fields["file"] = write_code_file(folder, b"".join(parts), ".patch")
-    if masked:
-        fields["masked"] = masked[:_MAX_LISTED]
+    if masked_paths:
+        fields["masked"] = masked_paths[:_MAX_LISTED]
     if not is_complete:
         fields["incomplete"] = "the diff of all files together is too large; later files are missing"
     return fields
@@ -159,57 +159,57 @@ def _mask_section(section: bytes) -> bytes | None:
     if b"\nGIT binary patch\n" in section:
         return section  # compressed
     text = section.decode("utf-8", "surrogateescape")
-    masked = mask_text(text)
-    if masked == text:
+    masked_text = mask_text(text)
+    if masked_text == text:
         return section
-    before, after = text.split("\n"), masked.split("\n")
+    before, after = text.split("\n"), masked_text.split("\n")
     if len(before) != len(after) or any(old[:1] != new[:1] for old, new in zip(before, after, strict=True)):
         return None
-    return masked.encode("utf-8", "surrogateescape")
+    return masked_text.encode("utf-8", "surrogateescape")
 
 
 def _store_files(
-    folder: RunFolder, root: str | None, request: CaptureRequest, untracked: list[bytes]
+    folder: RunFolder, root: str | None, request: CaptureRequest, untracked_names: list[bytes]
 ) -> dict[str, Any]:
     """Store the script, the modules of the project and the untracked sources."""
     base = root or request.cwd
-    left_out, stored = _LeftOut(), []
+    left_out, source_files = _LeftOut(), []
     script = [] if request.script is None else [request.script]
-    wanted: dict[str, bool] = {}
-    for name in untracked:
+    untracked_sources: dict[str, bool] = {}
+    for name in untracked_names:
         path = os.path.join(base, os.fsdecode(name))
         if path.endswith(_SOURCE_SUFFIXES):
-            wanted[path] = True
+            untracked_sources[path] = True
         elif b"__pycache__/" not in name:
             left_out.add(name, "not a source file")
-    loaded = dict.fromkeys([*script, *project_files(request.files, [base, request.cwd])])
+    loaded_paths = dict.fromkeys([*script, *project_files(request.files, [base, request.cwd])])
     # The code comes first: of two files that do not fit, it is the more important one.
-    paths = {path: wanted.get(path, False) for path in [*loaded, *wanted]}
+    paths = {path: untracked_sources.get(path, False) for path in [*loaded_paths, *untracked_sources]}
     num_bytes = {False: 0, True: 0}
     num_files = {False: 0, True: 0}
     for path, is_untracked in paths.items():
         inside = path.startswith(os.path.join(base, ""))
-        shown = os.path.relpath(path, base) if inside else path
-        is_extra = is_untracked and path not in loaded
+        recorded_path = os.path.relpath(path, base) if inside else path
+        is_extra = is_untracked and path not in loaded_paths
         max_bytes, max_total, max_files = _EXTRA_LIMITS if is_extra else _CODE_LIMITS
         try:
-            shown.encode()
+            recorded_path.encode()
             # Git treats a link as a file of its own; the source of a module may well be one.
             data = read_small(Path(path if is_extra else os.path.realpath(path)), max_bytes)
         except (OSError, ValueError) as error:
             reason = "its name is not valid UTF-8" if isinstance(error, UnicodeError) else _reason(error)
-            left_out.add(os.fsencode(shown), reason)
+            left_out.add(os.fsencode(recorded_path), reason)
             continue
         if num_bytes[is_extra] + len(data) > max_total or num_files[is_extra] >= max_files:
-            left_out.add(shown, f"more than {max_total >> 20} MB or {max_files} files of this kind")
+            left_out.add(recorded_path, f"more than {max_total >> 20} MB or {max_files} files of this kind")
             continue
         num_bytes[is_extra] += len(data)
         num_files[is_extra] += 1
         text = data.decode("utf-8", "surrogateescape")
         safe = mask_text(text).encode("utf-8", "surrogateescape")
-        stored.append(
+        source_files.append(
             SourceFile(
-                path=shown.replace(os.sep, "/"),
+                path=recorded_path.replace(os.sep, "/"),
                 file=write_code_file(folder, safe),
                 size_bytes=len(safe),
                 is_untracked=is_untracked,
@@ -218,15 +218,15 @@ def _store_files(
             )
         )
     fields: dict[str, Any] = {
-        "num_files": len(stored),
-        "num_untracked": sum(each.is_untracked for each in stored),
-        "size_bytes": sum(each.size_bytes for each in stored),
-        "num_masked": sum(each.is_masked for each in stored),
+        "num_files": len(source_files),
+        "num_untracked": sum(source_file.is_untracked for source_file in source_files),
+        "size_bytes": sum(source_file.size_bytes for source_file in source_files),
+        "num_masked": sum(source_file.is_masked for source_file in source_files),
         **left_out.fields(),
     }
-    if stored:
+    if source_files:
         fields["root"] = base
-        fields["file"] = write_code_file(folder, msgspec.json.encode(stored), ".json")
+        fields["file"] = write_code_file(folder, msgspec.json.encode(source_files), ".json")
     else:
         fields["missing"] = "no source files in the project: an interactive session, or code of installed packages"
     return fields

@@ -28,7 +28,7 @@ MAX_S = 60.0
 
 
 def main(requests: BinaryIO, replies: ReplyChannel) -> None:
-    """Capture what the first request names, and send the fields of the record as lines of JSON."""
+    """Capture the code that the first request names, and send the fields of the record as lines of JSON."""
     signal.signal(signal.SIGTERM, _exit)
     timer = threading.Timer(MAX_S, os._exit, (1,))  # a network disk may hang in a way that no limit can end
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""What a program runs with: packages, interpreter, environment variables, seeds and switches for reproducibility."""
+"""The environment of a program: packages, interpreter, environment variables, seeds and determinism."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MAX_VALUE_CHARS = 500
 
 def environment() -> dict[str, str]:
     """Return the environment variables that affect a training and are known to hold no secrets."""
-    found = {name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)}
-    return {name: value[:_MAX_VALUE_CHARS] for name, value in sorted(found.items())}
+    variables = {name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)}
+    return {name: value[:_MAX_VALUE_CHARS] for name, value in sorted(variables.items())}
 
 
 def interpreter() -> dict[str, Any]:
@@ -49,17 +49,17 @@ def torch_build() -> dict[str, Any]:
     version = getattr(torch, "version", None)
     if torch is None or version is None:
         return {}
-    found: dict[str, Any] = {"version": getattr(torch, "__version__", None)}
+    build: dict[str, Any] = {"version": getattr(torch, "__version__", None)}
     for name in ("cuda", "hip", "git_version"):
-        found[name] = getattr(version, name, None)
+        build[name] = getattr(version, name, None)
     with contextlib.suppress(Exception):  # a build without it
-        found["cudnn"] = torch.backends.cudnn.version() if found["cuda"] else None
-    return {name: str(value) for name, value in found.items() if value is not None}
+        build["cudnn"] = torch.backends.cudnn.version() if build["cuda"] else None
+    return {name: str(value) for name, value in build.items() if value is not None}
 
 
 def determinism() -> dict[str, Any]:
     """Return seeds and switches of the libraries that are loaded. The state of numpy does not tell its seed."""
-    found: dict[str, Any] = {"hash_seed": os.environ.get("PYTHONHASHSEED")}
+    values: dict[str, Any] = {"hash_seed": os.environ.get("PYTHONHASHSEED")}
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "get_float32_matmul_precision"):  # imported completely, and not a stand-in
         readings: dict[str, Callable[[], Any]] = {
@@ -69,10 +69,10 @@ def determinism() -> dict[str, Any]:
             "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
             "float32_matmul_precision": torch.get_float32_matmul_precision,
         }
-        for name, read in readings.items():
+        for name, read_value in readings.items():
             with contextlib.suppress(Exception):  # not imported completely
-                found[name] = read()
-    return {name: value for name, value in found.items() if isinstance(value, (str, int, bool))}
+                values[name] = read_value()
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, bool))}
 
 
 def requirements(max_s: float) -> tuple[list[str], bool]:

@@ -22,7 +22,7 @@ _AS_PATCH = ("--binary", "--full-index", "--no-color", "--submodule=short", "--s
 
 
 class Submodule(NamedTuple):
-    """A submodule that differs from what the commit of the repository names."""
+    """A submodule that differs from the commit recorded in the repository."""
 
     path: str
     commit: str
@@ -61,7 +61,7 @@ def read_status(root: str, *, without: str | None = None) -> GitStatus:
         cwd=root,
     )
     head: dict[str, str] = {}
-    untracked: list[bytes] = []
+    untracked_names: list[bytes] = []
     submodules: list[Submodule] = []
     num_changed = 0
     for entry in output.split(b"\0"):
@@ -69,7 +69,7 @@ def read_status(root: str, *, without: str | None = None) -> GitStatus:
             name, _, value = entry[len(b"# branch.") :].decode("utf-8", "replace").partition(" ")
             head[name] = value
         elif entry.startswith(b"? "):
-            untracked.append(entry[2:])
+            untracked_names.append(entry[2:])
         elif entry[:2] in (b"1 ", b"2 ", b"u "):
             num_changed += 1
             fields = entry.split(b" ", 8)
@@ -82,7 +82,7 @@ def read_status(root: str, *, without: str | None = None) -> GitStatus:
         branch if branch != "(detached)" else None,
         _remote(root),
         num_changed,
-        untracked,
+        untracked_names,
         submodules,
     )
 

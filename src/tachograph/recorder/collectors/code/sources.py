@@ -15,8 +15,8 @@ _FOREIGN_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache
 
 def loaded_files() -> list[str]:
     """Return the source files of the modules that this process has loaded."""
-    found = map(_file_of, list(sys.modules.values()))
-    return list(dict.fromkeys(os.path.abspath(path) for path in found if path and path.endswith((".py", ".pyw"))))
+    paths = map(_file_of, list(sys.modules.values()))
+    return list(dict.fromkeys(os.path.abspath(path) for path in paths if path and path.endswith((".py", ".pyw"))))
 
 
 def script_file() -> str | None:
@@ -37,11 +37,11 @@ def _file_of(module: object) -> str | None:
 
 
 def project_files(files: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """Return those files that lie below one of the roots and do not belong to an installed package."""
+    """Return the files that lie below one of the roots and do not belong to an installed package."""
     roots = [os.path.join(os.path.abspath(root), "") for root in roots]
-    installed = {sysconfig.get_paths().get(name, "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed |= {sys.prefix} if any(sys.prefix.startswith(root) for root in roots) else set()
-    foreign = tuple(os.path.join(path, "") for path in installed if path)
+    package_folders = {sysconfig.get_paths().get(name, "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    package_folders |= {sys.prefix} if any(sys.prefix.startswith(root) for root in roots) else set()
+    foreign = tuple(os.path.join(path, "") for path in package_folders if path)
     return [
         path
         for path in files
