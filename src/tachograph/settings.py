@@ -312,8 +312,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         # The parser's own message quotes the surrounding lines, which may contain a secret.
         where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) is not None else ""
-        what = getattr(error, "problem", None) or type(error).__name__
-        raise ConfigError(f"{str(path)!r} is not valid YAML{where}: {what}") from None
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(f"{str(path)!r} is not valid YAML{where}: {problem}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{str(path)!r} must hold a mapping at its top level")
     return values

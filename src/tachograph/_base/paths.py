@@ -17,7 +17,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
 
 
 def config_folder() -> Path:
-    """Return the folder for what this user configured: ``$XDG_CONFIG_HOME/tachograph`` or its default."""
+    """Return the configuration folder of this user: ``$XDG_CONFIG_HOME/tachograph`` or its default."""
     # The XDG specification says to ignore a relative path.
     config = os.environ.get("XDG_CONFIG_HOME")
     home = Path(config) if config and os.path.isabs(config) else Path(os.path.expanduser("~")) / ".config"

@@ -1,7 +1,7 @@
 """Ray Train (v2): a callback that records the reports and exceptions of workers.
 
 Ray calls it in the process that controls the workers, which runs on the driver's machine. That process receives only
-what workers pass to `ray.train.report`. To record the loop of a worker, use `tachograph.init` or another integration
+the arguments of `ray.train.report`. To record the loop of a worker, use `tachograph.init` or another integration
 in the worker.
 """
 

@@ -33,6 +33,6 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     del replies
     path = pickle.load(requests)  # noqa: S301 - from the process that started this one
     if hasattr(os, "nice"):
-        os.nice(10)  # nobody waits for it
+        os.nice(10)  # no process waits for it
     with contextlib.suppress(OSError):  # such as a full disk; `tacho show` tells that the file is incomplete
         rebuild_csv(RunFolder(path), wait_s=_WAIT_S)

@@ -26,7 +26,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None
     """The address of the server; None if it was not known when the run started."""
     mode: Literal["cloud", "offline"]
-    """`cloud`: while the run is recorded; `offline`: when someone asks for it."""
+    """`cloud`: while the run is recorded; `offline`: on request."""
     remote_control: bool = False
     """Whether the server may pass requests on to the run."""
 

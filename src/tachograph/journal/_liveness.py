@@ -46,7 +46,7 @@ _MAX_HEARTBEAT_BYTES = 64 << 10
 
 
 _INTERRUPTS = frozenset({"KeyboardInterrupt", "SIGINT", "killed by SIGINT"})
-"""Why a run ended that somebody stopped with Ctrl-C. Its `end` record has the status `failed`, as before."""
+"""The reasons in the `end` record of a run that was stopped with Ctrl-C. Its status is `failed`, as before."""
 
 
 class RunState(str, enum.Enum):

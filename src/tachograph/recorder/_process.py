@@ -274,7 +274,7 @@ def _sigterm(previous: Any) -> Any:
 class _FatalSignal:
     """A handler that ends the process like the default action, after the last records are written.
 
-    It must not be mistaken for a handler that somebody installed on purpose. It is equal to `signal.SIG_DFL`, so that a
+    It must not be mistaken for a handler that was installed on purpose. It is equal to `signal.SIG_DFL`, so that a
     library that installs its own handler only where there is none, as Lightning does to requeue a job, finds none. If a
     handler installed later calls it as the previous one, it does not end the process, because the default action could
     not have been called either. It is never removed: without a run it is the default action, and to remove it could

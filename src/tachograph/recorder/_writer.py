@@ -377,7 +377,7 @@ class Writer:
         self.losses.add(f"a record could not be built: {type(fault).__name__}: {fault!s:.200}")
 
     def _write(self, records: list[Encodable]) -> None:
-        """Append records, or without any, retry what could not be written before."""
+        """Append records; without any, retry the bytes that could not be written before."""
         self._append(*self._encode(self._observe(records)))
 
     def _observe(self, records: list[Encodable]) -> list[Encodable]:

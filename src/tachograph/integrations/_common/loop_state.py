@@ -9,7 +9,7 @@ How the loop is found:
 
 - **Iteration.** It ends with the last optimizer step before the next batch is requested. Without a loader, it ends
   when an optimizer that already stepped in it steps again. It is reported only then, because until that moment
-  another optimizer may still belong to it; `_following` holds what happened after the last step, and is either merged
+  another optimizer may still belong to it; `_following` holds the events after the last step, and is either merged
   into the current iteration or becomes the next one.
 - **Gradient accumulation.** Batches and backward passes without a step extend the iteration; their losses are summed.
 - **Several optimizers** (a GAN) that step once each are one iteration. Three steps of one optimizer on the same batch
@@ -112,7 +112,7 @@ class Iteration:
         """When an optimizer last stepped; None until one has."""
 
     def merge(self, following: Iteration) -> None:
-        """Add what happened after the last step, because it belongs to this iteration too."""
+        """Add the events after the last step, because they belong to this iteration, too."""
         self.is_scaled = self.is_scaled or following.is_scaled
         self.num_backwards += following.num_backwards
         self.records_values = self.records_values and following.records_values  # the sum of some losses is wrong
@@ -196,7 +196,7 @@ class LoopState:
         self.latest = self.current
         """The iteration that new observations are added to: `_following` if there is one, else `current`."""
         self._following: Iteration | None = None
-        """What happened after the last step of `current`; None until it has stepped."""
+        """The events after the last step of `current`; None until it has stepped."""
         self._num_stepping = 1
         """How many optimizers stepped in the last iteration."""
         self.stepping: int | None = None
@@ -334,7 +334,7 @@ class LoopState:
         return (ValidationEnded(now_s),)
 
     def _discard_unfinished(self, began_s: float | None = None) -> None:
-        """Discard what happened since the last iteration because it was something else, unless it computed gradients.
+        """Discard the events since the last iteration, which are not part of one, unless they computed gradients.
 
         Args:
             began_s: when the next iteration begins; None if unknown until its first batch.

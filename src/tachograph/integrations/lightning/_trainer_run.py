@@ -57,7 +57,7 @@ class TrainerRun:
         self._is_async = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to start a run of its own. The run itself stays in this process."""
+        """Return the state that another process needs to start its own run. The run itself stays in this process."""
         return {"name": self.plan.name, "settings": self.plan.settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

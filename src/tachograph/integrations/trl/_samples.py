@@ -30,7 +30,7 @@ class ObservedMethod(NamedTuple):
     owner: Any
     name: str
     extract: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
-    """Return what to keep of a call, given its positional arguments, keyword arguments and result."""
+    """Return the extract of a call, given its positional arguments, keyword arguments and result."""
 
 
 class SampleExtractor(NamedTuple):

@@ -1,8 +1,8 @@
 """Runs in every Python process of a program that `tacho run` started: instruments the packages that it imports.
 
-Hooks on imports wrap functions of torch, add a callback to the trainers of Hugging Face and Lightning, and observe what
-the script tells other trackers and parsers of arguments. Nothing is imported before the script imports it itself. A
-failure in a hook is guarded: the script then runs without telemetry.
+Hooks on imports wrap functions of torch, add a callback to the trainers of Hugging Face and Lightning, and observe
+calls of the script to other trackers and to parsers of arguments. Nothing is imported before the script imports it
+itself. A failure in a hook is guarded: the script then runs without telemetry.
 """
 
 from __future__ import annotations

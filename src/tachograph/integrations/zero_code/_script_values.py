@@ -89,7 +89,7 @@ class ScriptValues:
     def _add(
         self, tool: str, record: Callable[[Run], None], row: tuple[int | None, dict[str, Any]] | None = None
     ) -> None:
-        """Record something now, or when the run has started; see the module for what makes it start."""
+        """Record something now, or when the run has started; the module explains when it starts."""
         with self._lock:
             run = self._live_run()
             if run is None:

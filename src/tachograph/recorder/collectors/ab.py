@@ -89,7 +89,7 @@ def ab(*arms: str, block: int = 10) -> str:
         ...     use_fused_loss = bool(tachograph.ab("fused_loss"))  # or this: a run has one test at a time
     """
     try:
-        # The hot path. The keys of `_schedules` have been checked, and `_current` is what `latest_run` returns.
+        # The hot path. The keys of `_schedules` have been checked, and `_current` contains the latest run.
         run = _current[0] if _current else None
         if arms in _schedules:
             schedule = _schedules[arms]

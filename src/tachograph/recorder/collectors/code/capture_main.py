@@ -34,7 +34,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     timer.daemon = True
     timer.start()
     if hasattr(os, "nice"):
-        os.nice(10)  # nobody waits for it
+        os.nice(10)  # no process waits for it
     with contextlib.suppress(OSError):  # the training process has ended
         try:
             request = pickle.load(requests)  # noqa: S301 - from the process that started it
