@@ -43,7 +43,7 @@ class CodeCollector:
         self._lock = threading.Lock()
         self._is_recorded = False
         self._is_complete = False
-        self._is_cut_short = False
+        self._cut_short = threading.Event()
         self._process: DetachedProcess | None = None
         self._fields: dict[str, Any] = {}
         """The fields of the record that have arrived."""
@@ -58,7 +58,7 @@ class CodeCollector:
         exit_timeout_s = self._run.settings.exit_timeout_s
         self._thread.join(min(_MAX_WAIT_S, _MAX_WAIT_SHARE * exit_timeout_s))
         if self._thread.is_alive():
-            self._is_cut_short = True  # before the next line: the thread stops a process that it is just starting
+            self._cut_short.set()  # before the next line: the thread stops a process that it is just starting
             if self._process is not None:
                 self._process.terminate()
                 self._thread.join(_TERMINATE_SHARE * exit_timeout_s)
@@ -92,12 +92,12 @@ class CodeCollector:
             files=loaded_files(),
             git=self._run.settings.git,
         )
-        if self._is_cut_short:
+        if self._cut_short.is_set():
             return
         process = self._process = DetachedProcess(
             "tachograph.recorder.collectors.code.capture_main", "code", self._run.name
         )
-        if self._is_cut_short:
+        if self._cut_short.is_set():
             process.kill()
         process.send(request)
         for line in process.replies():
@@ -109,7 +109,7 @@ class CodeCollector:
         """Return the fields of the record; a part that did not arrive says why."""
         if self._is_complete or "missing" in self._fields:
             return self._fields
-        reason = _CUT_SHORT if self._is_cut_short else "the process that captures the code has ended"
+        reason = _CUT_SHORT if self._cut_short.is_set() else "the process that captures the code has ended"
         if not self._fields:
             return {"missing": reason}
         return {**{part: {"missing": reason} for part in _PARTS}, **self._fields}
