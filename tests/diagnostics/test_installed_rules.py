@@ -43,7 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     # The catalog searches installed packages once per process.
     monkeypatch.setattr(RULES, "_names", None)
     monkeypatch.setattr(RULES, "_rules", {})
-    monkeypatch.setattr(RULES, "_skipped", set())
+    monkeypatch.setattr(RULES, "_skipped_names", set())
 
     def write(source: str, entry_point: str) -> None:
         (site / "acme_rules.py").write_text(source, encoding="utf-8")

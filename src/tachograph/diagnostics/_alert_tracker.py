@@ -86,8 +86,10 @@ class AlertTracker:
         self._prefix = prefix
         self._num_opened = 0
         self.alerts: dict[tuple[str, str], OpenAlert] = {}
-        """The open alerts by rule and key, those in their cooldown included."""
-        self._past: dict[tuple[str, str], tuple[int, float]] = {}  # by alert key: number closed, time of the last one
+        """The open alerts by rule and key, including alerts in their cooldown."""
+        self._closed_alerts: dict[
+            tuple[str, str], tuple[int, float]
+        ] = {}  # by alert key: number closed, time of the last one
         self._num_suppressors: dict[str, int] = {}  # by rule: open alerts that absorb it
         self._pending: list[AlertRecord] = []
 
@@ -130,8 +132,8 @@ class AlertTracker:
         alert = self.alerts.get((rule, key))
         if alert is None or alert.over_since is not None:
             return
-        for absorbed in alert.rule.absorbs:
-            self._num_suppressors[absorbed] -= 1
+        for absorbed_rule in alert.rule.absorbs:
+            self._num_suppressors[absorbed_rule] -= 1
         alert.over_since = self._now()
         alert.resolution = {
             "outcome": outcome or None,
@@ -158,7 +160,7 @@ class AlertTracker:
 
     @property
     def num_open(self) -> tuple[int, int]:
-        """Number of open alerts, those in their cooldown included, and how many of them are critical."""
+        """Number of open alerts, including alerts in their cooldown, and how many of them are critical."""
         return len(self.alerts), sum(alert.severity == "critical" for alert in self.alerts.values())
 
     def drain(self) -> list[AlertRecord]:
@@ -170,28 +172,28 @@ class AlertTracker:
     def reset(self) -> None:
         """Abandon all open alerts without resolving them: a new attempt starts. Ids stay unique."""
         self.alerts.clear()
-        self._past.clear()
+        self._closed_alerts.clear()
         self._num_suppressors.clear()
         self.num_cooling_down = 0
 
     def _create(self, rule: RuleInfo, key: tuple[str, str]) -> OpenAlert:
         self._num_opened += 1
-        num_before, closed_at = self._past.get(key, (0, 0.0))
-        away = max(self._now() - closed_at, 0.0)
-        cooldown = _COOLDOWN_FACTOR * away if num_before >= _MIN_ALERTS_FOR_COOLDOWN else 0.0
+        num_before, closed_at = self._closed_alerts.get(key, (0, 0.0))
+        quiet_s = max(self._now() - closed_at, 0.0)
+        cooldown = _COOLDOWN_FACTOR * quiet_s if num_before >= _MIN_ALERTS_FOR_COOLDOWN else 0.0
         return OpenAlert(rule, f"{self._prefix}{self._num_opened}", cooldown)
 
     def _absorb(self, rule: RuleInfo) -> None:
-        for absorbed in rule.absorbs:
-            self._num_suppressors[absorbed] = self._num_suppressors.get(absorbed, 0) + 1
+        for absorbed_rule in rule.absorbs:
+            self._num_suppressors[absorbed_rule] = self._num_suppressors.get(absorbed_rule, 0) + 1
             for name, key in list(self.alerts):
-                if name == absorbed:
+                if name == absorbed_rule:
                     self.resolve(name, key, f"absorbed by {rule.name}", absorbed_by=rule.name)
 
     def _close(self, key: tuple[str, str], alert: OpenAlert) -> None:
         del self.alerts[key]
         self.num_cooling_down -= 1
-        self._past[key] = (self._past.get(key, (0, 0.0))[0] + 1, self._now())
+        self._closed_alerts[key] = (self._closed_alerts.get(key, (0, 0.0))[0] + 1, self._now())
         self._add_record(alert, "resolved", title=alert.title, **alert.resolution)
 
     def _now(self) -> float:

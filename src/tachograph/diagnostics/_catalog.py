@@ -1,4 +1,4 @@
-"""All rules by name: built-in ones, then those of installed packages.
+"""All rules by name: the built-in rules, then the rules of installed packages.
 
 A package adds a rule through an entry point in the group `tachograph.rules`. An installed rule is on by default, like a
 built-in one. If it cannot be loaded, the user may not even know that it is there, so it is skipped with one warning;
@@ -32,7 +32,7 @@ class RuleCatalog(Mapping[str, type[Rule]]):
         self._registry = Registry("rule", "tachograph.rules", built_in)
         self._names: list[str] | None = None
         self._rules: dict[str, type[Rule]] = {}
-        self._skipped: set[str] = set()
+        self._skipped_names: set[str] = set()
 
     def names(self) -> list[str]:
         """Return the names of all rules, including installed ones that may fail to load. Imports no rule."""
@@ -59,8 +59,8 @@ class RuleCatalog(Mapping[str, type[Rule]]):
 
     def skip(self, name: str, error: ConfigError) -> None:
         """Warn, once, that an installed rule is not used."""
-        if name not in self._skipped:
-            self._skipped.add(name)
+        if name not in self._skipped_names:
+            self._skipped_names.add(name)
             warn("skipped an installed rule: %s. Turn it off with rules={%r: False}.", error, name)
 
     def __getitem__(self, name: str) -> type[Rule]:

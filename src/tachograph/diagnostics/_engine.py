@@ -78,7 +78,7 @@ _MAX_CHANGE_VALUES = 64
 
 
 class _Handler(NamedTuple):
-    """What to do with one value of a record."""
+    """Handles one value of a record."""
 
     column: int
     handle: Callable[[float], None]
@@ -113,15 +113,16 @@ class RuleEngine:
         Args:
             rules: thresholds by rule, as `resolve_rules` returns them; by default all rules with their defaults.
             signals: the metric names of the signals, as `resolve_signals` returns them.
-            prefix: prefix of alert ids, which keeps those of several attempts apart.
+            prefix: prefix of alert ids, which tells the attempts of a run apart.
         """
-        chosen = resolve_rules(None) if rules is None else rules
+        thresholds_by_rule = resolve_rules(None) if rules is None else rules
         self._context = RunContext()
         self._context.announce_change = self._on_change
         self._tracker = AlertTracker(self._context, prefix)
         self._signals: dict[str, SignalStats] = {}
         self._rules: list[Rule] = [
-            RULES[name](thresholds, self._context, self._tracker, self._signals) for name, thresholds in chosen.items()
+            RULES[name](thresholds, self._context, self._tracker, self._signals)
+            for name, thresholds in thresholds_by_rule.items()
         ]
         self._by_kind: dict[str, list[Rule]] = {}
         for rule in self._rules:
@@ -290,13 +291,16 @@ class RuleEngine:
             self._context.is_reinforcement = True
         best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, column
         for column, name in enumerate(names):
-            found = self._names.find(name)
-            if found is None and name not in _NO_METRICS and len(self._other_metrics) < _MAX_OTHER_METRICS:
-                self._other_metrics[name] = None
-            if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
-                best[found[0]] = (found[1], column)
+            match = self._names.find(name)
+            if match is None:
+                if name not in _NO_METRICS and len(self._other_metrics) < _MAX_OTHER_METRICS:
+                    self._other_metrics[name] = None
+                continue
+            signal, rank = match
+            if signal not in best or rank < best[signal][0]:
+                best[signal] = (rank, column)
         if "step_s" in best or "step_s" in self._signals:
-            best.pop("throughput", None)  # it says the same, only with the number of samples in it
+            best.pop("throughput", None)  # the same measurement, scaled by the number of samples
         # Causes come first, wherever they are in the record.
         order = sorted(best.items(), key=lambda item: item[0] not in _CAUSES)
         handlers = [
@@ -381,17 +385,20 @@ class _ChangeFilter:
     """
 
     def __init__(self) -> None:
-        self._places: deque[int] = deque(maxlen=_MAX_FREQUENT_CHANGES)
-        self._last = -math.inf
+        self._change_indices: deque[int] = deque(maxlen=_MAX_FREQUENT_CHANGES)
+        self._last_index = -math.inf
 
-    def is_rare(self, place: int) -> bool:
+    def is_rare(self, value_index: int) -> bool:
         """Add a change at the n-th value; return whether there were few before it."""
-        is_same, self._last = place - self._last <= _SAME_CHANGE_WITHIN, place
+        is_same, self._last_index = value_index - self._last_index <= _SAME_CHANGE_WITHIN, value_index
         if not is_same:
-            self._places.append(place)
-        elif place - self._places[-1] > _MAX_CHANGE_VALUES:
+            self._change_indices.append(value_index)
+        elif value_index - self._change_indices[-1] > _MAX_CHANGE_VALUES:
             return False
-        return len(self._places) < _MAX_FREQUENT_CHANGES or place - self._places[0] > _FREQUENT_WITHIN
+        return (
+            len(self._change_indices) < _MAX_FREQUENT_CHANGES
+            or value_index - self._change_indices[0] > _FREQUENT_WITHIN
+        )
 
 
 class _WorkChangeDetector:

@@ -29,7 +29,7 @@ class HighShareRule(Rule):
         return sum(stats.values) / len(stats.values)
 
     def limit_of(self, stats: SignalStats, share: float) -> float:
-        """Return the share from which on the current one is too high."""
+        """Return the share from which an alert is opened."""
         return self.thresholds.share
 
     def reset(self) -> None:

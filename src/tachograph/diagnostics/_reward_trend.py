@@ -1,4 +1,4 @@
-"""The trend of the reward, for rules that judge what a rise costs."""
+"""The trend of the reward, for rules that weigh a rise against its cost."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class Rule(SignalListener):
     A rule does no I/O, starts no thread and reads no clock: the same records always give the same alerts. It keeps a
     bounded amount of state, however long the run is.
 
-    The docstring of a rule says what it finds and how. Together with `meaning`, `advice` and `Thresholds` it becomes
-    the rule's page in the documentation and the output of `tacho doctor --explain`.
+    The docstring of a rule describes the fault and how the rule detects it. Together with `meaning`, `advice` and
+    `Thresholds` it becomes the rule's page in the documentation and the output of `tacho doctor --explain`.
     """
 
     name: ClassVar[str]
@@ -32,7 +32,7 @@ class Rule(SignalListener):
     severity: ClassVar[str] = "warning"
     """`info`, `warning` or `critical`."""
     meaning: ClassVar[str]
-    """What the fault usually means."""
+    """The usual causes and consequences of the fault."""
     advice: ClassVar[tuple[str, ...]]
     """What to do about it, the most useful step first."""
     block_signals: ClassVar[tuple[str, ...]] = ()
@@ -76,7 +76,7 @@ class Rule(SignalListener):
         return None
 
     def on_signal(self, stats: SignalStats) -> None:
-        """Handle that one of `block_signals` is recorded: called once in an attempt, before its first value."""
+        """Handle the first appearance of one of `block_signals`: called once in an attempt, before its first value."""
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Handle a value of one of `value_signals`."""

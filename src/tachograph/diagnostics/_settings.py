@@ -36,35 +36,35 @@ def threshold_table(rule: type[Rule]) -> list[ThresholdRow]:
     return rows
 
 
-def resolve_rules(given: Mapping[str, Any] | None) -> dict[str, RuleSettings]:
+def resolve_rules(rules: Mapping[str, Any] | None) -> dict[str, RuleSettings]:
     """Return the thresholds of every rule that is on.
 
     Args:
-        given: by rule, ``False`` to turn it off, ``True``, or its thresholds, as in ``{"loss_spike": {"sigmas": 8}}``.
+        rules: by rule, ``False`` to turn it off, ``True``, or its thresholds, as in ``{"loss_spike": {"sigmas": 8}}``.
 
     Raises:
         ConfigError: if a rule or threshold is unknown, a value is out of range, or a rule named here cannot be loaded.
             An installed rule that is not named and cannot be loaded is skipped with a warning.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"rules={given!r}: expected a dict, such as rules={{'plateau': False}}")
-    given = given or {}
+    if rules is not None and not isinstance(rules, Mapping):
+        raise ConfigError(f"rules={rules!r}: expected a dict, such as rules={{'plateau': False}}")
+    rules = rules or {}
     names = RULES.names()
-    for name in given:
+    for name in rules:
         if name not in names:
             raise ConfigError(f"unknown rule rules.{name}{did_you_mean(str(name), names)}")
-    chosen = {}
+    thresholds_by_rule = {}
     for name in names:
-        setting = given.get(name, True)
+        setting = rules.get(name, True)
         if setting is False:
             continue
         try:
-            chosen[name] = _resolve_thresholds(RULES.load(name), {} if setting in (True, None) else setting)
+            thresholds_by_rule[name] = _resolve_thresholds(RULES.load(name), {} if setting in (True, None) else setting)
         except ConfigError as error:
-            if name in given or RULES.is_built_in(name):
+            if name in rules or RULES.is_built_in(name):
                 raise
             RULES.skip(name, error)
-    return chosen
+    return thresholds_by_rule
 
 
 def _resolve_thresholds(rule: type[Rule], values: Any) -> RuleSettings:
@@ -72,10 +72,10 @@ def _resolve_thresholds(rule: type[Rule], values: Any) -> RuleSettings:
         raise ConfigError(
             f"rules.{rule.name}={values!r}: expected true, false or a dict of thresholds, such as {_example(rule)}"
         )
-    known = rule.Thresholds.__struct_fields__
+    threshold_names = rule.Thresholds.__struct_fields__
     for name in values:
-        if name not in known:
-            raise ConfigError(f"unknown threshold rules.{rule.name}.{name}{did_you_mean(str(name), known)}")
+        if name not in threshold_names:
+            raise ConfigError(f"unknown threshold rules.{rule.name}.{name}{did_you_mean(str(name), threshold_names)}")
     for name, value in values.items():
         if isinstance(value, bool):
             raise ConfigError(f"rules.{rule.name}.{name}: expected a number, got {value!r}")

@@ -82,15 +82,15 @@ class ShiftDetector:
         if after[0] < (1 + 0.5 * self._min_share) * old or after[0] - old < 6 * spread:
             return None
         # The change may lie anywhere in the blocks `turn` and `first`.
-        settled = (second, third, fourth)
-        new = median(sorted(level for level, _, _ in settled))
+        settled_blocks = (second, third, fourth)
+        new = median(sorted(level for level, _, _ in settled_blocks))
         # Within a slow drift the last blocks before the change are on the way already.
         latest = 0.5 * (before[-1][0] + before[-2][0])
         if new < (1 + self._min_share) * old or new - latest < 0.6 * (new - old):
             return None
         old_width = median(sorted(width for _, width, _ in before)) / old
-        new_width = median(sorted(width for _, width, _ in settled)) / new
-        levels = [level for level, _, _ in settled]
+        new_width = median(sorted(width for _, width, _ in settled_blocks)) / new
+        levels = [level for level, _, _ in settled_blocks]
         is_clean = new_width <= 2 * old_width + 0.05 and max(levels) - min(levels) <= 0.1 * new
         self._blocks.clear()
         return Shift(old, new, turn[2], is_clean)

@@ -43,7 +43,8 @@ _NUM_RMS_BLOCKS = 4
 _NUM_WIDTH_BLOCKS = 8
 _TO_SIGMA = 1.4826  # half the interquartile range of Gaussian noise, times this, is its standard deviation
 _CAP_SIGMAS = 4.0
-_PLACES = tuple((place + 0.5) / BLOCK + 0.5 for place in range(BLOCK))
+# Times of a block's values, in blocks since the middle of the block before.
+_BLOCK_OFFSETS = tuple((index + 0.5) / BLOCK + 0.5 for index in range(BLOCK))
 
 
 class SignalListener:
@@ -87,12 +88,12 @@ class SignalStats:
         "_blocks",
         "_cap",
         "_change",
-        "_clipped",
+        "_clipped_values",
         "_distances",
         "_last",
         "_num_paused",
         "_squares",
-        "_watched",
+        "_watch_limits",
         "_widths",
         "first_level",
         "first_value",
@@ -134,7 +135,7 @@ class SignalStats:
         self.low = -math.inf
         self.high = self.outlier_above = math.inf
         self._block: list[float] = []
-        self._clipped: dict[int, float] = {}  # original values of the current block, by their place in it
+        self._clipped_values: dict[int, float] = {}  # original values of the current block, by index
         self._blocks: deque[list[float]] = deque(maxlen=_NUM_RMS_BLOCKS)
         self._widths: deque[float] = deque(maxlen=_NUM_WIDTH_BLOCKS)
         self._squares: deque[float] = deque(maxlen=_NUM_RMS_BLOCKS)
@@ -143,7 +144,7 @@ class SignalStats:
         self._cap = math.inf
         self._last: float | None = None
         self._num_paused = 0
-        self._watched: dict[SignalListener, float] = {}
+        self._watch_limits: dict[SignalListener, float] = {}
 
     def add(self, value: float) -> None:
         """Add a value. This is the hot path: one comparison and one append for most values."""
@@ -157,7 +158,7 @@ class SignalStats:
 
     @property
     def num_added(self) -> int:
-        """Number of finite values so far, those of the incomplete block included."""
+        """Number of finite values so far, including the incomplete block."""
         return self.num_in_blocks + len(self._block)
 
     @property
@@ -179,14 +180,14 @@ class SignalStats:
         """Report no outliers for the next values because a new level is expected, then continue from that level."""
         self._num_paused = max(self._num_paused, num_values)
         self.outlier_above = math.inf
-        self.high = min(self._watched.values(), default=math.inf)
+        self.high = min(self._watch_limits.values(), default=math.inf)
 
     def watch(self, listener: SignalListener, above: float | None) -> None:
         """Report every value from `above` on to one listener; None returns to outliers only."""
         if above is None:
-            self._watched.pop(listener, None)
+            self._watch_limits.pop(listener, None)
         else:
-            self._watched[listener] = above
+            self._watch_limits[listener] = above
         self._update_high()
 
     def num_above(self, value: float, num_blocks: int = _NUM_RMS_BLOCKS) -> int:
@@ -232,10 +233,10 @@ class SignalStats:
             return
         is_abnormal, is_low = False, value <= self.low
         for listener in self.listeners:
-            if is_low or value >= self._watched.get(listener, self.outlier_above):
+            if is_low or value >= self._watch_limits.get(listener, self.outlier_above):
                 is_abnormal = listener.on_outlier(self, value) or is_abnormal
         if is_abnormal:
-            self._clipped[len(self._block)] = value
+            self._clipped_values[len(self._block)] = value
             value = self.outlier_above
         self._block.append(value)
         if len(self._block) == BLOCK:
@@ -244,13 +245,13 @@ class SignalStats:
     def _finish_block(self, block: list[float]) -> None:
         self._block = []
         self._last = block[-1]
-        ordered = self.values = sorted(block)
-        abnormal = self._clipped
+        sorted_block = self.values = sorted(block)
+        abnormal = self._clipped_values
         if abnormal:
-            self.values = sorted(abnormal.get(place, value) for place, value in enumerate(block))
-            self._clipped = {}
+            self.values = sorted(abnormal.get(index, value) for index, value in enumerate(block))
+            self._clipped_values = {}
         before = self.level
-        self.level = 0.5 * (ordered[_MIDDLE - 1] + ordered[_MIDDLE])
+        self.level = 0.5 * (sorted_block[_MIDDLE - 1] + sorted_block[_MIDDLE])
         if before is None:
             self.first_level = self.level
             self.first_value = block[0]
@@ -258,7 +259,7 @@ class SignalStats:
         self._blocks.append(block)
         if self._band is not None:
             if self._band[0]:
-                self._measure(block, ordered, before, abnormal)
+                self._measure(block, sorted_block, before, abnormal)
                 self._update_sigma(self._band)
             else:
                 self.outlier_above = (1 + self._band[1]) * self.level
@@ -267,7 +268,7 @@ class SignalStats:
             listener.on_block(self)
 
     def _measure(
-        self, block: list[float], ordered: list[float], before: float | None, abnormal: dict[int, float]
+        self, block: list[float], sorted_block: list[float], before: float | None, abnormal: dict[int, float]
     ) -> None:
         """Measure the distances of a block from the trend."""
         level = self.level or 0.0
@@ -280,22 +281,22 @@ class SignalStats:
             # A trend moves twice in the same direction. A fall slows down, so the smaller change is the trend.
             if last is None or change * last > 0:
                 trend = change if last is None or abs(change) < abs(last) else last
-        width = _half_width(ordered)
+        width = _half_width(sorted_block)
         if abs(trend) > 0.5 * width:
-            distances = [value - before - trend * place for place, value in zip(_PLACES, block, strict=True)]
-            ordered = sorted(distances)
-            width = _half_width(ordered)
-            lowest, highest = ordered[0], ordered[-1]
+            distances = [value - before - trend * offset for offset, value in zip(_BLOCK_OFFSETS, block, strict=True)]
+            sorted_distances = sorted(distances)
+            width = _half_width(sorted_distances)
+            lowest, highest = sorted_distances[0], sorted_distances[-1]
         else:
             trend = 0.0
             distances = [value - before for value in block]
-            lowest, highest = ordered[0] - before, ordered[-1] - before
+            lowest, highest = sorted_block[0] - before, sorted_block[-1] - before
         self._widths.append(width)
         self._distances.append((before + trend - level, distances))
         if self.num_in_blocks == BLOCK:
             return  # there is no level before the first block
         if 0 < len(abnormal) <= _QUARTER:
-            distances = [distance for place, distance in enumerate(distances) if place not in abnormal]
+            distances = [distance for index, distance in enumerate(distances) if index not in abnormal]
         cap = self._cap
         if highest > cap or -lowest > cap:
             distances = [max(-cap, min(distance, cap)) for distance in distances]
@@ -315,23 +316,27 @@ class SignalStats:
         width = max(median(sorted(widths)), recent)
         self._cap = _CAP_SIGMAS * _TO_SIGMA * width
         rms = math.sqrt(median(sorted(self._squares)))
-        few = 1 + (_NUM_WIDTH_BLOCKS - len(widths)) / (2 * _NUM_WIDTH_BLOCKS)  # few blocks may underestimate it
-        self.sigma = sigma = few * max(_TO_SIGMA * width, rms)
+        few_blocks_factor = 1 + (_NUM_WIDTH_BLOCKS - len(widths)) / (
+            2 * _NUM_WIDTH_BLOCKS
+        )  # few blocks may underestimate it
+        self.sigma = sigma = few_blocks_factor * max(_TO_SIGMA * width, rms)
         # A constant signal has no spread: zero times an infinite number of spreads would be NaN.
         distance = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
         self.outlier_above = self.level + max(distance, band[1] * abs(self.level))
         self._update_high()
 
     def _update_high(self) -> None:
-        self.high = min(self.outlier_above, *self._watched.values()) if self._watched else self.outlier_above
+        self.high = min(self.outlier_above, *self._watch_limits.values()) if self._watch_limits else self.outlier_above
 
 
-def _half_width(ordered: list[float]) -> float:
+def _half_width(sorted_values: list[float]) -> float:
     """Return half the interquartile range of a sorted block."""
-    return 0.25 * (ordered[-_QUARTER - 1] + ordered[-_QUARTER] - ordered[_QUARTER - 1] - ordered[_QUARTER])
+    return 0.25 * (
+        sorted_values[-_QUARTER - 1] + sorted_values[-_QUARTER] - sorted_values[_QUARTER - 1] - sorted_values[_QUARTER]
+    )
 
 
-def median(ordered: list[float]) -> float:
+def median(sorted_values: list[float]) -> float:
     """Return the median of sorted values."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+    half = len(sorted_values) // 2
+    return sorted_values[half] if len(sorted_values) % 2 else 0.5 * (sorted_values[half - 1] + sorted_values[half])

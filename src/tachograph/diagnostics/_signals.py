@@ -22,50 +22,52 @@ _PREFERENCE = re.compile(r"chosen|rejected|margin|accurac")
 
 
 class SignalNames:
-    """The metric names of every signal: those that were added, before those of `SIGNALS`."""
+    """The metric names of every signal: the extra names of the user, then the names in `SIGNALS`."""
 
-    def __init__(self, added: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(self, extra_names: Mapping[str, tuple[str, ...]] | None = None) -> None:
         """Index the names.
 
         Args:
-            added: more names, by signal. A name that `SIGNALS` gives to another signal is taken from it.
+            extra_names: more names, by signal. A name that `SIGNALS` gives to another signal is taken from it.
         """
-        self._added = {
+        self._extra_names = {
             plain_name(name): (signal, rank - len(names))
-            for signal, names in (added or {}).items()
+            for signal, names in (extra_names or {}).items()
             for rank, name in enumerate(names)
         }
 
     def find(self, name: str) -> tuple[str, int] | None:
         """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal."""
-        return self._added.get(plain_name(name)) or signal_of(name)
+        return self._extra_names.get(plain_name(name)) or signal_of(name)
 
 
-def resolve_signals(given: Mapping[str, Any] | None) -> SignalNames:
+def resolve_signals(signals: Mapping[str, Any] | None) -> SignalNames:
     """Return the names of all signals.
 
     Args:
-        given: more metric names by signal, such as ``{"loss": "my/objective", "step_s": ["t_step", "t_iter"]}``.
+        signals: more metric names by signal, such as ``{"loss": "my/objective", "step_s": ["t_step", "t_iter"]}``.
 
     Raises:
         ConfigError: if a signal does not exist, or its names are not texts.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"signals={given!r}: expected a dict, such as signals={{'loss': 'my/objective'}}")
-    added: dict[str, tuple[str, ...]] = {}
+    if signals is not None and not isinstance(signals, Mapping):
+        raise ConfigError(f"signals={signals!r}: expected a dict, such as signals={{'loss': 'my/objective'}}")
+    extra_names: dict[str, tuple[str, ...]] = {}
     owners: dict[str, str] = {}
-    for signal, names in (given or {}).items():
+    for signal, names in (signals or {}).items():
         if signal not in SIGNALS:
             raise ConfigError(f"unknown signal signals.{signal}{did_you_mean(str(signal), SIGNALS)}")
-        listed = [names] if isinstance(names, str) else names
-        if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) and name for name in listed):
+        metric_names = [names] if isinstance(names, str) else names
+        if not isinstance(metric_names, (list, tuple)) or not all(
+            isinstance(name, str) and name for name in metric_names
+        ):
             raise ConfigError(f"signals.{signal}={names!r}: expected the name of a metric, or a list of names")
-        for name in listed:
+        for name in metric_names:
             owner = owners.setdefault(plain_name(name), signal)
             if owner != signal:
                 raise ConfigError(f"signals.{signal}: {name!r} is the name of signals.{owner} already")
-        added[signal] = tuple(listed)
-    return SignalNames(added)
+        extra_names[signal] = tuple(metric_names)
+    return SignalNames(extra_names)
 
 
 def scale_of(signal: str, name: str) -> float:

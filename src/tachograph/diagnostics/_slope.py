@@ -9,11 +9,11 @@ from operator import mul
 __all__ = ["fit_slope"]
 
 
-def fit_slope(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the least-squares line and its standard error, which is infinite if all places are equal."""
+def fit_slope(positions: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Return the slope of the least-squares line and its standard error: infinite if all positions are equal."""
     count = len(values)
-    mean_place, mean = sum(places) / count, sum(values) / count
-    distances = [place - mean_place for place in places]
+    mean_position, mean = sum(positions) / count, sum(values) / count
+    distances = [position - mean_position for position in positions]
     spread = sum(map(mul, distances, distances))  # unlike **, multiplication of huge floats never raises
     if spread <= 0:
         return 0.0, math.inf

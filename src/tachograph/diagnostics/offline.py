@@ -58,7 +58,7 @@ def diagnose(
 
     Args:
         source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
-            `trainer_state.json` of another tool; or records, whose values are converted as those of `Run.log`.
+            `trainer_state.json` of another tool; or records, whose values are converted as `Run.log` does.
         log_dir: the folder that contains the runs.
         rules: the rules to use and their thresholds, as for `init`.
         signals: more metric names by signal, as for `init`.

@@ -15,8 +15,8 @@ __all__ = ["DeadLearningRate"]
 _MIN_DIGITS = 4
 """A loss with at most this many digits may have been rounded to the same number."""
 
-_REST = 0.05  # of the planned steps
-_GRADUAL_REST = 0.15
+_FINAL_SHARE = 0.05  # of the planned steps
+_GRADUAL_FINAL_SHARE = 0.15
 _GRADUAL_SHARE = 0.1  # of the highest learning rate, from which a schedule may go on to zero
 
 
@@ -102,9 +102,9 @@ class DeadLearningRate(Rule):
         is_gradual = stats.signal == "lr" and 0 < self._last_lr <= _GRADUAL_SHARE * self._peak_lr
         if max_steps and step is not None:
             begin = since_step if is_gradual else step
-            return begin < (1 - (_GRADUAL_REST if is_gradual else _REST)) * max_steps
+            return begin < (1 - (_GRADUAL_FINAL_SHARE if is_gradual else _FINAL_SHARE)) * max_steps
         num_values = stats.num_in_blocks
-        return not is_gradual or num_values - since_value > _GRADUAL_REST * num_values
+        return not is_gradual or num_values - since_value > _GRADUAL_FINAL_SHARE * num_values
 
 
 def _num_digits(value: float) -> int:

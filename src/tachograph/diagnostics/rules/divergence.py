@@ -20,7 +20,7 @@ _NUM_BLOCKS = 8
 class _HighValue(NamedTuple):
     """A value above the limit."""
 
-    place: int
+    value_index: int
     step: int | None
     value: float
 
@@ -103,11 +103,11 @@ class Divergence(Rule):
         self._widths: deque[float] = deque(maxlen=2 * _NUM_BLOCKS)
         self._width = 0.0
         self._calm_step: int | None = None
-        self._calm_place = 0
-        self._held_at = -math.inf
+        self._calm_value_index = 0
+        self._suspended_index = -math.inf
         self._last_step: int | None = None
         self._is_lenient = False
-        self._far: deque[int] = deque(maxlen=3)
+        self._runaway_indices: deque[int] = deque(maxlen=3)
         self._high: deque[_HighValue] = deque(maxlen=4 * self.thresholds.window_values)
 
     def on_change(self, change: str) -> None:
@@ -139,7 +139,7 @@ class Divergence(Rule):
             return
         limit = best + rise
         if level <= best + 0.25 * rise:
-            self._calm_step, self._calm_place = self.context.step, stats.num_in_blocks
+            self._calm_step, self._calm_value_index = self.context.step, stats.num_in_blocks
         self._last_step = self.context.step
         if min(self._lows) > limit and len(self._lows) == _NUM_BLOCKS:
             self._report(stats, level, limit, _NUM_BLOCKS * BLOCK)
@@ -153,10 +153,10 @@ class Divergence(Rule):
         """
         self._levels.append(level)
         num_smoothed = max(1, min(num_blocks // 8, _NUM_BLOCKS))
-        smoothed = median(sorted(list(self._levels)[-num_smoothed:]))
-        if self._best is None or smoothed < self._best:
-            self._best, self._best_step = smoothed, self.context.step
-            if self._high and self._high[-1].place >= BLOCK * (num_blocks - 1) and self._last_step is not None:
+        smoothed_level = median(sorted(list(self._levels)[-num_smoothed:]))
+        if self._best is None or smoothed_level < self._best:
+            self._best, self._best_step = smoothed_level, self.context.step
+            if self._high and self._high[-1].value_index >= BLOCK * (num_blocks - 1) and self._last_step is not None:
                 self._best_step = self._last_step  # the rise may have begun within this block
         return self._best
 
@@ -167,31 +167,33 @@ class Divergence(Rule):
         limit = self._best + self._rise(self._best, stats.first_level)
         if value < limit or limit <= self._best:
             return False
-        limits, place = self.thresholds, stats.num_added
-        self._high.append(_HighValue(place, self.context.step, value))
-        window = max(limits.window_values, min(place // 16, 4 * limits.window_values))
-        if not self._runs_away(stats, value, place):
+        limits, value_index = self.thresholds, stats.num_added
+        self._high.append(_HighValue(value_index, self.context.step, value))
+        window = max(limits.window_values, min(value_index // 16, 4 * limits.window_values))
+        if not self._runs_away(stats, value, value_index):
             min_above = math.ceil(limits.least_above * window)
-            if len(self._high) < min_above or place - self._high[-min_above].place >= window:
+            if len(self._high) < min_above or value_index - self._high[-min_above].value_index >= window:
                 return False
             trend = self._trend(self._best, min_above)
-            num_here = sum(place - other.place < window for other in self._high)
+            num_here = sum(value_index - other.value_index < window for other in self._high)
             num_before = stats.num_above(limit, 2 + window // BLOCK) - num_here
-            is_often_high = num_before > 4 and place - self._held_at > 4 * BLOCK
+            is_often_high = num_before > 4 and value_index - self._suspended_index > 4 * BLOCK
             if trend < 0.75 or (is_often_high and trend < 1.5):
                 return False  # a slow spike that is already falling, or a loss that is often this high
         if self.context.may_be_reset:
-            self._held_at = place
+            self._suspended_index = value_index
             return False
         self._report(stats, value, limit, window)
         stats.watch(self, None)
         return False  # not clipped: the level follows the loss
 
-    def _runs_away(self, stats: SignalStats, value: float, place: int) -> bool:
+    def _runs_away(self, stats: SignalStats, value: float, value_index: int) -> bool:
         """Return whether several recent values exceed a large multiple of the first level."""
         if value > self.thresholds.runaway * max(abs(stats.first_level or 0.0), abs(self._best or 0.0)):
-            self._far.append(place)
-        return len(self._far) == 3 and place - self._far[0] < self.thresholds.window_values
+            self._runaway_indices.append(value_index)
+        return (
+            len(self._runaway_indices) == 3 and value_index - self._runaway_indices[0] < self.thresholds.window_values
+        )
 
     def _trend(self, best: float, num_values: int) -> float:
         """Return the ratio of the last values to the first ones, both measured from the best level."""
@@ -223,12 +225,12 @@ class Divergence(Rule):
         """
         begin: _HighValue | None = None
         for high in reversed(self._high):
-            if begin is not None and begin.place - high.place > max(4, window // 2):
+            if begin is not None and begin.value_index - high.value_index > max(4, window // 2):
                 break
             begin = high
-        onset = self._calm_step if begin is None or begin.place > self._calm_place + BLOCK else begin.step
-        known = [step for step in (onset, self._best_step) if step is not None]
-        return max(known, default=None)
+        onset = self._calm_step if begin is None or begin.value_index > self._calm_value_index + BLOCK else begin.step
+        known_steps = [step for step in (onset, self._best_step) if step is not None]
+        return max(known_steps, default=None)
 
     def _report(self, stats: SignalStats, value: float, limit: float, window: int) -> None:
         since = self._onset(window)

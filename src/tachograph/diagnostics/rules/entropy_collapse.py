@@ -92,8 +92,8 @@ class EntropyCollapse(Rule):
                 "reward": self._reward.level,
                 "step": self.context.step,
             }
-            what = "has collapsed to" if has_collapsed else "keeps falling and is at"
-            title = f"Entropy {what} {percent(share)} of its initial value: {figure(stats.level)}"
+            verb = "has collapsed to" if has_collapsed else "keeps falling and is at"
+            title = f"Entropy {verb} {percent(share)} of its initial value: {figure(stats.level)}"
             message = "The reward has stopped rising." if has_reward else "No reward is recorded to compare with."
             self.report(title, message, evidence=evidence)
 

@@ -169,8 +169,8 @@ class ExplodingGradients(Rule):
             return
         self._report(stats, self._usual, sorted(self._high), max(self._levels, default=self._usual))
 
-    def _report(self, stats: SignalStats, usual: float, ordered: list[float], largest: float) -> None:
-        middle, step = median(ordered), self.context.step
+    def _report(self, stats: SignalStats, usual: float, sorted_norms: list[float], largest: float) -> None:
+        middle, step = median(sorted_norms), self.context.step
         self._opened_at, self._resolve_below = stats.num_added, 0.5 * self.thresholds.factor * usual
         evidence = {
             "metric": stats.metric,
@@ -178,7 +178,7 @@ class ExplodingGradients(Rule):
             "usual": usual,
             "largest_lately": largest,
             "step": step,
-            "window_values": len(ordered),
+            "window_values": len(sorted_norms),
         }
         title = f"Gradients explode: norm {figure(middle)} at step {step}, {factor(middle / usual)} the usual"
         self.report(title, f"The usual norm in this run is {figure(usual)}.", evidence=evidence)

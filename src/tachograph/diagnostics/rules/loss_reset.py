@@ -22,9 +22,9 @@ _MAX_HELD = 48
 class LossReset(Rule):
     """The loss is back at its initial value and falls again as it did at the start.
 
-    Fresh weights cause exactly that. After a jump to the initial value, the rule compares the values that follow with
-    those of the start, first value by value and then in blocks of sixteen, until the loss has fallen noticeably. If it
-    does not fall, or falls in a different way, it is a spike or a divergence, which is reported by then. All rules
+    Fresh weights cause exactly that. After a jump to the initial value, the rule compares the next values with the
+    first values of the run, one by one and then in blocks of sixteen, until the loss has fallen noticeably. If it does
+    not fall, or falls in a different way, it is a spike or a divergence, which is reported by then. All rules
     about the loss start over after a reset, so that an intended one is not reported as a divergence. The rule is
     inactive until the loss has fallen noticeably.
     """
@@ -102,7 +102,7 @@ class LossReset(Rule):
         return False
 
     def _follow(self, jump: dict[str, Any], stats: SignalStats, value: float) -> None:
-        """Compare a stretch of values with the same stretch of the start, as soon as it is complete."""
+        """Compare the values after a jump with as many values of the start, as soon as there are enough."""
         self._values.append(value)
         num_values = len(self._values)
         if num_values == 2 and value <= self._calm_below:
@@ -124,11 +124,13 @@ class LossReset(Rule):
             self._end(stats)  # the start took longer to fall than the rule remembers
             return
         level, first = jump["level_before"], jump["first"]
-        now, then = ((median(sorted(part)) - level) / (first - level) for part in (values, start))
-        difference, limit = abs(now - then), self.thresholds.most_difference
+        share_now, share_at_start = ((median(sorted(part)) - level) / (first - level) for part in (values, start))
+        difference, limit = abs(share_now - share_at_start), self.thresholds.most_difference
         if difference > limit:
             self._end(stats)
-        elif (then <= 0.75 and now <= 0.85) or (then <= 0.9 and now <= 0.92 and difference < 0.5 * limit):
+        elif (share_at_start <= 0.75 and share_now <= 0.85) or (
+            share_at_start <= 0.9 and share_now <= 0.92 and difference < 0.5 * limit
+        ):
             self._end(stats)
             self._report(jump)
 

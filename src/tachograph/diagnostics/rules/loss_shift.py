@@ -70,7 +70,7 @@ class LossShift(Rule):
         self.reset()
 
     def on_block(self, stats: SignalStats) -> None:
-        """Compare the last blocks with those before."""
+        """Compare the last blocks with the blocks before them."""
         level, sigma = stats.level, stats.sigma
         if level is None or sigma is None or self.context.is_reinforcement:
             return
@@ -101,7 +101,7 @@ class LossShift(Rule):
         after, before = sorted(levels[-num:]), sorted(levels[-2 * num - 1 : -num - 1])
         old, new = median(before), median(after)
         rise = new - old
-        changes = [right - left for left, right in itertools.pairwise(levels)]
+        changes = [later - earlier for earlier, later in itertools.pairwise(levels)]
         trend = median(sorted(changes))
         scatter = median(sorted(abs(change - trend) for change in changes)) / 0.954
         spread = max(1.25 * sigma / math.sqrt(BLOCK), scatter)  # of a level; noise can be correlated
@@ -113,7 +113,7 @@ class LossShift(Rule):
             error *= 3  # the drift is known less well than the levels
         if old <= 0 or rise < self.thresholds.rise * old or rise < self.thresholds.sigmas * error:
             return
-        # Not a moment that is over already: almost all blocks after the change are higher than those before.
+        # Not a short peak: almost all blocks after the change are higher than the blocks before it.
         middle = 0.5 * (old + new)
         if after[num // 4] < middle or before[-1 - num // 4] > middle:
             return
@@ -124,7 +124,7 @@ class LossShift(Rule):
     def _check_drop(self, stats: SignalStats) -> None:
         *before, _, first, second = list(self._levels)[-7:]
         old, new = median(sorted(before)), max(first, second)
-        first_step, change_step, last_step = (self._steps[place] or 0 for place in (-7, -4, -1))
+        first_step, change_step, last_step = (self._steps[index] or 0 for index in (-7, -4, -1))
         if last_step - change_step > 2 * (change_step - first_step):
             return  # recorded more rarely than before, so the loss had time to fall
         if new < (1 - self.thresholds.drop) * old and max(before) < 1.5 * min(before):

@@ -203,12 +203,12 @@ class LossSpike(Rule):
         if self._num_spikes > 1:
             last = f"most recently at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}"
             title = f"{self._num_spikes} loss spikes, {last}"
-        unrecovered = f"It has not recovered after {_values(spike['values'])}"
+        no_recovery = f"It has not recovered after {_values(spike['values'])}"
         message = {
             "open": "Recovery will be reported.",
             "recovering": f"It recovered after {_values(spike.get('recovery_values', 0))}.",
             "slow": f"It recovered slowly, after {_values(spike.get('recovery_values', 0))}.",
-            "not recovering": f"{unrecovered} and stays at {figure(stats.level)}.",
+            "not recovering": f"{no_recovery} and stays at {figure(stats.level)}.",
         }[spike["class"]]
         severity = "critical" if spike["class"] == "not recovering" else None
         evidence = {"metric": stats.metric, "num_spikes": self._num_spikes, **spike}

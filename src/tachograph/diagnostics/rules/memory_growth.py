@@ -26,7 +26,7 @@ class MemoryGrowth(Rule):
     ignores the first minutes, in which memory grows in most runs, and growth that is slowing down by itself.
 
     Where the training code records the memory of a GPU itself, its total is unknown. It must then have grown by a
-    larger share of what is in use.
+    larger share of the used memory.
     """
 
     name = "memory_growth"
@@ -78,9 +78,9 @@ class MemoryGrowth(Rule):
         for name, value in record.items():
             if name.startswith("gpu/") and name.endswith("/mem_used_gb"):
                 total = finite_or_none(record.get(f"{name[: -len('used_gb')]}total_gb"))
-                used = finite_or_none(value)
-                if used is not None and total is not None:
-                    self._add_sample(name, f"GPU {name.split('/')[1]}", time_s, used, total)
+                used_gb = finite_or_none(value)
+                if used_gb is not None and total is not None:
+                    self._add_sample(name, f"GPU {name.split('/')[1]}", time_s, used_gb, total)
 
     def on_block(self, stats: SignalStats) -> None:
         """Add the peak of a block of values that the training code recorded."""
@@ -89,41 +89,48 @@ class MemoryGrowth(Rule):
         if not peaks.add(float(stats.num_in_blocks), stats.values[-1]):
             return
         per_value, error = peaks.slope()
-        num_values, used = peaks.stretch(), stats.values[-1]
-        grown = per_value * num_values
-        if used <= 0 or per_value < 3 * error:
-            self.resolve(f"{name} has stopped growing, at {figure(used)}", key=name)
+        num_values, latest = peaks.fitted_length(), stats.values[-1]
+        growth = per_value * num_values
+        if latest <= 0 or per_value < 3 * error:
+            self.resolve(f"{name} has stopped growing, at {figure(latest)}", key=name)
             return
         limits = self.thresholds
-        is_growing = per_value > limits.sigmas * error and grown >= limits.least_unlimited_growth * used
+        is_growing = per_value > limits.sigmas * error and growth >= limits.least_unlimited_growth * latest
         if is_growing and not peaks.is_slowing() and not self.is_open(name):
-            evidence = {"metric": name, "used": used, "grown": grown, "values": num_values, "step": self.context.step}
-            title = f"GPU memory ({name}) has grown by {percent(grown / (used - grown))} in {num_values:.0f} values"
-            self.report(title, f"It is at {figure(used)} and keeps growing.", key=name, evidence=evidence)
+            evidence = {
+                "metric": name,
+                "used": latest,
+                "grown": growth,
+                "values": num_values,
+                "step": self.context.step,
+            }
+            title = f"GPU memory ({name}) has grown by {percent(growth / (latest - growth))} in {num_values:.0f} values"
+            self.report(title, f"It is at {figure(latest)} and keeps growing.", key=name, evidence=evidence)
 
     def _add_sample(self, name: str, owner: str, time_s: float, used_gb: float, limit_gb: float) -> None:
         peaks = self._peaks.setdefault(name, _Peaks())
         if not peaks.add(time_s, used_gb):
             return
         per_s, error = peaks.slope()
-        stretch_s = peaks.stretch()
-        grown_gb = per_s * stretch_s
+        fitted_s = peaks.fitted_length()
+        growth_gb = per_s * fitted_s
         limits = self.thresholds
-        left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
-        is_urgent = left_s < stretch_s and self.context.step is not None  # before the first step, a model is loading
+        until_full_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
+        is_loading = self.context.step is None  # before the first step, a model is loading
+        is_urgent = until_full_s < fitted_s and not is_loading
         is_growing = (
-            (stretch_s >= limits.least_s or is_urgent)
+            (fitted_s >= limits.least_s or is_urgent)
             and per_s > limits.sigmas * error
-            and grown_gb >= limits.least_gb
-            and grown_gb >= limits.least_growth * used_gb
+            and growth_gb >= limits.least_gb
+            and growth_gb >= limits.least_growth * used_gb
             and not peaks.is_slowing()
         )
-        if not is_growing or left_s > 3600 * limits.horizon_h:
+        if not is_growing or until_full_s > 3600 * limits.horizon_h:
             # Resolving takes a slope near zero or twice the horizon, so that the alert does not flap.
-            if per_s < 3 * error or left_s > 2 * 3600 * limits.horizon_h:
+            if per_s < 3 * error or until_full_s > 2 * 3600 * limits.horizon_h:
                 self.resolve(f"the memory of {owner} has stopped growing, at {figure(used_gb)} GiB", key=name)
             return
-        is_critical = left_s < 3600 * limits.critical_h
+        is_critical = until_full_s < 3600 * limits.critical_h
         if self.is_open(name) and not (is_critical and not self._is_critical.get(name)):
             return
         self._is_critical[name] = is_critical
@@ -132,12 +139,12 @@ class MemoryGrowth(Rule):
             "used_gb": used_gb,
             "limit_gb": limit_gb,
             "gb_per_hour": 3600 * per_s,
-            "hours_left": left_s / 3600,
-            "window_s": stretch_s,
+            "hours_left": until_full_s / 3600,
+            "window_s": fitted_s,
             "step": self.context.step,
         }
         growth = f"{figure(3600 * per_s)} GiB per hour"
-        title = f"Memory of {owner} grows by {growth} and will be full in {duration(left_s)}"
+        title = f"Memory of {owner} grows by {growth} and will be full in {duration(until_full_s)}"
         message = f"It uses {figure(used_gb)} of {figure(limit_gb)} GiB now."
         self.report(title, message, key=name, severity="critical" if is_critical else None, evidence=evidence)
 
@@ -166,13 +173,13 @@ class _Peaks:
     def _later_half(self) -> list[tuple[float, float]]:
         return self._points[len(self._points) // 2 :]
 
-    def stretch(self) -> float:
-        """Return the length of the stretch that the line is fitted to."""
+    def fitted_length(self) -> float:
+        """Return the length of the interval that the line is fitted to."""
         points = self._later_half()
         return points[-1][0] - points[0][0]
 
     def is_slowing(self) -> bool:
-        """Return whether the growth is ending by itself, like that of a cache that fills up."""
+        """Return whether the growth is ending by itself, as with a cache that fills up."""
         points = self._later_half()
         half = len(points) // 2
         return fit_slope(*zip(*points[half:], strict=True))[0] < 0.5 * fit_slope(*zip(*points[:half], strict=True))[0]

@@ -47,7 +47,7 @@ class NearOom(Rule):
         """Forget all samples."""
         self._retries: float | None = None
         self._num_calm = 0
-        self._reported = 0.0
+        self._reported_retries = 0.0
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Check a system sample."""
@@ -63,8 +63,8 @@ class NearOom(Rule):
         self._num_calm += 1
         if retries > (before or 0.0):
             self._num_calm = 0
-            if not self.is_open("gpu") or retries >= 2 * self._reported:
-                self._reported = retries
+            if not self.is_open("gpu") or retries >= 2 * self._reported_retries:
+                self._reported_retries = retries
                 allocations = "1 allocation was" if retries == 1 else f"{figure(retries)} allocations were"
                 evidence = {"metric": "gpu_alloc_retries", "retries": retries, "step": self.context.step}
                 self.report(f"GPU memory is almost full: {allocations} retried", key="gpu", evidence=evidence)
@@ -79,7 +79,7 @@ class NearOom(Rule):
                 "available_gb": available_gb,
                 "step": self.context.step,
             }
-            left = f", {figure(available_gb)} GiB left" if available_gb is not None else ""
-            self.report(f"Host memory is {figure(used_pct)} % full{left}", key="host", evidence=evidence)
+            available = f", {figure(available_gb)} GiB left" if available_gb is not None else ""
+            self.report(f"Host memory is {figure(used_pct)} % full{available}", key="host", evidence=evidence)
         elif used_pct < self.thresholds.host_used_pct - 5:  # clearly lower, so that the alert does not flap
             self.resolve(f"host memory is {figure(used_pct)} % full now", key="host")

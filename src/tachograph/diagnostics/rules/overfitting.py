@@ -30,7 +30,7 @@ class _Evaluations:
         self.train_at_best: float | None = None
         self.last_step: int | None = None
 
-    def smoothed(self) -> float:
+    def smoothed_loss(self) -> float:
         """Return the median of the last evaluations.
 
         The best of many noisy evaluations is low by chance, so a longer run takes the median of more of them.
@@ -116,11 +116,11 @@ class Overfitting(Rule):
         evaluations.last_step = self.context.step
         evaluations.recent.append(value)
         evaluations.num_values += 1
-        smoothed, best = evaluations.smoothed(), evaluations.best
-        if smoothed <= best:
-            evaluations.best, evaluations.best_step, evaluations.train_at_best = smoothed, self.context.step, train
+        smoothed_loss, best = evaluations.smoothed_loss(), evaluations.best
+        if smoothed_loss <= best:
+            evaluations.best, evaluations.best_step, evaluations.train_at_best = smoothed_loss, self.context.step, train
             evaluations.num_above = 0
-            self.resolve(f"{metric} is back at its best: {figure(smoothed)}", key=metric)
+            self.resolve(f"{metric} is back at its best: {figure(smoothed_loss)}", key=metric)
             return
         rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * evaluations.noise())
         evaluations.num_above = evaluations.num_above + 1 if value >= best + rise else 0
@@ -137,8 +137,13 @@ class Overfitting(Rule):
         """Return the level of the training loss; None if it is older than the evaluation before the last one."""
         if "loss" not in self.signals:
             return None
-        step, updated, last = self.context.step, self._train_step, evaluations.last_step
-        if step is not None and updated is not None and last is not None and updated < last - (step - last):
+        step, train_step, last_step = self.context.step, self._train_step, evaluations.last_step
+        if (
+            step is not None
+            and train_step is not None
+            and last_step is not None
+            and train_step < last_step - (step - last_step)
+        ):
             return None
         return self.signals["loss"].level
 

@@ -167,8 +167,8 @@ class Plateau(Rule):
         if max_gain >= limit or 3 * error >= 2 * limit or not self._should_learn(begin):
             return False
         middle = begin + len(points) // 2
-        more, more_error = self._fall(begin, middle, len(self._points))
-        if more < -2 * more_error:
+        recent_fall, recent_error = self._fall(begin, middle, len(self._points))
+        if recent_fall < -2 * recent_error:
             return False  # it rises
         fall, fall_error = self._fall(before, begin, len(self._points))
         has_fallen = fall > max(4 * fall_error, 2 * limits.least_gain * level)
@@ -223,7 +223,7 @@ def _before(first: _Point, second: _Point) -> _Point:
 
 
 def _parts(values: list[float], size: int, last: _Point, now: _Point) -> Iterator[_Point]:
-    """Yield the means of groups of values, with steps and learning rates between those of two blocks."""
+    """Yield the means of groups of values, with steps and learning rates interpolated between two blocks."""
     for end in range(size, BLOCK + 1, size):
         share = end / BLOCK
         step, lr = now.step, now.lr

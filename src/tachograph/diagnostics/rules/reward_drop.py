@@ -20,12 +20,12 @@ _NUM_CHANGES = 32
 
 
 class RewardDrop(Rule):
-    """The reward has lost a large part of what it had gained, or fell far below where it started.
+    """The reward has lost a large part of its gain, or fell far below its initial value.
 
     The rule compares the means of the last two blocks of sixteen values with the highest such mean before: the current
     one must be lower by a share of the gain since the start and by several standard errors, or by several times the
     usual change from block to block. A reward that never rose must fall further. The rule ignores rewards of preference
-    training, such as `rewards/chosen`, because those are expected to fall.
+    training, such as `rewards/chosen`, because they are expected to fall.
     """
 
     name = "reward_drop"
@@ -73,7 +73,7 @@ class RewardDrop(Rule):
         if not self.is_open():
             self._changes.append(abs(mean - last))
         level, limits = 0.5 * (last + mean), self.thresholds
-        # The fall itself widens the spread. What was usual before it is the measure.
+        # The fall itself widens the spread, so the usual spread before it is the measure.
         self._sigmas.append(stats.sigma)
         sigma = median(sorted(self._sigmas))
         self._initial = last if self._initial is None else self._initial

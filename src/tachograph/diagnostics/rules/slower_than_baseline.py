@@ -20,7 +20,7 @@ _MIN_BLOCKS = 8
 _MAX_BLOCKS = 64
 _MIN_S = 30.0
 _FLOOR = 0.01
-_WANDER_FACTOR = 1.5
+_VARIATION_FACTOR = 1.5
 _ASSUMED_DEGREES = 4
 # Quantiles of Student's t for an interval of 99 %, with 4 degrees of freedom and more: one run against one to twenty.
 _QUANTILES = (
@@ -35,9 +35,9 @@ class SlowerThanBaseline(Rule):
     When a run gets a `perf_tag`, at its start or later, it looks up the median step times of the last twenty finished
     runs with this tag, among the 200 runs of the log folder that were written last. A thread does so once: it reads the
     summaries that the list of runs stores, and parts of journals without one. After 160 steps and 30 seconds, the run's
-    own median is compared with theirs as `tacho compare` does: the difference must exceed a share, and what is to be
-    expected from the spread between the runs and from the unrest within this one. The alert is opened once; it is
-    resolved if later steps are as fast as those of the earlier runs.
+    own median is compared with theirs as `tacho compare` does: the difference must exceed a share, and the
+    difference to be expected from the spread between the runs and from the variation within this one. The alert is
+    opened once; it is resolved if later steps are as fast as in the earlier runs.
 
     A run whose steps are planned to become faster later looks slow at first: use a `perf_tag` of its own, or turn the
     rule off.
@@ -76,9 +76,11 @@ class SlowerThanBaseline(Rule):
         """Take the step times of earlier runs."""
         if record.get("name") == BASELINE_SPEED:
             times = record.get("step_times_s")
-            each = times if isinstance(times, list) else []
-            valid = [time for time in each if isinstance(time, (int, float)) and 0 < time < math.inf]
-            self._levels = [math.log(time) for time in valid[: len(_QUANTILES)]]
+            step_times_s = times if isinstance(times, list) else []
+            valid_times_s = [
+                time_s for time_s in step_times_s if isinstance(time_s, (int, float)) and 0 < time_s < math.inf
+            ]
+            self._levels = [math.log(time_s) for time_s in valid_times_s[: len(_QUANTILES)]]
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes."""
@@ -86,7 +88,7 @@ class SlowerThanBaseline(Rule):
             self._blocks.clear()
 
     def on_block(self, stats: SignalStats) -> None:
-        """Compare the step times so far with those of earlier runs."""
+        """Compare the step times so far with earlier runs."""
         middle = stats.values[len(stats.values) // 2]
         self._passed_s += BLOCK * middle
         if self._num_skipped < _NUM_SKIPPED or middle <= 0:
@@ -102,14 +104,14 @@ class SlowerThanBaseline(Rule):
 
     def _compare(self, stats: SignalStats) -> None:
         level = median(sorted(self._blocks))
-        wander = 1.4826 * median(sorted(abs(block - level) for block in self._blocks))
+        variation = 1.4826 * median(sorted(abs(block - level) for block in self._blocks))
         count = len(self._levels)
         typical = sum(self._levels) / count
-        noise = max(_FLOOR, _WANDER_FACTOR * wander)
-        squares = _ASSUMED_DEGREES * noise**2 + sum((known - typical) ** 2 for known in self._levels)
+        noise = max(_FLOOR, _VARIATION_FACTOR * variation)
+        squares = _ASSUMED_DEGREES * noise**2 + sum((earlier_level - typical) ** 2 for earlier_level in self._levels)
         spread = math.sqrt(squares / (_ASSUMED_DEGREES + count - 1))
-        reach = _QUANTILES[count - 1] * spread * math.sqrt(1 + 1 / count)
-        if level - typical <= max(reach, math.log1p(self.thresholds.rise)):
+        max_difference = _QUANTILES[count - 1] * spread * math.sqrt(1 + 1 / count)
+        if level - typical <= max(max_difference, math.log1p(self.thresholds.rise)):
             return
         self._has_reported = True
         rise = math.expm1(level - typical)

@@ -70,7 +70,9 @@ class StepOutliers(Rule):
 
     def reset(self) -> None:
         """Forget all slow steps."""
-        self._slow_steps: deque[tuple[int, int | None, float]] = deque(maxlen=64)  # place, step, excess in seconds
+        self._slow_steps: deque[tuple[int, int | None, float]] = deque(
+            maxlen=64
+        )  # value index, step, excess in seconds
         self._reported_s = 0.0
         self._period = 0  # distance between the last two slow steps
         self._watched_level = 0.0
@@ -102,7 +104,7 @@ class StepOutliers(Rule):
         self._slow_steps.append((stats.num_added, self.context.step, value - level))
         recent = [slow for slow in self._slow_steps if slow[0] > stats.num_added - limits.window_values]
         is_long = value - level >= limits.one_s and value >= 10 * level
-        is_regular = _is_regular([step if step is not None else place for place, step, _ in recent])
+        is_regular = _is_regular([step if step is not None else index for index, step, _ in recent])
         lost_s = sum(excess for _, _, excess in recent)
         is_costly = lost_s >= max(limits.least_lost * limits.window_values * level, limits.least_lost_s)
         is_fault = is_long or (len(recent) >= limits.count and is_costly and not is_regular)
@@ -128,11 +130,11 @@ class StepOutliers(Rule):
 
     def _add_period(self, stats: SignalStats, value: float, level: float) -> None:
         """Count slow steps at equal distances; report if they cost too much."""
-        limits, place, step = self.thresholds, stats.num_added, self.context.step
-        num_values = place - self._last_at
+        limits, value_index, step = self.thresholds, stats.num_added, self.context.step
+        num_values = value_index - self._last_at
         # Steps after a validation are not among the values, so distances are counted in steps if they are known.
         period = step - self._last_step if step is not None and self._last_step is not None else num_values
-        self._last_at, self._last_step = place, step
+        self._last_at, self._last_step = value_index, step
         is_same = 0 < self._period <= period <= 4 * self._period and period % self._period == 0
         if not is_same or num_values > limits.longest_period:
             self._period, self._num_periods, self._period_excess_s = max(period, 0), 0, 0.0
@@ -141,9 +143,9 @@ class StepOutliers(Rule):
         self._num_periods += 1
         self._period_excess_s += value - level
         excess_s = self._period_excess_s / self._num_periods
-        lost = excess_s / (self._values_per_period * level + excess_s)
+        lost_share = excess_s / (self._values_per_period * level + excess_s)
         is_fault = self._num_periods >= _MIN_PERIODS and self._values_per_period >= 2
-        if not is_fault or lost < limits.least_regular_lost or self.is_open("regular"):
+        if not is_fault or lost_share < limits.least_regular_lost or self.is_open("regular"):
             return
         evidence = {
             "metric": stats.metric,
@@ -151,9 +153,9 @@ class StepOutliers(Rule):
             "value_s": value,
             "usual_s": level,
             "period": self._period,
-            "lost": lost,
+            "lost": lost_share,
         }
-        title = f"A slow step every {self._period} steps takes {percent(lost)} of the time"
+        title = f"A slow step every {self._period} steps takes {percent(lost_share)} of the time"
         message = f"It takes {duration(level + excess_s)}, the others {duration(level)}."
         self.report(title, message, key="regular", evidence=evidence)
 

@@ -95,8 +95,8 @@ class ThroughputRegression(StepTimeRule):
             return
         middle = stats.values[len(stats.values) // 2]
         if self.is_open():
-            # Halfway back, so that noise around either level neither resolves nor reopens the alert. What took more
-            # blocks to find takes more of them to end.
+            # Halfway back, so that noise around either level neither resolves nor reopens the alert. A shift that
+            # took more blocks to find takes more of them to end.
             self._recent.append(middle)
             now_s = median(sorted(self._recent))
             if len(self._recent) == self._recent.maxlen and now_s < self._old + 0.5 * (self._new - self._old):
@@ -105,9 +105,9 @@ class ThroughputRegression(StepTimeRule):
                 self._clear()
             return
         is_timed = stats.signal == "step_s"
-        fine, coarse = self._detectors
-        shift = fine.add_block(stats, self.context)
-        coarse_shift = coarse.add_block(stats, self.context)
+        fine_detector, coarse_detector = self._detectors
+        shift = fine_detector.add_block(stats, self.context)
+        coarse_shift = coarse_detector.add_block(stats, self.context)
         creep = self._creep.add_level(middle) if not (is_timed and self.context.is_reinforcement) else None
         if is_timed and middle < self.thresholds.least_step_s:
             return

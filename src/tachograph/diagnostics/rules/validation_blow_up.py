@@ -61,7 +61,7 @@ class ValidationBlowUp(Rule):
             self.reset()
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
-        """Compare the last two evaluations with those before."""
+        """Compare the last two evaluations with earlier ones."""
         if not math.isfinite(value):
             return
         recent = self._recent.setdefault(metric, deque(maxlen=_NUM_BEFORE + 2))
