@@ -33,7 +33,7 @@ from tachograph.usage import (
     Version,
     describe,
 )
-from tachograph.usage._fields import DROPPED, FIELD_TYPES, SchemaField, clean_fields, describe_fields
+from tachograph.usage._fields import FIELD_TYPES, INVALID, SchemaField, clean_fields, describe_fields
 from tachograph.usage._schemas import SCHEMAS
 
 ORGANIZATIONS = ("google", "meta-llama")
@@ -46,42 +46,42 @@ def clean(field, value):
 @pytest.mark.parametrize(
     ("field", "value", "wanted"),
     [
-        (Flag(""), True, True), (Flag(""), False, False), (Flag(""), 1, DROPPED), (Flag(""), "true", True),
-        (Flag(""), "yes", DROPPED),
+        (Flag(""), True, True), (Flag(""), False, False), (Flag(""), 1, INVALID), (Flag(""), "true", True),
+        (Flag(""), "yes", INVALID),
         (Count(""), 4096, 4096), (Count(""), 0, 0), (Count(""), 7, 7), (Count(""), 16.0, 16), (Count(""), 0.4, 0),
-        (Count(""), 8_030_261_248, 8_000_000_000), (Count(""), 14155550123, 14_000_000_000), (Count(""), -1, DROPPED),
-        (Count(""), True, DROPPED), (Count(""), "12", 12), (Count(""), "12 of alice", DROPPED),
-        (Count(""), 10**30, DROPPED), (Count(""), math.nan, DROPPED), (Count(""), 11, 10), (Count(""), 4321, 4096),
+        (Count(""), 8_030_261_248, 8_000_000_000), (Count(""), 14155550123, 14_000_000_000), (Count(""), -1, INVALID),
+        (Count(""), True, INVALID), (Count(""), "12", 12), (Count(""), "12 of alice", INVALID),
+        (Count(""), 10**30, INVALID), (Count(""), math.nan, INVALID), (Count(""), 11, 10), (Count(""), 4321, 4096),
         (Count(""), np.int64(137), 144), (Count(""), 10**18, 10**18), (Count(""), 999_999, 1_000_000),
         (Count(""), 1_048_576, 1_000_000), (Count(""), 1_236_000_000, 1_250_000_000),
         (Size(""), 139.8 * 2**30, 144), (Size(""), 23 * 2**30, 24), (Size(""), 2**29, 0.5), (Size(""), 1, 0),
         (Size(""), 0, 0), (Size(""), 1.2 * 2**30, 1.25), (Size(""), 0.29 * 2**30, 0.3),
-        (Seconds(""), 754, 768), (Seconds(""), 0.3, 0.3), (Seconds(""), 0.0001, 0), (Seconds(""), -1.0, DROPPED),
+        (Seconds(""), 754, 768), (Seconds(""), 0.3, 0.3), (Seconds(""), 0.0001, 0), (Seconds(""), -1.0, INVALID),
         (Measure(""), 0.012345, 0.012), (Measure(""), -3.14159, -3.1), (Measure(""), 0, 0.0), (Measure(""), 2e-5, 2e-5),
         (Measure(""), math.nan, "NaN"), (Measure(""), math.inf, "Infinity"), (Measure(""), -math.inf, "-Infinity"),
-        (Measure(""), np.float32(0.5), 0.5), (Measure(""), np.float32("nan"), "NaN"), (Measure(""), None, DROPPED),
+        (Measure(""), np.float32(0.5), 0.5), (Measure(""), np.float32("nan"), "NaN"), (Measure(""), None, INVALID),
         (Measure(""), 128, 128.0), (Measure(""), -256, -256.0), (Measure(""), 127, 130.0), (Measure(""), 1.13, 1.1),
-        (Measure(""), "3e-4", 3e-4), (Measure(""), "0x1f", DROPPED), (Measure(""), True, DROPPED),
+        (Measure(""), "3e-4", 3e-4), (Measure(""), "0x1f", INVALID), (Measure(""), True, INVALID),
         (Choice("", "lora", "QLoRA"), "LORA", "lora"), (Choice("", "lora", "QLoRA"), " qlora ", "QLoRA"),
-        (Choice("", "lora"), "acme-secret", "other"), (Choice("", "lora"), "", DROPPED),
-        (Choice("", "lora"), None, DROPPED),
+        (Choice("", "lora"), "acme-secret", "other"), (Choice("", "lora"), "", INVALID),
+        (Choice("", "lora"), None, INVALID),
         (Choice("", "bfloat16", also={"bf16": "bfloat16"}), "BF16", "bfloat16"),
         (SCHEMAS["config-loaded"].fields["dtype"], "torch.float16", "float16"),
-        (Choice("", "lora"), ["lora"], DROPPED), (Choice("", "lora"), Path("lora"), DROPPED),
+        (Choice("", "lora"), ["lora"], INVALID), (Choice("", "lora"), Path("lora"), INVALID),
         (Version(""), "2.13.0", "2.13.0"), (Version(""), "2.11.0+cu128", "2.11.0+cu128"),
         (Version(""), "6.4+rocm6.4", "6.4+rocm6.4"),
         (Version(""), "0.13.0.dev0+g1a2b3c4", "0.13.0.dev0"), (Version(""), "5.0.0rc1", "5.0.0rc1"),
-        (Version(""), "1.0+alice.at.acme", "1.0"), (Version(""), "v1.0", DROPPED),
-        (Version(""), "1.0 /home/alice", DROPPED),
-        (Version(""), "1.0\n", DROPPED), (Version(""), "4155550123", DROPPED),
+        (Version(""), "1.0+alice.at.acme", "1.0"), (Version(""), "v1.0", INVALID),
+        (Version(""), "1.0 /home/alice", INVALID),
+        (Version(""), "1.0\n", INVALID), (Version(""), "4155550123", INVALID),
         (HubId(""), "google/gemma-3", "google/gemma-3"),
         (HubId(""), "Meta-Llama/Llama-3.1-8B", "Meta-Llama/Llama-3.1-8B"),
         (HubId(""), "acme/secret", "[redacted]"), (HubId(""), "google", "[redacted]"),
         (HubId(""), "google/a/b", "[redacted]"),
         (HubId(""), "google/../x", "[redacted]"), (HubId(""), "google/x\n", "[redacted]"),
         (HubId(""), "./google/x", "[redacted]"),
-        (HubId(""), Path("google/x"), "[redacted]"), (HubId(""), ("google/x",), "[redacted]"), (HubId(""), "", DROPPED),
-        (HubId(""), None, DROPPED), (HubId(""), "C:\\google\\x", "[redacted]"),
+        (HubId(""), Path("google/x"), "[redacted]"), (HubId(""), ("google/x",), "[redacted]"), (HubId(""), "", INVALID),
+        (HubId(""), None, INVALID), (HubId(""), "C:\\google\\x", "[redacted]"),
         (HubId(""), "google/" + "x" * 500, "[redacted]"),
         (Device(""), "NVIDIA H200", "NVIDIA H200"), (Device(""), "NVIDIA A100-SXM4-80GB", "NVIDIA A100"),
         (Device(""), "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX 4090 Laptop"),
@@ -90,21 +90,21 @@ def clean(field, value):
         (Device(""), "NVIDIA GB200", "NVIDIA GB200"), (Device(""), "NVIDIA L40S", "NVIDIA L40S"),
         (Device(""), "acme m1", "other"), (Device(""), "Atlas 800I A2", "other"), (Device(""), "Orin", "NVIDIA Orin"),
         (Device(""), "Ascend910B3", "Ascend 910B3"), (Device(""), "Intel(R) Arc(TM) A770 Graphics", "Intel Arc A770"),
-        (Device(""), "NVIDIA A100 of alice@acme.com", "NVIDIA A100"), (Device(""), "", DROPPED),
-        (Device(""), 3, DROPPED),
+        (Device(""), "NVIDIA A100 of alice@acme.com", "NVIDIA A100"), (Device(""), "", INVALID),
+        (Device(""), 3, INVALID),
         (ListOf("", Flag("")), [True, "x", False], [True, False]), (ListOf("", Flag("")), "True", [True]),
-        (ListOf("", Count(""), 2), (1, 2, 3), [1, 2]), (ListOf("", Flag("")), {True}, DROPPED),
-        (ListOf("", Flag("")), [], DROPPED),
+        (ListOf("", Count(""), 2), (1, 2, 3), [1, 2]), (ListOf("", Flag("")), {True}, INVALID),
+        (ListOf("", Flag("")), [], INVALID),
         (Group("", {"a": Flag("")}), {"a": True, "b": "secret"}, {"a": True}),
-        (Group("", {"a": Flag("")}), {"b": 1}, DROPPED),
-        (Group("", {"a": Flag("")}), Namespace(a=True), DROPPED),
+        (Group("", {"a": Flag("")}), {"b": 1}, INVALID),
+        (Group("", {"a": Flag("")}), Namespace(a=True), INVALID),
     ],
 )  # fmt: skip
 def test_field_cleans_value(field, value, wanted, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     got = clean(field, value)
     assert got == wanted
-    if got is not DROPPED:
+    if got is not INVALID:
         assert field.clean_stored(got, ORGANIZATIONS) == got, "a stored value passes its field again"
     assert type(got) is type(wanted) or got == wanted == 0
 
@@ -132,7 +132,7 @@ def test_only_shipped_model_types_are_sent():
     transformers.AutoConfig.register("acme-merger", AcmeConfig)
     assert clean(ModelType(""), "llama") == "llama"
     assert clean(ModelType(""), "acme-merger") == "other"
-    assert clean(ModelType(""), None) is DROPPED
+    assert clean(ModelType(""), None) is INVALID
 
 
 def test_failing_value_is_dropped():
@@ -203,7 +203,7 @@ def test_no_field_passes_on_free_text(text, kind):
     if isinstance(got, str):
         assert got in ("other", "[redacted]") or (kind in (Version, HubId, Device, ModelType) and len(got) < 100)
     else:
-        assert got is DROPPED or isinstance(got, (bool, int, float))
+        assert got is INVALID or isinstance(got, (bool, int, float))
 
 
 # Setup ---------------------------------------------------------------------------------------------------------------

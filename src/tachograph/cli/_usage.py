@@ -11,10 +11,19 @@ import rich_click as click
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.exceptions import did_you_mean
-from tachograph.usage import Decision, JsonLines
-from tachograph.usage._folder import clear_choice
-from tachograph.usage._inspection import AppState, apply_choice, decision_for, find_app, list_apps, preview, purge
-from tachograph.usage._sender import MAX_BATCH_EVENTS
+from tachograph.usage import (
+    MAX_BATCH_EVENTS,
+    AppState,
+    Decision,
+    JsonLines,
+    apply_choice,
+    clear_choice,
+    decision_for,
+    find_app,
+    list_apps,
+    preview,
+    purge,
+)
 
 __all__ = ["usage"]
 

@@ -34,9 +34,18 @@ if TYPE_CHECKING:
         Size,
         Version,
     )
+    from tachograph.usage._folder import clear_choice as clear_choice
     from tachograph.usage._folder import set_choice
+    from tachograph.usage._inspection import AppState as AppState
+    from tachograph.usage._inspection import apply_choice as apply_choice
+    from tachograph.usage._inspection import decision_for as decision_for
+    from tachograph.usage._inspection import find_app as find_app
+    from tachograph.usage._inspection import list_apps as list_apps
+    from tachograph.usage._inspection import preview as preview
+    from tachograph.usage._inspection import purge as purge
     from tachograph.usage._metrics import RuntimeMetrics, RuntimeMetricsTracker
     from tachograph.usage._schemas import Schema
+    from tachograph.usage._sender import MAX_BATCH_EVENTS as MAX_BATCH_EVENTS
     from tachograph.usage.callback import TelemetryCallback as TelemetryCallback
 
 __all__ = [
@@ -76,6 +85,12 @@ _MODULES = {
     "TelemetryCallback": "callback",  # not in `__all__`: it needs transformers
     "describe": "_describe",
     "set_choice": "_folder",
+    # Not in `__all__`: only the command `tacho usage` needs them.
+    **dict.fromkeys(
+        ("AppState", "apply_choice", "decision_for", "find_app", "list_apps", "preview", "purge"), "_inspection"
+    ),
+    "MAX_BATCH_EVENTS": "_sender",
+    "clear_choice": "_folder",
 }
 
 

@@ -1,4 +1,4 @@
-"""The configuration of an app: its name, where events are sent, and what they may contain."""
+"""The configuration of an app: its name, the endpoint of its events, and the fields that they may have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version", "read_organizations
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
 # Properties that endpoints add to every event.
-_RESERVED = ("app", "app_version", "distinct_id")
+_RESERVED_FIELDS = ("app", "app_version", "distinct_id")
 _FIELD = r"[a-z][a-z0-9_]{0,63}"
 _PATH = r"[^.\s]+(?:\.[^.\s]+)*"
 _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
@@ -45,8 +45,8 @@ class UsageConfig:
         organizations: owners on the Hub whose models and datasets may be named.
         consent: the policy if the user made no choice: ``opt-in`` (record nothing), ``local`` (record, do not send) or
             ``opt-out`` (send, after a notice and a pause).
-        version: version of the framework; defaults to that of the installed distribution of its name. An invalid one,
-            such as ``unknown``, is not sent.
+        version: version of the framework; defaults to the version of the installed distribution of its name. An
+            invalid one, such as ``unknown``, is not sent.
         packages: packages of the framework, whose code an error may name. Defaults to the one with its name.
         config_map: where to find the fields of the config events in a config: a dotted path, or a function of the
             config.
@@ -87,18 +87,18 @@ class UsageConfig:
         }.items():
             object.__setattr__(self, name, value)
         # Building the schemas validates `events`, so that a mistake is an error here and not while training.
-        known = self.schemas[CONFIG_EVENTS[0]].fields
+        config_fields = self.schemas[CONFIG_EVENTS[0]].fields
         if not isinstance(self.config_map, Mapping):
             raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to paths in a config")
-        for name, place in self.config_map.items():
-            is_path = isinstance(place, str) and re.fullmatch(_PATH, place) is not None
-            if not is_path and not callable(place):
+        for name, source in self.config_map.items():
+            is_path = isinstance(source, str) and re.fullmatch(_PATH, source) is not None
+            if not is_path and not callable(source):
                 raise ConfigError(
-                    f"config_map[{name!r}]: expected a path such as 'lora.rank' or a function, got {place!r}"
+                    f"config_map[{name!r}]: expected a path such as 'lora.rank' or a function, got {source!r}"
                 )
-            if name not in known:
+            if name not in config_fields:
                 raise ConfigError(
-                    f"config_map: no field {name!r} in {CONFIG_EVENTS[0]}{did_you_mean(str(name), known)}; "
+                    f"config_map: no field {name!r} in {CONFIG_EVENTS[0]}{did_you_mean(str(name), config_fields)}; "
                     f"declare it with events={{{CONFIG_EVENTS[0]!r}: {{{name!r}: …}}}}"
                 )
 
@@ -113,7 +113,7 @@ class UsageConfig:
         return _merge_schemas(self.events)
 
     def decide(self, choice: ChoiceLike = None) -> Decision:
-        """Decide what this app may do. Without an endpoint it can only record locally."""
+        """Decide the mode of this app. Without an endpoint it can only record locally."""
         decision = decide(self.app, self.env_prefix, self.consent, choice=choice)
         if decision.mode == "on" and self.receiver is None:
             return decision._replace(mode="local", reason=f"{decision.reason}; {self.app} has no endpoint")
@@ -131,8 +131,8 @@ class UsageConfig:
             "version": self.version,
             "packages": list(self.packages),
             "config_map": {
-                name: place if isinstance(place, str) else getattr(place, "__qualname__", type(place).__qualname__)
-                for name, place in self.config_map.items()
+                name: source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__qualname__)
+                for name, source in self.config_map.items()
             },
             "docs_url": self.docs_url,
             "events": {
@@ -170,12 +170,12 @@ def read_organizations(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 def clean_version(version: Any) -> str:
     """Return the public part of a version; empty if it is invalid."""
-    cleaned = Version("").clean(version, ())
-    return cleaned if isinstance(cleaned, str) else ""
+    public_version = Version("").clean(version, ())
+    return public_version if isinstance(public_version, str) else ""
 
 
 def _merge_schemas(events: Mapping[str, Mapping[str, SchemaField] | Schema]) -> dict[str, Schema]:
-    """Return the built-in events with those of an app. A field of one config event is added to both."""
+    """Return the events of an app and the built-in ones. A field of one config event is added to both."""
     schemas = dict(SCHEMAS)
     if not isinstance(events, Mapping):
         raise ConfigError(f"events={events!r}: expected a mapping from names of events to their fields")
@@ -193,13 +193,13 @@ def _merge_schemas(events: Mapping[str, Mapping[str, SchemaField] | Schema]) -> 
                 raise ConfigError(
                     f"events[{event!r}][{name!r}]: describe the field for your users, as in Count('Number of packs.')"
                 )
-            if name in _RESERVED:
+            if name in _RESERVED_FIELDS:
                 raise ConfigError(f"events[{event!r}]: {name!r} is part of every event; use another name")
             if event in SCHEMAS and name in SCHEMAS[event].fields:
                 raise ConfigError(f"events[{event!r}]: the field {name!r} exists already; use another name")
-        for each in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
-            old = schemas.get(each, Schema(doc or "A custom event of the app.", {}))
-            schemas[each] = Schema(old.doc, {**old.fields, **fields})
+        for name_to_extend in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
+            old = schemas.get(name_to_extend, Schema(doc or "A custom event of the app.", {}))
+            schemas[name_to_extend] = Schema(old.doc, {**old.fields, **fields})
     return schemas
 
 
@@ -229,9 +229,9 @@ def _check_field(where: str, item: Any) -> None:
                 raise ConfigError(f"{where}: {word!r} looks private and would be redacted; use short, plain words")
 
 
-def _check(name: str, value: Any, pattern: str, expected: str) -> None:
+def _check(name: str, value: Any, pattern: str, description: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise ConfigError(f"{name}={value!r}: expected {expected}")
+        raise ConfigError(f"{name}={value!r}: expected {description}")
 
 
 def _check_names(name: str, values: Any, pattern: str) -> tuple[str, ...]:

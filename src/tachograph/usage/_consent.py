@@ -63,7 +63,7 @@ _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFF
 
 
 class Decision(NamedTuple):
-    """What an app may do, and why."""
+    """The mode of an app, and why it has this mode."""
 
     mode: Mode
     reason: str
@@ -80,7 +80,7 @@ class ConsentGate:
 
     Args:
         app: name of the app.
-        decision: what was decided when the app was configured.
+        decision: the decision made when the app was configured.
     """
 
     def __init__(self, app: str, decision: Decision) -> None:
@@ -93,8 +93,8 @@ class ConsentGate:
         mode = self._decision.mode
         # A flag and the environment hold for this program, whatever is stored.
         if self._decision.source not in {"choice", "environment"}:
-            stored = stored_choice(self._app)
-            mode = mode if stored is None else stricter(mode, stored.mode)
+            choice = stored_choice(self._app)
+            mode = mode if choice is None else stricter(mode, choice.mode)
         return stricter(mode, "local") if self._is_withdrawn else mode
 
     def allows(self, spool: Spool) -> bool:
@@ -109,14 +109,14 @@ class ConsentGate:
 def decide(
     app: str, env_prefix: str, policy: Policy, *, choice: ChoiceLike = None, environ: Mapping[str, str] | None = None
 ) -> Decision:
-    """Decide what an app may do: by choice, environment, stored choice, circumstances or policy, the first that is set.
+    """Decide the mode of an app by choice, environment, stored choice, circumstances or policy: the first that is set.
 
     Args:
         app: name of the app.
         env_prefix: prefix of its own environment variable.
-        policy: what it does if the user made no choice.
+        policy: the policy of the app, for users who made no choice.
         choice: the choice that the program passes, for example from a flag on its command line.
-        environ: the environment; that of this process by default.
+        environ: the environment variables; by default `os.environ`.
 
     Raises:
         ConfigError: if the choice is invalid.
@@ -125,28 +125,31 @@ def decide(
     if choice is not None:
         return Decision(parse_mode(choice), "set by the program", "choice")
     decision = _decide(app, env_prefix, policy, environ)
-    inherited = environ.get(inherited_choice_variable(app))
+    inherited_choice = environ.get(inherited_choice_variable(app))
     # Unknown values count as off.
-    if inherited is not None:
-        mode = stricter(decision.mode, "local" if inherited == "local" else "off")
+    if inherited_choice is not None:
+        mode = stricter(decision.mode, "local" if inherited_choice == "local" else "off")
         if mode != decision.mode:
             return Decision(mode, "inherited from the program that started this one", "choice")
     return decision
 
 
 def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str]) -> Decision:
-    own = f"{env_prefix}_DO_NOT_TRACK"
-    for name, remedy in ((own, "use 0 or false to opt in"), ("DO_NOT_TRACK", "unset it to let other sources decide")):
+    app_variable = f"{env_prefix}_DO_NOT_TRACK"
+    for name, remedy in (
+        (app_variable, "use 0 or false to opt in"),
+        ("DO_NOT_TRACK", "unset it to let other sources decide"),
+    ):
         text = environ.get(name, "0").strip().lower()
         if text in _YES:
             return Decision("off", f"{name} is set to {text}", "environment")
         if text not in _NO:
             return Decision("off", f"{name} is set to an unknown value, which counts as 1; {remedy}", "environment")
-    if own in environ:
-        return Decision("on", f"{own} is set to 0 or false", "environment")
-    stored = stored_choice(app)
-    if stored is not None:
-        return Decision(stored.mode, stored.reason, "stored")
+    if app_variable in environ:
+        return Decision("on", f"{app_variable} is set to 0 or false", "environment")
+    choice = stored_choice(app)
+    if choice is not None:
+        return Decision(choice.mode, choice.reason, "stored")
     for names, circumstance in (
         (_CI_VARIABLES, "this looks like CI"),
         (_OFFLINE_VARIABLES, "this machine is configured to stay offline"),
@@ -158,7 +161,7 @@ def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str
 
 
 def policy_text(app: str, policy: Policy) -> str:
-    """Describe what an app does if the user made no choice."""
+    """Describe the policy of an app, which applies if the user made no choice."""
     return f"the policy of {app} is {_POLICIES[policy][1]}"
 
 
@@ -172,9 +175,9 @@ def is_switch_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in _UNSET
 
 
-def stricter(one: Mode, other: Mode) -> Mode:
+def stricter(first: Mode, second: Mode) -> Mode:
     """Return the mode that reveals less."""
-    return min(one, other, key=get_args(Mode).index)
+    return min(first, second, key=get_args(Mode).index)
 
 
 def check_policy(policy: str) -> Policy:
@@ -183,13 +186,13 @@ def check_policy(policy: str) -> Policy:
     Raises:
         ConfigError: if there is no such policy.
     """
-    known = parse_policy(policy)
-    if known is None:
+    valid_policy = parse_policy(policy)
+    if valid_policy is None:
         names = get_args(Policy)
         raise ConfigError(f"consent={policy!r}: expected one of {', '.join(names)}{did_you_mean(str(policy), names)}")
-    return known
+    return valid_policy
 
 
 def parse_policy(policy: object) -> Policy | None:
     """Return the policy of this name, None if there is none."""
-    return next((known for known in get_args(Policy) if known == policy), None)
+    return next((valid_policy for valid_policy in get_args(Policy) if valid_policy == policy), None)

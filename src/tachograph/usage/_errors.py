@@ -8,7 +8,7 @@ Privacy rules:
 * A frame is named only if its code belongs to a known package. All others are ``other code``; consecutive ones are
   merged.
 
-`_known_code` decides what is known, and trusts no name that an exception or its code claims.
+`_known_code` decides which types and code are known, and trusts no name that an exception or its code claims.
 
 `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, the end of an iterator and cancellation are decisions, not failures,
 and are never reported.
@@ -36,22 +36,25 @@ _MAX_FRAMES = 40
 
 def is_failure(error: BaseException) -> bool:
     """Return whether an exception is a failure, and not the intended end of a program, an iterator or a task."""
-    cancelled = getattr(sys.modules.get("concurrent.futures"), "CancelledError", StopIteration)
-    return isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration, cancelled))
+    cancelled_error = getattr(sys.modules.get("concurrent.futures"), "CancelledError", StopIteration)
+    return isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration, cancelled_error))
 
 
 def error_properties(
-    error: BaseException, own: Collection[str], known: Collection[str], function: Callable[..., Any] | None = None
+    error: BaseException,
+    app_packages: Collection[str],
+    other_packages: Collection[str],
+    function: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """Return the properties of the event for an exception.
 
     Args:
         error: the exception.
-        own: packages of the app, known wherever they are.
-        known: other packages, known only where their distribution is installed.
+        app_packages: packages of the app, known wherever they are.
+        other_packages: other packages, known only where their distribution is installed.
         function: the watched function that the exception left, if any.
     """
-    roots = package_roots(own, known)
+    roots = package_roots(app_packages, other_packages)
     kind, base = _type_names(error, roots)
     properties: dict[str, Any] = {"type": kind, "base": base, "frames": _frames(error.__traceback__, roots)}
     properties["causes"] = [_type_names(cause, roots)[0] for cause in _causes(error)]
@@ -65,7 +68,7 @@ def error_properties(
 
 
 def _type_names(error: BaseException, roots: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the name of an exception's type, and for a user exception that of its nearest known base class."""
+    """Return the name of an exception's type, and of the nearest known base class of a user exception."""
     names = (known_type_name(kind, roots) for kind in type(error).__mro__)
     name = next(names)
     return (name, None) if name else (_USER_EXCEPTION, next(filter(None, names), None))
@@ -73,14 +76,14 @@ def _type_names(error: BaseException, roots: Mapping[str, str]) -> tuple[str, st
 
 def _causes(error: BaseException) -> list[BaseException]:
     causes: list[BaseException] = []
-    seen = {id(error)}  # causes may form a cycle
+    visited_ids = {id(error)}  # causes may form a cycle
     while len(causes) < _MAX_CAUSES:
         cause = error.__cause__
         if cause is None and not error.__suppress_context__:
             cause = error.__context__
-        if cause is None or id(cause) in seen:
+        if cause is None or id(cause) in visited_ids:
             break
-        seen.add(id(cause))
+        visited_ids.add(id(cause))
         causes.append(cause)
         error = cause
     return causes

@@ -39,7 +39,7 @@ def build_event(config: UsageConfig, run_id: str, name: str, properties: dict[st
             f"unknown event {name!r}{did_you_mean(name, schemas)}; "
             f"declare it with UsageConfig(events={{{name!r}: {{'field': Count('…')}}}})"
         )
-    cleaned = clean_fields(schemas[name].fields, properties, config.organizations)
+    clean_values = clean_fields(schemas[name].fields, properties, config.organizations)
     event = {
         "uuid": new_id(),
         "event": name,
@@ -47,7 +47,7 @@ def build_event(config: UsageConfig, run_id: str, name: str, properties: dict[st
         "run_id": run_id,
         "app": config.app,
         "app_version": config.version or _installed_version(config.app),
-        "properties": redact(cleaned, config.organizations),
+        "properties": redact(clean_values, config.organizations),
     }
     return {key: value for key, value in event.items() if value != ""}
 
@@ -72,13 +72,13 @@ def recheck_event(
     if not is_ours or not is_known or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):
         return None
     if fields is None:
-        known = clean_fields(schemas[name].fields, values, config.organizations, is_stored=True)
+        sendable_values = clean_fields(schemas[name].fields, values, config.organizations, is_stored=True)
     else:
-        known = {field: value for field, value in values.items() if field in fields[name]}
+        sendable_values = {field: value for field, value in values.items() if field in fields[name]}
     version = clean_version(event.get("app_version"))
     envelope = {key: event[key] for key in ("uuid", "event", "timestamp", "run_id", "app")}
     app_version = {"app_version": version} if version else {}
-    return {**envelope, **app_version, "properties": redact(known, config.organizations)}
+    return {**envelope, **app_version, "properties": redact(sendable_values, config.organizations)}
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from typing import Any, Final
 from tachograph.usage._local_paths import LOCAL_PATHS
 
 __all__ = [
-    "DROPPED",
     "FIELD_TYPES",
+    "INVALID",
     "REDACTED",
     "USUAL_NUMBERS",
     "Choice",
@@ -48,11 +48,11 @@ __all__ = [
 ]
 
 
-class _Dropped(enum.Enum):
-    DROPPED = enum.auto()
+class _Invalid(enum.Enum):
+    INVALID = enum.auto()
 
 
-DROPPED: Final = _Dropped.DROPPED
+INVALID: Final = _Invalid.INVALID
 """Returned for a value that a field does not understand."""
 REDACTED = "[redacted]"
 OTHER = "other"
@@ -84,13 +84,13 @@ class SchemaField:
     """
 
     kind = ""
-    """What is sent, in words for the documentation."""
+    """The kind of value that is sent, in words for the documentation."""
 
     def __init__(self, doc: str) -> None:
         self.doc = doc
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the coarse value that may be sent, or `DROPPED`."""
+        """Return the coarse value that may be sent, or `INVALID`."""
         raise NotImplementedError
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
@@ -107,7 +107,7 @@ class Flag(SchemaField):
         """Return a bool unchanged."""
         if isinstance(value, str):  # some config formats know only texts
             value = {"true": True, "false": False}.get(value.strip().lower())
-        return value if isinstance(value, bool) else DROPPED
+        return value if isinstance(value, bool) else INVALID
 
 
 class Count(SchemaField):
@@ -118,7 +118,7 @@ class Count(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the nearest usual number."""
         number = _real(value)
-        return DROPPED if number is None or number < 0 else int(_nearest_usual(math.floor(number)))
+        return INVALID if number is None or number < 0 else int(_nearest_usual(math.floor(number)))
 
 
 class Size(SchemaField):
@@ -129,7 +129,7 @@ class Size(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the bytes as coarse GiB."""
         number = _real(value)
-        return DROPPED if number is None or number < 0 else _coarse(number / _GIB, is_size=True)
+        return INVALID if number is None or number < 0 else _round_coarsely(number / _GIB, is_size=True)
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the coarse GiB."""
@@ -144,7 +144,7 @@ class Seconds(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the coarse duration."""
         number = _real(value)
-        return DROPPED if number is None or number < 0 else _coarse(number)
+        return INVALID if number is None or number < 0 else _round_coarsely(number)
 
 
 class Measure(SchemaField):
@@ -158,7 +158,7 @@ class Measure(SchemaField):
             return "NaN" if math.isnan(value) else "Infinity" if float(value) > 0 else "-Infinity"
         number = _real(value)
         if number is None:
-            return DROPPED
+            return INVALID
         if abs(number) >= 1 and _nearest_usual(abs(number)) == abs(number):
             return number  # the scale of an adapter is often 128 or 256
         return float(f"{number:.1e}") if abs(number) >= _MIN_MEASURE else 0.0
@@ -186,7 +186,7 @@ class Choice(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the listed word."""
         text = (_text(value) or "").strip().lower()
-        return DROPPED if not text else self.words.get(text) or self._aliases.get(text) or OTHER
+        return INVALID if not text else self.words.get(text) or self._aliases.get(text) or OTHER
 
 
 class ModelType(SchemaField):
@@ -198,14 +198,14 @@ class ModelType(SchemaField):
         """Return the type if transformers ships it; types that the user registered are private."""
         text = _text(value)
         if not text:
-            return DROPPED
+            return INVALID
         auto = sys.modules.get("transformers.models.auto.configuration_auto")
         return text if text in getattr(auto, "CONFIG_MAPPING_NAMES", {}) else OTHER
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the type if it has the form of one: the process that sends it need not have imported transformers."""
         text = _text(value)
-        return text if text and re.fullmatch(r"(?a)[\w-]{1,60}", text) else DROPPED
+        return text if text and re.fullmatch(r"(?a)[\w-]{1,60}", text) else INVALID
 
 
 class Version(SchemaField):
@@ -221,7 +221,7 @@ class Version(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the public part of a version."""
         match = re.fullmatch(self._VERSION, _text(value) or "")
-        return DROPPED if match is None else match[1] + (match[2] or "")
+        return INVALID if match is None else match[1] + (match[2] or "")
 
 
 class HubId(SchemaField):
@@ -233,7 +233,7 @@ class HubId(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the id, or `[redacted]`."""
         if value is None or value == "":
-            return DROPPED
+            return INVALID
         match = re.fullmatch(self._ID, _text(value) or "")
         if match is None or match[1].lower() not in organizations:
             return REDACTED
@@ -266,13 +266,13 @@ class Device(SchemaField):
         """Return the maker and the model, and nothing else of the name."""
         text = _text(value)
         if not text:
-            return DROPPED
+            return INVALID
         text = re.sub(r"\((?:R|TM)\)|(?<=Ascend)(?=\d)", " ", text)
         text = " ".join(text.split())
         for maker, brands, models in self._MODELS:
-            found = re.search(rf"(?a)(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", text)
-            if found is not None and re.search(brands, text):
-                return f"{maker} {found[0]}"
+            match = re.search(rf"(?a)(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", text)
+            if match is not None and re.search(brands, text):
+                return f"{maker} {match[0]}"
         return OTHER
 
 
@@ -285,7 +285,7 @@ class CodeName(SchemaField):
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the name if it has the form of one."""
         text = _text(value)
-        return text if text and len(text) <= _MAX_TEXT_CHARS and re.fullmatch(self._NAME, text) else DROPPED
+        return text if text and len(text) <= _MAX_TEXT_CHARS and re.fullmatch(self._NAME, text) else INVALID
 
 
 class LineNumber(SchemaField):
@@ -295,7 +295,7 @@ class LineNumber(SchemaField):
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the number unchanged."""
-        return value if type(value) is int and 0 < value < 1_000_000 else DROPPED
+        return value if type(value) is int and 0 < value < 1_000_000 else INVALID
 
 
 class Group(SchemaField):
@@ -321,8 +321,8 @@ class Group(SchemaField):
 
     def _clean(self, value: Any, organizations: Collection[str], *, is_stored: bool) -> Any:
         if not isinstance(value, dict):
-            return DROPPED
-        return clean_fields(self.fields, value, organizations, is_stored=is_stored) or DROPPED
+            return INVALID
+        return clean_fields(self.fields, value, organizations, is_stored=is_stored) or INVALID
 
 
 class ListOf(SchemaField):
@@ -345,22 +345,22 @@ class ListOf(SchemaField):
         if isinstance(value, str):
             value = [value]  # some configs write a list of one as a single value
         if type(value) not in (list, tuple):
-            return DROPPED
-        return self._without_dropped(self.field.clean(item, organizations) for item in value[: self.most])
+            return INVALID
+        return self._without_invalid(self.field.clean(item, organizations) for item in value[: self.most])
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the cleaned values of a stored list."""
         if type(value) is not list:
-            return DROPPED
-        return self._without_dropped(_clean_stored(self.field, item, organizations) for item in value[: self.most])
+            return INVALID
+        return self._without_invalid(_clean_stored(self.field, item, organizations) for item in value[: self.most])
 
     @staticmethod
-    def _without_dropped(items: Iterable[Any]) -> Any:
-        return [item for item in items if item is not DROPPED] or DROPPED
+    def _without_invalid(items: Iterable[Any]) -> Any:
+        return [item for item in items if item is not INVALID] or INVALID
 
 
 def describe_kinds() -> dict[str, str]:
-    """Return a description of each kind of field: what is sent of a value."""
+    """Return a description of each kind of field: the part of a value that is sent."""
     plain = (Flag, Count, Measure, Seconds, Size, Version, HubId, ModelType, Device, CodeName, LineNumber)
     return {kind.kind: (kind.__doc__ or "").partition("\n")[0] for kind in plain}
 
@@ -384,16 +384,16 @@ def clean_fields(
         organizations: owners whose models may be named.
         is_stored: whether the fields returned the values earlier and they were read back from the disk.
     """
-    cleaned: dict[str, Any] = {}
+    clean_values: dict[str, Any] = {}
     for name, field in fields.items():
         clean = functools.partial(_clean_stored, field) if is_stored else field.clean
         try:
-            value = clean(values[name], organizations) if name in values else DROPPED
+            value = clean(values[name], organizations) if name in values else INVALID
         except Exception:  # noqa: BLE001, S112 - values and keys may be of any type, with methods that raise
             continue
-        if value is not DROPPED:
-            cleaned[name] = value
-    return cleaned
+        if value is not INVALID:
+            clean_values[name] = value
+    return clean_values
 
 
 def _clean_stored(field: SchemaField, value: Any, organizations: Collection[str]) -> Any:
@@ -442,12 +442,12 @@ def _nearest_usual(number: float, *, is_size: bool = False) -> float:
         usual += [math.ldexp(digit, octave) for digit in _BINARY]
     if number < 1 or not is_size:
         usual += [float(f"{digit}e{exponent}") for digit in _DECIMAL]
-    return min(usual, key=lambda each: (abs(each - number), each))
+    return min(usual, key=lambda candidate: (abs(candidate - number), candidate))
 
 
-def _coarse(number: float, *, is_size: bool = False) -> float | int:
-    coarse = _nearest_usual(number, is_size=is_size) if number >= 0.001 else 0.0
-    return int(coarse) if coarse == int(coarse) else coarse
+def _round_coarsely(number: float, *, is_size: bool = False) -> float | int:
+    rounded_number = _nearest_usual(number, is_size=is_size) if number >= 0.001 else 0.0
+    return int(rounded_number) if rounded_number == int(rounded_number) else rounded_number
 
 
 def _text(value: Any) -> str | None:

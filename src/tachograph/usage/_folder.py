@@ -85,7 +85,7 @@ def stored_choice(app: str) -> StoredChoice | None:
     """Return the stored choice for an app, or for all apps; off if it cannot be read, None if there is none."""
     path = usage_folder() / _CHOICES
     try:
-        choices = _read(_absolute(path))
+        choices = _read_mapping(_absolute(path))
     except (OSError, ValueError) as error:
         # Only a file that does not exist means that nothing was chosen; a dangling link was put there by someone.
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
@@ -101,7 +101,7 @@ def stored_choice(app: str) -> StoredChoice | None:
 
 
 def set_choice(mode: str, app: str | None = None) -> None:
-    """Store a choice for an app, or for all apps. A choice for all apps replaces those for single apps.
+    """Store a choice for an app, or for all apps. A choice for all apps replaces the choices for single apps.
 
     Args:
         mode: "off", "local" or "on".
@@ -118,7 +118,7 @@ def set_choice(mode: str, app: str | None = None) -> None:
     path = usage_folder() / _CHOICES
     try:
         make_private_folder(path.parent)
-        with _locked(path.parent):
+        with _lock_folder(path.parent):
             choices = _read_choices(path) if app is not None else {}
             _write(path, {**choices, app or ALL_APPS: mode})
     except OSError as error:
@@ -139,12 +139,12 @@ def clear_choice(app: str | None = None) -> bool:
     try:
         if not path.exists():
             return False
-        with _locked(path.parent):
+        with _lock_folder(path.parent):
             choices = _read_choices(path)
-            kept = {name: mode for name, mode in choices.items() if app is not None and name != app}
-            if kept != choices:
-                _write(path, kept)
-            return kept != choices
+            remaining = {name: mode for name, mode in choices.items() if app is not None and name != app}
+            if remaining != choices:
+                _write(path, remaining)
+            return remaining != choices
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder") from error
 
@@ -160,10 +160,10 @@ def parse_mode(choice: str | bool | None) -> Mode:
     for mode in get_args(Mode):
         if choice == mode:
             return mode  # type: ignore[no-any-return]
-    known = get_args(Mode)
+    modes = get_args(Mode)
     raise ConfigError(
-        f"invalid choice {choice!r} for usage telemetry: expected one of {', '.join(known)}"
-        f"{did_you_mean(str(choice), known)}"
+        f"invalid choice {choice!r} for usage telemetry: expected one of {', '.join(modes)}"
+        f"{did_you_mean(str(choice), modes)}"
     )
 
 
@@ -190,7 +190,7 @@ def known_apps() -> Iterator[dict[str, Any]]:
         return
     for name in names:
         try:
-            facts = _read(folder / name / _APP)
+            facts = _read_mapping(folder / name / _APP)
         except (OSError, ValueError):
             facts = {}
         yield {**facts, "app": name}
@@ -200,7 +200,7 @@ def save_app(app: str, facts: Mapping[str, Any]) -> None:
     """Save the configuration of an app for `tacho usage`."""
     path = app_folder(app) / _APP
     try:
-        if _read(path) == facts:
+        if _read_mapping(path) == facts:
             return
     except (OSError, ValueError):
         pass
@@ -242,7 +242,7 @@ def _absolute(path: Path) -> Path:
 
 def _read_choices(path: Path) -> dict[str, Any]:
     try:
-        return _read(path)
+        return _read_mapping(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -257,7 +257,7 @@ def _error_text(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Serialise read-modify-write cycles of several processes."""
     import fcntl
 
@@ -269,7 +269,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_mapping(path: Path) -> dict[str, Any]:
     import json
 
     try:

@@ -16,17 +16,17 @@ class _RedactedFault(Exception):  # noqa: N818 - stands for another exception
 
 
 @contextlib.contextmanager
-def guard_silently(place: str) -> Iterator[None]:
+def guard_silently(action: str) -> Iterator[None]:
     """Guard a block like `guard`, but report only the type of a fault.
 
     Our own errors are reported in full, because their texts contain no values of the user.
 
     Args:
-        place: the action in the block, as in "sending usage telemetry".
+        action: the action in the block, as in "sending usage telemetry".
     """
     try:
         yield
     except Exception as fault:
-        guard.report(place, fault if isinstance(fault, TachographError) else _RedactedFault(type(fault).__name__))
+        guard.report(action, fault if isinstance(fault, TachographError) else _RedactedFault(type(fault).__name__))
         if guard.strict:
             raise

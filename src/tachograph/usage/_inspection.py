@@ -29,7 +29,7 @@ class AppState(NamedTuple):
 
     def count(self, state: str) -> int:
         """Return the number of events that are ``sent``, ``refused``, ``waiting`` or ``local``."""
-        return sum(stored.state == state for stored in self.events)
+        return sum(stored_event.state == state for stored_event in self.events)
 
 
 def list_apps() -> list[AppState]:
@@ -53,8 +53,8 @@ def find_app(app: str | None) -> AppState:
     if app is None:
         raise ConfigError("no app with usage telemetry has run on this machine")
     check_app(app)
-    known = f"; known apps: {', '.join(apps)}" if apps else ""
-    raise ConfigError(f"no app {app!r} has run on this machine{did_you_mean(app, apps) or known}")
+    app_list = f"; known apps: {', '.join(apps)}" if apps else ""
+    raise ConfigError(f"no app {app!r} has run on this machine{did_you_mean(app, apps) or app_list}")
 
 
 def decision_for(app: str | None) -> Decision | None:
@@ -67,8 +67,8 @@ def decision_for(app: str | None) -> Decision | None:
         ConfigError: if the name is invalid.
     """
     if app is None:
-        stored = stored_choice(ALL_APPS)
-        return None if stored is None else Decision(stored.mode, stored.reason, "stored")
+        choice = stored_choice(ALL_APPS)
+        return None if choice is None else Decision(choice.mode, choice.reason, "stored")
     decision = decide(app, UsageConfig(app=app).env_prefix, "local")
     return None if decision.source == "policy" else decision
 
@@ -98,7 +98,9 @@ def preview(state: AppState) -> list[Event]:
     # The schemas of the app are known only to the app; its saved description has the names of the fields.
     fields = {event: info["fields"] for event, info in state.fields.items()}
     waiting = [
-        recheck_event(state.config, stored.event, fields) for stored in state.events if stored.state == "waiting"
+        recheck_event(state.config, stored_event.event, fields)
+        for stored_event in state.events
+        if stored_event.state == "waiting"
     ]
     events = [event for event in waiting if event is not None]
     if not any(event["event"] == "system-info" for event in events):

@@ -3,10 +3,10 @@
 Everything in Python can be renamed: a class can claim any ``__module__``, be assigned into any module, and that module
 can be made up as well. So no claim counts by itself. Nothing is imported or executed to check it.
 
-**Packages.** Known packages are those of the app, wherever they are, and well-known ones of the field, but only where
-the distribution of their name is installed: a folder ``datasets`` in a user's project does not count.
+**Packages.** Known packages are the packages of the app, wherever they are, and well-known ones of the field, but only
+where the distribution of their name is installed: a folder ``datasets`` in a user's project does not count.
 
-**Code** belongs to a module if its file is that of the module and its globals are those of the module.
+**Code** belongs to a module if it has the file and the globals of the module.
 
 **Types.** A type belongs to the module that it claims if all of this holds:
 
@@ -77,17 +77,17 @@ _WITHOUT_STATEMENT = {
 """Exceptions, by module, that no Python source defines under their name. Nearly all of them are created in C."""
 
 
-def package_roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
+def package_roots(app_packages: Collection[str], other_packages: Collection[str]) -> dict[str, str]:
     """Return the folders of the imported packages, with their names.
 
     Args:
-        own: packages of the app, known wherever they are.
-        known: other packages, known only where their distribution is installed.
+        app_packages: packages of the app, known wherever they are.
+        other_packages: other packages, known only where their distribution is installed.
     """
     roots = {}
-    for package in (*own, *known):
+    for package in (*app_packages, *other_packages):
         for root in getattr(sys.modules.get(package), "__path__", ()):
-            if package in own or _is_installed(package, os.path.realpath(root)):
+            if package in app_packages or _is_installed(package, os.path.realpath(root)):
                 roots[os.path.realpath(root)] = package
     return roots
 
@@ -103,8 +103,8 @@ def module_of_code(filename: str, namespace: Mapping[str, Any] | None, roots: Ma
     module = _module_at(filename, roots)
     # Any code can claim to come from a file. Only code that was imported from it has the module's globals.
     for name in (module, "__main__"):
-        found = sys.modules.get(name) if module is not None and name is not None else None
-        if found is not None and vars(found) is namespace and _is_same_file(_file_of(found), filename):
+        candidate = sys.modules.get(name) if module is not None and name is not None else None
+        if candidate is not None and vars(candidate) is namespace and _is_same_file(_file_of(candidate), filename):
             return module
     return None
 
@@ -113,31 +113,33 @@ def known_type_name(kind: type, roots: Mapping[str, str]) -> str | None:
     """Return the full name of a type if it belongs to Python or a known package, else None."""
     # Not by attribute, which a metaclass may override. A subclass of str could be compared as one text and printed as
     # another.
-    claimed, name = (type.__dict__[attribute].__get__(kind) for attribute in ("__module__", "__qualname__"))
-    if type(claimed) is not str or type(name) is not str:
+    claimed_module, name = (type.__dict__[attribute].__get__(kind) for attribute in ("__module__", "__qualname__"))
+    if type(claimed_module) is not str or type(name) is not str:
         return None
-    module = sys.modules.get(claimed)
+    module = sys.modules.get(claimed_module)
     if module is None or not _contains(module, name, kind) or _has_unknown_method(kind, roots):
         return None
     flags = type.__dict__["__flags__"].__get__(kind)
-    has_source = flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE and name not in _WITHOUT_STATEMENT.get(claimed, ())
+    has_source = (
+        flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE and name not in _WITHOUT_STATEMENT.get(claimed_module, ())
+    )
     if not has_source:
-        if claimed == "builtins":
+        if claimed_module == "builtins":
             return name
-        return f"{claimed}.{name}" if _is_standard_library(module) or _root_of(_file_of(module), roots) else None
-    place = _module_at(_file_of(module), roots, with_standard_library=True)
-    if place is None or claimed not in (place, "__main__"):
+        return f"{claimed_module}.{name}" if _is_standard_library(module) or _root_of(_file_of(module), roots) else None
+    actual_module = _module_at(_file_of(module), roots, with_standard_library=True)
+    if actual_module is None or claimed_module not in (actual_module, "__main__"):
         return None
-    is_defined = any(_defines(file, name) for file in _files_with(kind, claimed, name, roots))
-    return f"{place}.{name}" if is_defined else None
+    is_defined = any(_defines(file, name) for file in _files_with(kind, claimed_module, name, roots))
+    return f"{actual_module}.{name}" if is_defined else None
 
 
-def _files_with(kind: type, claimed: str, name: str, roots: Mapping[str, str]) -> Iterator[str]:
+def _files_with(kind: type, claimed_module: str, name: str, roots: Mapping[str, str]) -> Iterator[str]:
     """Return the sources of the module that a type claims, and of the others of the package that contain the type."""
-    yield _file_of(sys.modules[claimed])
-    package = f"{claimed.partition('.')[0]}."
+    yield _file_of(sys.modules[claimed_module])
+    package = f"{claimed_module.partition('.')[0]}."
     for other, module in list(sys.modules.items()):
-        if other.startswith(package) and other != claimed and _contains(module, name, kind):
+        if other.startswith(package) and other != claimed_module and _contains(module, name, kind):
             file = _file_of(module)
             if _module_at(file, roots, with_standard_library=True) == other:
                 yield file
@@ -167,7 +169,7 @@ def _has_unknown_method(kind: type, roots: Mapping[str, str]) -> bool:
         if isinstance(member, (classmethod, staticmethod)):
             member = member.__func__  # noqa: PLW2901
         for function in (member.fget, member.fset, member.fdel) if isinstance(member, property) else (member,):
-            # Generated methods, as those of a dataclass, have no file. Their class is found by its statement.
+            # Generated methods, as in a dataclass, have no file. Their class is found by its statement.
             if isinstance(function, FunctionType) and not function.__code__.co_filename.startswith("<"):
                 file = function.__code__.co_filename
                 if _module_at(file, roots, with_standard_library=True) is None:

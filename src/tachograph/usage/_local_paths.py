@@ -9,7 +9,7 @@ An id counts as local if one of these is true:
   folder of the script, of each file on the command line, or of the file that a config was read from; each folder that
   a config names; all folders above these; the home folder.
 
-Links count even if they lead nowhere, and folders are those before and after links are followed. An id is checked when
+Links count even if they lead nowhere, and a folder counts with and without its links followed. An id is checked when
 its event is recorded and again before it is sent, so a folder that is created in between counts as well.
 
 Nothing of a config is kept but its paths, in memory. If it has too many to check, every id counts as local.
@@ -63,17 +63,17 @@ class LocalPaths:
         """
         if file is not None:
             self._folders.update(dict.fromkeys(_folders_of(os.fspath(file))))
-        named: set[str] = set()
+        candidates: set[str] = set()
         for text in self._paths_in(config):
             self.add_path(text)
             path = os.path.expandvars(os.path.expanduser(text.removeprefix("file://")))
             # A name with an ending is a file. Only its folder can contain a model.
-            named.update([os.path.dirname(path), *([] if os.path.splitext(path)[1] else [path])])
-        if len(named) > _MAX_PATHS:
+            candidates.update([os.path.dirname(path), *([] if os.path.splitext(path)[1] else [path])])
+        if len(candidates) > _MAX_PATHS:
             self._is_incomplete = True
             return
         bases = dict.fromkeys([*_start_folders(), *self._folders])
-        folders = (os.path.normpath(os.path.join(base, path)) for base in bases for path in named - {""})
+        folders = (os.path.normpath(os.path.join(base, path)) for base in bases for path in candidates - {""})
         self._folders.update(dict.fromkeys(filter(os.path.isdir, folders)))
 
     def add_path(self, text: str) -> None:
@@ -97,7 +97,8 @@ class LocalPaths:
     def _paths_in(self, config: Any) -> Iterator[str]:
         """Return every path in a config, level by level."""
         queue: deque[tuple[Any, bool]] = deque([(config, False)])
-        seen: dict[tuple[int, bool], Any] = {}  # with the objects: an id is used again after its object is freed
+        # Holds the objects, because an id is used again after its object is freed.
+        visited_values: dict[tuple[int, bool], Any] = {}
         num_left = _MAX_VALUES
         while queue:
             value, is_path = queue.popleft()
@@ -106,9 +107,9 @@ class LocalPaths:
                 if is_path or _PATH.match(text) or not isinstance(value, str):
                     yield text
                 continue
-            if (id(value), is_path) in seen:
+            if (id(value), is_path) in visited_values:
                 continue
-            seen[id(value), is_path] = value
+            visited_values[id(value), is_path] = value
             for key, item in islice(_items(value), num_left):
                 num_left -= 1
                 queue.append((item, is_path or (isinstance(key, str) and is_path_key(key))))

@@ -8,10 +8,10 @@ events, closes all senders, and then waits for all of them together, at most `_E
 sent by then are on disk and are sent by the next process.
 
 **Fork.** A child forgets the sender of its parent, because threads do not survive a `fork` and locks may be held. The
-parent sends what it had queued.
+parent sends its own queue.
 
 **Before `configure`.** A package may take its manager when it is imported, long before the program configures the app.
-So `get_instance` returns the same unconfigured manager to all who ask for one name, and `configure` gives it the state
+So `get_instance` returns the same unconfigured manager for each call with one name, and `configure` gives it the state
 of the app's manager: both share one `__dict__` from then on. `reset` gives it a state of its own again.
 """
 
@@ -122,11 +122,11 @@ class TelemetryManager:
             raise ConfigError(f"configure expects a UsageConfig, not {type(config).__name__}")
         mode = None if choice is None else parse_mode(choice)
         with cls._lock:
-            known = cls._instances.get(config.app)
-            if known is not None:
-                different = known._differences(config, mode)
+            existing = cls._instances.get(config.app)
+            if existing is not None:
+                different = existing._differences(config, mode)
                 if not different:
-                    return known
+                    return existing
                 raise ConfigError(
                     f"usage telemetry of {config.app} is already configured with another {' and '.join(different)}; "
                     f"call TelemetryManager.reset({config.app!r}) first"
@@ -157,21 +157,23 @@ class TelemetryManager:
             ConfigError: if the name is invalid.
         """
         with cls._lock:
-            known = cls._instances
-            if app is None and len(known) == 1:
-                return next(iter(known.values()))
-            if app in known:
-                return known[app]
-            if app is None and known:
+            managers = cls._instances
+            if app is None and len(managers) == 1:
+                return next(iter(managers.values()))
+            if app in managers:
+                return managers[app]
+            if app is None and managers:
                 # Not kept: the order in which apps are configured must not decide which one is meant.
-                return cls._unconfigured(None, f"several apps are configured; pass the name of one: {', '.join(known)}")
+                return cls._create_unconfigured(
+                    None, f"several apps are configured; pass the name of one: {', '.join(managers)}"
+                )
             early = cls._early.get(app)
             if early is None or early._problem is None:
-                early = cls._early[app] = cls._unconfigured(app)
+                early = cls._early[app] = cls._create_unconfigured(app)
             return early
 
     @classmethod
-    def _unconfigured(cls, app: str | None, problem: str | None = None) -> TelemetryManager:
+    def _create_unconfigured(cls, app: str | None, problem: str | None = None) -> TelemetryManager:
         """Return a manager that records nothing."""
         if problem is None:
             name = "" if app is None else f" of {app}"
@@ -195,9 +197,9 @@ class TelemetryManager:
                         restore_choice(name, manager._exported_before)
                     if manager._owns_run_id:
                         clear_run_id(manager.config.env_prefix)
-                    for asked, early in cls._early.items():
+                    for early_name, early in cls._early.items():
                         if early.__dict__ is manager.__dict__:
-                            early.__dict__ = cls._unconfigured(asked).__dict__
+                            early.__dict__ = cls._create_unconfigured(early_name).__dict__
             if not cls._instances:
                 LOCAL_PATHS.clear()
 
@@ -361,8 +363,8 @@ class TelemetryManager:
                 config_map = self.config.config_map
                 properties = config_properties(config, config_map)
                 LOCAL_PATHS.add_config(config, file)
-                for name, place in config_map.items():
-                    if isinstance(place, str) and is_path_key(place) and isinstance(properties.get(name), str):
+                for name, source in config_map.items():
+                    if isinstance(source, str) and is_path_key(source) and isinstance(properties.get(name), str):
                         LOCAL_PATHS.add_path(properties[name])
                 if self.is_debug and len(properties) < len(config_map):
                     missing = ", ".join(name for name in config_map if name not in properties)
@@ -422,9 +424,9 @@ class TelemetryManager:
     def _record(self, event: str, properties: dict[str, Any]) -> None:
         from tachograph.usage._event import build_event, recheck_event
 
-        built = build_event(self.config, self.run_id, event, properties)
+        payload = build_event(self.config, self.run_id, event, properties)
         if self.is_debug:
-            _print_event(built, properties, self.decision)
+            _print_event(payload, properties, self.decision)
             return
         with self._sender_lock:
             if self._sender is None:
@@ -435,7 +437,7 @@ class TelemetryManager:
                 recheck = functools.partial(recheck_event, self.config)
                 self._sender = UsageSender(app_folder(self.config.app), endpoint, gate, recheck)
                 _register_exit_handler()
-        self._sender.put(built)
+        self._sender.put(payload)
 
     def _reset_after_fork(self) -> None:
         """Reset the state that a child of `fork` must not share with its parent."""
@@ -451,25 +453,27 @@ def _unpickle_manager(app: str) -> TelemetryManager:
 
 
 def find_manager(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
-    """Return the manager for a function: the named one, that of its package, or the only one."""
-    known = TelemetryManager._instances
+    """Return the manager for a function: of the named app, else of the app of its package, else the only one."""
+    managers = TelemetryManager._instances
     if app is not None:
-        return known.get(app)
+        return managers.get(app)
     package = str(getattr(function, "__module__", "")).partition(".")[0]
-    for manager in known.values():
+    for manager in managers.values():
         if package in manager.config.packages:
             return manager
-    return next(iter(known.values())) if len(known) == 1 else None
+    return next(iter(managers.values())) if len(managers) == 1 else None
 
 
 def _print_event(event: dict[str, Any], properties: dict[str, Any], decision: Decision) -> None:
     import json
 
     lines = [f"{event['event']}: printed only, not stored or sent (without debug: {decision.mode}, {decision.reason})"]
-    kept = event["properties"]
-    dropped = [str(name) for name, value in properties.items() if name not in kept and not _is_empty(value)]
-    if dropped:
-        lines.append(f"{event['event']}: dropped: unknown field or wrong type: {', '.join(dropped)}")
+    recorded_properties = event["properties"]
+    dropped_names = [
+        str(name) for name, value in properties.items() if name not in recorded_properties and not _is_empty(value)
+    ]
+    if dropped_names:
+        lines.append(f"{event['event']}: dropped: unknown field or wrong type: {', '.join(dropped_names)}")
     sys.stderr.write("".join(f"[{event['app']} usage] {line}\n" for line in lines) + json.dumps(event, indent=2) + "\n")
     sys.stderr.flush()
 
@@ -478,13 +482,13 @@ def _is_empty(value: Any) -> bool:
     return value is None or (type(value) in (dict, list, tuple, str) and not value)
 
 
-_registered: set[str] = set()
-"""The handlers that are registered in this process (exit, fork), and whether the shutdown has begun (end)."""
+_lifecycle_flags: set[str] = set()
+"""`exit` and `fork`: the handler is registered in this process. `end`: the shutdown has begun."""
 
 
 def _register_exit_handler() -> None:
-    if "exit" not in _registered:
-        _registered.add("exit")
+    if "exit" not in _lifecycle_flags:
+        _lifecycle_flags.add("exit")
         atexit.register(_shutdown_all)
         if is_multiprocessing_child():
             from multiprocessing.util import Finalize  # a worker may exit without running exit handlers
@@ -493,16 +497,16 @@ def _register_exit_handler() -> None:
 
 
 def _register_fork_handler() -> None:
-    if "fork" not in _registered and hasattr(os, "register_at_fork"):
-        _registered.add("fork")
+    if "fork" not in _lifecycle_flags and hasattr(os, "register_at_fork"):
+        _lifecycle_flags.add("fork")
         os.register_at_fork(after_in_child=_after_fork)
 
 
 def _shutdown_all() -> None:
     """Shut down all managers within one common deadline."""
-    if "end" in _registered:
+    if "end" in _lifecycle_flags:
         return  # registered twice in a child of `fork`
-    _registered.add("end")
+    _lifecycle_flags.add("end")
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     managers = list(TelemetryManager._instances.values())
     # Importing a module now would reset the state from which Python derives the exit code after Ctrl-C.
@@ -515,7 +519,7 @@ def _shutdown_all() -> None:
 
 def _after_fork() -> None:
     record_fork()
-    _registered.difference_update(("exit", "end"))  # `multiprocessing` clears exit handlers in its children
+    _lifecycle_flags.difference_update(("exit", "end"))  # `multiprocessing` clears exit handlers in its children
     TelemetryManager._lock = threading.RLock()
     for manager in TelemetryManager._instances.values():
         manager._reset_after_fork()

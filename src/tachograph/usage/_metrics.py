@@ -19,14 +19,14 @@ _BACKENDS = ("cuda", "mps", "xpu", "npu")
 """Backends of torch, the most common first. ROCm uses `torch.cuda`."""
 
 _HIGH_WATER_MARK = "allocator_high_water_mark"
-_SAMPLED = "sampled"
+_SAMPLED_PEAK = "sampled"
 
 
 @dataclass
 class RuntimeMetrics:
     """Time, steps and memory of a training.
 
-    Times are those of `time.perf_counter`, so that setting the wall clock changes no duration.
+    Times come from `time.perf_counter`, so that setting the wall clock changes no duration.
     """
 
     start_time: float | None = None
@@ -42,7 +42,7 @@ class RuntimeMetrics:
     gpu_peak_memory_source: dict[int, str] = field(default_factory=dict)
     """Source of each peak: `allocator_high_water_mark`, or `sampled`, which misses peaks between two samples."""
     total_steps: int = 0
-    """Steps completed by this process; those before a resume do not count."""
+    """Steps completed by this process; steps before a resume do not count."""
     current_epoch: int = 0
     current_step: int = 0
 
@@ -73,23 +73,23 @@ class RuntimeMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all known values under names with units. Unknown values are missing."""
-        known: dict[str, Any] = {
+        values: dict[str, Any] = {
             "total_time_seconds": self.elapsed_time,
             "total_steps": self.total_steps,
             "epochs_completed": len(self.epoch_end_times),
         }
         steps_per_second = self.steps_per_second()
         if steps_per_second is not None:
-            known["steps_per_second"] = steps_per_second
+            values["steps_per_second"] = steps_per_second
         if self.peak_cpu_memory:
-            known["peak_cpu_memory_bytes"] = self.peak_cpu_memory
+            values["peak_cpu_memory_bytes"] = self.peak_cpu_memory
         times_s = self._epoch_times_s()
         if times_s:
-            known["epoch_times"] = {f"epoch_{epoch}_seconds": time_s for epoch, time_s in times_s.items()}
-            known["average_epoch_time_seconds"] = self.average_epoch_time()
+            values["epoch_times"] = {f"epoch_{epoch}_seconds": time_s for epoch, time_s in times_s.items()}
+            values["average_epoch_time_seconds"] = self.average_epoch_time()
         if self.peak_gpu_memory:
-            known["gpu_memory"] = self.gpu_peaks()
-        return known
+            values["gpu_memory"] = self.gpu_peaks()
+        return values
 
     def gpu_peaks(self) -> dict[str, int | str]:
         """Return the peak of each device and its source."""
@@ -170,13 +170,13 @@ class RuntimeMetricsTracker:
     def get_memory_metrics(self) -> dict[str, int | str]:
         """Sample the memory and return the bytes in use and the peaks. Values that cannot be read are missing."""
         self.update_memory_metrics()
-        known: dict[str, int | str] = {}
+        values: dict[str, int | str] = {}
         if self.cpu_memory is not None:
-            known["cpu_memory_bytes"] = self.cpu_memory
+            values["cpu_memory_bytes"] = self.cpu_memory
         if self.metrics.peak_cpu_memory:
-            known["peak_cpu_memory_bytes"] = self.metrics.peak_cpu_memory
-        known.update({f"gpu_{index}_memory_bytes": in_use for index, in_use in self.gpu_memory.items()})
-        return {**known, **self.metrics.gpu_peaks()}
+            values["peak_cpu_memory_bytes"] = self.metrics.peak_cpu_memory
+        values.update({f"gpu_{index}_memory_bytes": in_use for index, in_use in self.gpu_memory.items()})
+        return {**values, **self.metrics.gpu_peaks()}
 
 
 def _resident_bytes() -> int:
@@ -188,7 +188,7 @@ def _resident_bytes() -> int:
 def _devices() -> list[tuple[int, int, str]]:
     """Return the bytes in use, the peak and the source of the peak for each device.
 
-    The devices are those of the first initialized backend that can be read.
+    All devices belong to the first initialized backend that can be read.
     """
     torch = sys.modules.get("torch")
     for name in _BACKENDS:
@@ -214,4 +214,4 @@ def _read_device(backend: Any, index: int) -> tuple[int, int, str]:
         in_use_bytes = int(backend.current_allocated_memory())  # Metal has one device
     if hasattr(backend, "max_memory_allocated"):
         return in_use_bytes, max(in_use_bytes, int(backend.max_memory_allocated(index))), _HIGH_WATER_MARK
-    return in_use_bytes, in_use_bytes, _SAMPLED
+    return in_use_bytes, in_use_bytes, _SAMPLED_PEAK

@@ -43,21 +43,21 @@ _inherited_group: list[bool] = [False]
 """Whether the process group of this process was created by its parent before a `fork`."""
 
 
-def is_main_process(stated: int, configured_pid: int) -> bool:
+def is_main_process(launcher_rank: int, configured_pid: int) -> bool:
     """Return whether this process records events for its run: rank 0, and not a worker of it.
 
     A worker, of a data loader for example, inherits the rank that its parent states. It counts as a rank of its own
     only if it joined a process group itself.
 
     Args:
-        stated: the rank that the launcher states; used as long as there is no process group.
+        launcher_rank: the rank that the launcher states; used as long as there is no process group.
         configured_pid: the process that called `configure`. This one may be its child by `fork`.
     """
     # A process group is more reliable than the environment, which workers inherit.
     group = group_rank()
     if os.getpid() != configured_pid or is_multiprocessing_child():
         return group == 0 and not _inherited_group[0]
-    return (stated if group is None else group) == 0
+    return (launcher_rank if group is None else group) == 0
 
 
 def record_fork() -> None:
@@ -112,12 +112,12 @@ def export_choice(app: str, choice: Mode) -> str | None:
     return before
 
 
-def restore_choice(app: str, exported: str | None) -> None:
+def restore_choice(app: str, previous_value: str | None) -> None:
     """Export the value that `export_choice` returned."""
-    if exported is None:
+    if previous_value is None:
         os.environ.pop(inherited_choice_variable(app), None)
     else:
-        os.environ[inherited_choice_variable(app)] = exported
+        os.environ[inherited_choice_variable(app)] = previous_value
 
 
 def is_id(text: str) -> bool:

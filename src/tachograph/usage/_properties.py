@@ -24,8 +24,8 @@ def config_properties(config: Any, config_map: Mapping[str, str | Callable[[Any]
 
 def model_properties(model: Any) -> dict[str, Any]:
     """Return the properties of a transformers model, or of any torch module."""
-    config = _read(lambda: model.config)
-    text = _read(lambda: config.get_text_config()) or config  # noqa: PLW0108 - the method may not exist
+    config = _call_or_none(lambda: model.config)
+    text = _call_or_none(lambda: config.get_text_config()) or config  # noqa: PLW0108 - the method may not exist
     readers: dict[str, Callable[[], Any]] = {
         "base_model": lambda: config._name_or_path,
         "model_type": lambda: config.model_type,
@@ -48,7 +48,7 @@ def model_properties(model: Any) -> dict[str, Any]:
 
 def adapter_properties(config: Any) -> dict[str, Any]:
     """Return the properties of a PEFT config."""
-    modules = _read(lambda: config.target_modules)
+    modules = _call_or_none(lambda: config.target_modules)
     readers: dict[str, Callable[[], Any]] = {
         "kind": lambda: config.peft_type,
         "task": lambda: config.task_type,
@@ -70,11 +70,11 @@ def _num_values(parameter: Any) -> int:
 
 
 def _read_all(readers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    values = {name: _read(reader) for name, reader in readers.items()}
+    values = {name: _call_or_none(reader) for name, reader in readers.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _read(reader: Callable[[], Any]) -> Any:
+def _call_or_none(reader: Callable[[], Any]) -> Any:
     try:
         return reader()
     except Exception:  # noqa: BLE001

@@ -49,7 +49,7 @@ def send_errors(function: Function | None = None, *, app: str | None = None) -> 
             to none of them.
     """
     if function is None:
-        return lambda decorated: _watch(decorated, app)
+        return lambda target: _watch(target, app)
     return _watch(function, app)
 
 

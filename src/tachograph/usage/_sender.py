@@ -1,4 +1,4 @@
-"""Two threads between the program and the receiver: one writes events to disk, the other sends what is on disk.
+"""Two threads between the program and the receiver: one writes events to disk, the other sends them from there.
 
 The files of the spool connect them. A receiver that hangs therefore never delays writing, a disk that hangs never
 delays the program, and only events that the user can read are ever sent.
@@ -13,8 +13,8 @@ choice stored, so the second question is answered with no.
 
 **Deadlines.** `put` never blocks: the queue is bounded, and an event that finds it full is dropped and counted.
 `close` only signals; `join` waits for the threads until two deadlines, one for the disk and one for the network. The
-threads are daemons, so a thread that is still waiting for the network ends with the process. What it did not send is on
-disk and is sent by the next process.
+threads are daemons, so a thread that is still waiting for the network ends with the process. The next
+process sends the events that are left on disk.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class UsageSender:
             self._wake.notify_all()
 
     def close(self, *, may_send: bool = True) -> None:
-        """Let the threads write and send what is queued, then end. Does not wait.
+        """Let the threads write and send the queued events, then end. Does not wait.
 
         Args:
             may_send: whether to try sending now; otherwise the next process does.
@@ -107,7 +107,7 @@ class UsageSender:
 
     def _start(self) -> None:
         targets = [self._write_loop] if self._endpoint is None else [self._write_loop, self._send_loop]
-        self._threads = [threading.Thread(target=each, name="tachograph-usage", daemon=True) for each in targets]
+        self._threads = [threading.Thread(target=target, name="tachograph-usage", daemon=True) for target in targets]
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down; `close` writes the queue
             for thread in self._threads:
                 thread.start()
@@ -139,7 +139,7 @@ class UsageSender:
             if spool is not None and mode != "on":
                 spool.keep_local()
             if spool is not None and not spool.is_sendable:
-                self._gate.withdraw()  # holding back or deleting events also applies to those that follow
+                self._gate.withdraw()  # holding back or deleting events also applies to later ones
                 mode = "local"
             if spool is None or spool.is_full or spool.is_deleted:
                 is_sendable = self._endpoint is not None and mode == "on"
@@ -188,17 +188,17 @@ class UsageSender:
     def _has_grown(self, spool: Spool | None, num_bytes: int) -> bool:
         return self._is_written or self._spool is not spool or (spool is not None and spool.num_bytes != num_bytes)
 
-    def _send_leftovers(self, own: Spool) -> None:
-        """Send what earlier processes left, and earlier files of this one."""
+    def _send_leftovers(self, current_spool: Spool) -> None:
+        """Send the pending files of earlier processes, and earlier files of this one."""
         if self._endpoint is not None:
-            for spool in open_leftovers(self._folder, own.path, self._endpoint.name):
+            for spool in open_leftovers(self._folder, current_spool.path, self._endpoint.name):
                 self._send_file(spool)
 
     def _send_file(self, spool: Spool) -> None:
         """Send the pending events of a file, until a failure that may pass."""
         while self._may_send and spool.has_pending and time.monotonic() >= self._retry_at_s:
-            read, end = spool.read_pending(MAX_BATCH_EVENTS)
-            events = [event for event in map(self._recheck, read) if event is not None]
+            pending_events, end = spool.read_pending(MAX_BATCH_EVENTS)
+            events = [event for event in map(self._recheck, pending_events) if event is not None]
             is_final, refusal = self._send_batch(spool, events)
             if not is_final:
                 return

@@ -1,4 +1,4 @@
-"""Events on disk, as files of JSON lines: the queue of the sender, and what the user can read, hold back or delete.
+"""Events on disk, as files of JSON lines: the queue of the sender, which the user can read, hold back or delete.
 
 Files of an app's folder:
 
@@ -12,7 +12,7 @@ Files of an app's folder:
 
 Consent is part of the name. Withdrawing it renames ``.on`` to ``.local``, which a running process notices at once
 because its file is gone. The process that writes a file holds a lock on it, so that no other process sends its events;
-the kernel releases the lock when the process ends, however that happens. What it left is sent by the next process.
+the kernel releases the lock when the process ends, however that happens. The next process sends the rest.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Spool:
 
         data = b"".join(json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n" for event in events)
         try:
-            written = os.write(self._file, data)
-            if written < len(data):
-                raise OSError(f"{written} of {len(data)} bytes were written")
+            num_written = os.write(self._file, data)
+            if num_written < len(data):
+                raise OSError(f"{num_written} of {len(data)} bytes were written")
         except OSError:
             os.ftruncate(self._file, self.num_bytes)
             raise
@@ -136,10 +136,10 @@ class Spool:
         """Save that the events up to a position were sent, or were rejected for good and why."""
         import json
 
-        refused = self._progress.refused
+        refusals = self._progress.refused
         if refusal is not None:
-            refused = [*refused, (self._progress.done, end, refusal)][-_MAX_REJECTIONS:]
-        self._progress = _Progress(end, refused)
+            refusals = [*refusals, (self._progress.done, end, refusal)][-_MAX_REJECTIONS:]
+        self._progress = _Progress(end, refusals)
         path = self.path if self.path.exists() else _local_path(self.path)
         if path.exists():
             data = json.dumps({"done": end, "refused": self._progress.refused}).encode()
@@ -174,7 +174,7 @@ def read_events(folder: Path, endpoint: str | None = None) -> Iterator[StoredEve
 
     Args:
         folder: the app's folder.
-        endpoint: name of the current endpoint. Events for another one, and those older than two weeks, are no longer
+        endpoint: name of the current endpoint. Events for another one, and events older than two weeks, are no longer
             waiting. None accepts every endpoint.
     """
     for path in _files(folder):
@@ -189,8 +189,8 @@ def read_events(folder: Path, endpoint: str | None = None) -> Iterator[StoredEve
             event = _parse_event(line)
             if event:
                 refusals = [reason for begin, end, reason in progress.refused if begin < position <= end]
-                unsent = "waiting" if is_waiting else "local"
-                state = "refused" if refusals else "sent" if position <= progress.done else unsent
+                pending_state = "waiting" if is_waiting else "local"
+                state = "refused" if refusals else "sent" if position <= progress.done else pending_state
                 yield StoredEvent(event, state, *refusals[:1])
 
 
@@ -202,19 +202,19 @@ def keep_all_local(folder: Path) -> None:
 
 
 def _keep_local(path: Path) -> None:
-    renamed = _local_path(path)
+    local_path = _local_path(path)
     try:
         if _progress_path(path).exists():
-            _progress_path(path).rename(_progress_path(renamed))
-        path.rename(renamed)
+            _progress_path(path).rename(_progress_path(local_path))
+        path.rename(local_path)
     except OSError:
         return  # deleted meanwhile, or another user's
 
 
-def open_leftovers(folder: Path, own: Path, endpoint: str) -> Iterator[Spool]:
+def open_leftovers(folder: Path, current_path: Path, endpoint: str) -> Iterator[Spool]:
     """Open one by one the files that ended processes left with pending events for an endpoint."""
     for path in _files(folder):
-        if path == own or not _is_sendable(path) or not _is_for(path, endpoint):
+        if path == current_path or not _is_sendable(path) or not _is_for(path, endpoint):
             continue
         try:
             if path.stat().st_size <= _read_progress(path).done or _is_too_old(path):
@@ -225,18 +225,18 @@ def open_leftovers(folder: Path, own: Path, endpoint: str) -> Iterator[Spool]:
         yield spool
 
 
-def prune(folder: Path, own: Path) -> None:
+def prune(folder: Path, current_path: Path) -> None:
     """Delete old files, and the oldest ones beyond the limits, unless their process is still running."""
     num_bytes = 0
-    for number, path in enumerate(path for path in reversed(_files(folder)) if path != own):
+    for number, path in enumerate(path for path in reversed(_files(folder)) if path != current_path):
         try:
             status = path.stat()
             num_bytes += status.st_size
             is_beyond_limits = number >= _MAX_FILES or num_bytes > _MAX_TOTAL_BYTES
             if is_beyond_limits or time.time() - status.st_mtime > _MAX_AGE_S:
-                locked = Spool(path)  # fails while its process holds it
+                spool = Spool(path)  # fails while its process holds it
                 _delete(path)
-                del locked
+                del spool
         except OSError:
             continue
 
@@ -289,8 +289,8 @@ def _read_progress(path: Path) -> _Progress:
 
     try:
         values = json.loads(read_own_file(_progress_path(path)))
-        refused = [(int(begin), int(end), "".join(map(str, reason))) for begin, end, *reason in values["refused"]]
-        return _Progress(int(values["done"]), refused)
+        refusals = [(int(begin), int(end), "".join(map(str, reason))) for begin, end, *reason in values["refused"]]
+        return _Progress(int(values["done"]), refusals)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return _Progress(0, [])
 
@@ -306,6 +306,8 @@ def _parse_event(line: bytes) -> dict[str, Any]:
         event = json.loads(line, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         return {}
-    required = {"uuid": str, "event": str, "timestamp": str, "run_id": str, "app": str, "properties": dict}
-    is_event = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in required.items())
+    required_types = {"uuid": str, "event": str, "timestamp": str, "run_id": str, "app": str, "properties": dict}
+    is_event = isinstance(event, dict) and all(
+        isinstance(event.get(name), kind) for name, kind in required_types.items()
+    )
     return event if is_event else {}

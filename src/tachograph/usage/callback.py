@@ -50,7 +50,7 @@ too much for a trainer that logs every step. A peak can only be missed if the tr
 _ALMOST = 1e-6
 """Tolerance for the trainer's epoch, which is a floating-point number."""
 
-_guarded = guarded_callback("the trainer")
+_guard_callback = guarded_callback("the trainer")
 
 
 class _Manager(Protocol):
@@ -70,7 +70,7 @@ class TelemetryCallback(TrainerCallback):
     """Records the training of a `Trainer`: ``Trainer(…, callbacks=[TelemetryCallback()])``.
 
     Progress is recorded after the first step, then every 100 steps, and at multiples of 100 if a minute has passed.
-    Numbers are those of this process: after a resume, earlier steps and time do not count, and `start_step` is the step
+    Numbers count this process only: after a resume, earlier steps and time do not count, and `start_step` is the step
     at which training resumed.
 
     Args:
@@ -96,7 +96,7 @@ class TelemetryCallback(TrainerCallback):
 
     # Start and end -------------------------------------------------------------------------------------------------
 
-    @_guarded
+    @_guard_callback
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -113,15 +113,15 @@ class TelemetryCallback(TrainerCallback):
         self._send(
             "train-start",
             start_step=state.global_step,
-            max_steps=_planned(state.max_steps),
-            num_epochs=_planned(state.num_train_epochs),
+            max_steps=_planned_count(state.max_steps),
+            num_epochs=_planned_count(state.num_train_epochs),
             resumed=state.global_step > 0,
             batch_size=_batch_size(args, state),
             gradient_accumulation=args.gradient_accumulation_steps,
             world_size=args.world_size,
         )
 
-    @_guarded
+    @_guard_callback
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -130,7 +130,7 @@ class TelemetryCallback(TrainerCallback):
             self._tracker.update_memory_metrics()
             self._end(self._tracker, state.global_step, "finished")
 
-    @_guarded
+    @_guard_callback
     def _end_unfinished(self) -> None:
         """Record a training that did not finish: another one starts, or the process exits."""
         if self._tracker is not None:
@@ -155,7 +155,7 @@ class TelemetryCallback(TrainerCallback):
 
     # Epochs and steps ----------------------------------------------------------------------------------------------
 
-    @_guarded
+    @_guard_callback
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -163,19 +163,19 @@ class TelemetryCallback(TrainerCallback):
         tracker = self._tracker
         if tracker is None:
             return
-        done = state.epoch or 0.0
-        epoch = int(done + _ALMOST)
+        num_epochs_done = state.epoch or 0.0
+        epoch = int(num_epochs_done + _ALMOST)
         is_first = self._epoch is None
         if self._epoch is not None:
             epoch = max(epoch, self._epoch + 1)  # the trainer's count lags after an epoch that was cut short
         self._epoch = epoch
-        if is_first and done - epoch > _ALMOST:  # a partial epoch is not timed
+        if is_first and num_epochs_done - epoch > _ALMOST:  # a partial epoch is not timed
             tracker.metrics.current_epoch = epoch
             tracker.update_memory_metrics()
         else:
             tracker.start_epoch(epoch)
 
-    @_guarded
+    @_guard_callback
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -186,7 +186,7 @@ class TelemetryCallback(TrainerCallback):
         if (state.epoch or 0.0) >= self._epoch + 1 - _ALMOST:
             tracker.end_epoch(self._epoch)
 
-    @_guarded
+    @_guard_callback
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count a step, and record progress if it is due. Logging, evaluation and saving follow."""
         tracker = self._tracker
@@ -225,7 +225,7 @@ class TelemetryCallback(TrainerCallback):
             metric_steps=dict(self._metric_steps),
         )
 
-    @_guarded
+    @_guard_callback
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -234,7 +234,7 @@ class TelemetryCallback(TrainerCallback):
         if tracker is not None:
             tracker.update_gpu_memory_metrics(_PAUSE_S)
 
-    @_guarded
+    @_guard_callback
     def on_log(
         self,
         args: TrainingArguments,
@@ -258,9 +258,9 @@ class TelemetryCallback(TrainerCallback):
 
     def _send(self, event: str, **properties: Any) -> None:
         """Record an event. None and empty groups and lists are left out."""
-        known = {name: value for name, value in properties.items() if value is not None and value not in ({}, [])}
+        non_empty = {name: value for name, value in properties.items() if value is not None and value not in ({}, [])}
         if self._active_manager is not None:
-            self._active_manager.send_event(event, known)
+            self._active_manager.send_event(event, non_empty)
 
 
 def _peaks(tracker: RuntimeMetricsTracker) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _outcome() -> str:
     return "unfinished" if error is None else "interrupted" if error is KeyboardInterrupt else "failed"
 
 
-def _planned(count: int | None) -> int | None:
+def _planned_count(count: int | None) -> int | None:
     """Return a number of planned steps or epochs; None if it is unlimited or not set."""
     return count if count is not None and 0 < count < sys.maxsize else None
 
