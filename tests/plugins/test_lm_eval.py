@@ -190,7 +190,7 @@ def test_modes_and_random_states_are_restored(tokenizer, tasks):
 
     import numpy as np
 
-    from tachograph.plugins.lm_eval._harness import preserved
+    from tachograph.plugins.lm_eval._harness import preserve_state
 
     model = llama()
     model.train()
@@ -199,7 +199,7 @@ def test_modes_and_random_states_are_restored(tokenizer, tasks):
     torch.manual_seed(1), random.seed(2), np.random.seed(3)
     expected = (torch.rand(1), random.random(), np.random.rand())
     torch.manual_seed(1), random.seed(2), np.random.seed(3)
-    with pytest.raises(RuntimeError), preserved(model):
+    with pytest.raises(RuntimeError), preserve_state(model):
         model.eval()
         torch.manual_seed(9), random.seed(9), np.random.seed(9)
         raise RuntimeError

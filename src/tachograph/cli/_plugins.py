@@ -155,7 +155,7 @@ def _version(package: str) -> str:
 
 
 def _options(plugin: type[BasePlugin]) -> list[dict[str, str]]:
-    from tachograph.plugins._config import options_of
+    from tachograph.plugins import options_of
 
     model = options_of(plugin())
     return _fields(model) if model is not None else []

@@ -1,4 +1,4 @@
-"""Training plugins: change how a model is trained, and record what that does.
+"""Training plugins: change how a model is trained, and record the effect.
 
 `apply` adds plugins to a Hugging Face or TRL trainer. A plugin of your own is a subclass of `BasePlugin`.
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         PluginConfig,
         Slots,
     )
+    from tachograph.plugins._config import import_dotted as import_dotted
+    from tachograph.plugins._config import options_of as options_of
     from tachograph.plugins._report import PluginReport
     from tachograph.plugins._session import PluginSession
 
@@ -46,6 +48,9 @@ _MODULE_OF = {
     "PluginReport": "tachograph.plugins._report",
     "PluginSession": "tachograph.plugins._session",
     "apply": "tachograph.plugins._apply",
+    # Not in `__all__`: only `tacho train` and `tacho plugins` need them.
+    "import_dotted": "tachograph.plugins._config",
+    "options_of": "tachograph.plugins._config",
 }
 
 

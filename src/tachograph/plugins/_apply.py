@@ -35,9 +35,9 @@ class AppliedPlugins:
         finally:
             trainer.__class__ = before["class"]
             trainer.data_collator = before["data_collator"]
-            added = set(map(id, self.session.callbacks))  # keep those that were added to the trainer since
+            plugin_callback_ids = set(map(id, self.session.callbacks))  # later callbacks of the trainer stay
             handler = trainer.callback_handler
-            handler.callbacks = [callback for callback in handler.callbacks if id(callback) not in added]
+            handler.callbacks = [callback for callback in handler.callbacks if id(callback) not in plugin_callback_ids]
             for name, value in before["args"].items():
                 setattr(trainer.args, name, value)
             if "loss_is_scaled_for_ga" in vars(trainer):
@@ -82,13 +82,13 @@ def apply(trainer: Any, plugins: Any, config: Mapping[str, Any] | None = None) -
         "data_collator": trainer.data_collator,
         "args": {},
     }
-    applied = AppliedPlugins(session, trainer, before)
+    applied_plugins = AppliedPlugins(session, trainer, before)
     try:
         _apply(session, trainer, before["args"])
     except BaseException:
-        applied.undo()
+        applied_plugins.undo()
         raise
-    return applied
+    return applied_plugins
 
 
 def _apply(session: PluginSession, trainer: Any, args_before: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`BasePlugin`: the hooks that a plugin may override, in the order in which a training calls them.
 
-The names and arguments are those of Axolotl's plugins, so a plugin written for it works after a change of its import.
-What is new here: slots, `Options`, `report`, `patches`, `compute_loss`, the state in checkpoints, and `plan`.
+Hooks have the names and arguments of Axolotl's plugins, so a plugin written for it works after a change of its import.
+New here: slots, `Options`, `report`, `patches`, `compute_loss`, the state in checkpoints, and `plan`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PluginConfig(dict[str, Any]):
     """A config as hooks receive it: a dict whose keys are also attributes. A missing key is None."""
 
     def __init__(self, values: Mapping[str, Any] = {}) -> None:
-        super().__init__({key: _nested(value) for key, value in values.items()})
+        super().__init__({key: _wrap_nested(value) for key, value in values.items()})
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("__"):
@@ -41,14 +41,14 @@ class PluginConfig(dict[str, Any]):
         return self.get(key)
 
     def __setattr__(self, key: str, value: Any) -> None:
-        self[key] = _nested(value)
+        self[key] = _wrap_nested(value)
 
 
-def _nested(value: Any) -> Any:
+def _wrap_nested(value: Any) -> Any:
     if isinstance(value, Mapping) and not isinstance(value, PluginConfig):
         return PluginConfig({str(key): entry for key, entry in value.items()})
     if isinstance(value, list):
-        return [_nested(entry) for entry in value]
+        return [_wrap_nested(entry) for entry in value]
     return value
 
 
@@ -93,7 +93,7 @@ class AdapterCapabilities(NamedTuple):
 
 
 class BasePlugin:
-    """A plugin. Override what you need; every hook is optional.
+    """A plugin. Override the hooks that you need; all are optional.
 
     Attributes:
         name: the name in configs, metrics and messages; by default from the class: `GrokfastPlugin` is `grokfast`.
@@ -101,9 +101,9 @@ class BasePlugin:
         slots: the parts of the training that the plugin claims; see `Slots`. `claims` can depend on the config.
         requires: packages that it needs, by the name that is imported.
         extra: the extra of Tachograph that installs those packages.
-        measured: what it costs and saves, as measured, for `tacho plugins show`.
+        measured: measured costs and savings, for `tacho plugins show`.
         options: the validated `Options`; None until the config is validated.
-        report: records what the plugin changes and does.
+        report: records the changes and effects of the plugin.
         patches: patches that are undone when the training ends.
     """
 
@@ -118,7 +118,7 @@ class BasePlugin:
     report: PluginReport
     patches: Patches
 
-    def __new__(cls, *arguments: Any, **named: Any) -> BasePlugin:
+    def __new__(cls, *arguments: Any, **kwargs: Any) -> BasePlugin:
         """Create a plugin; here and not in `__init__`, which plugins override without calling ours."""
         plugin = super().__new__(cls)
         plugin.report = PluginReport(cls.plugin_name())
@@ -147,7 +147,7 @@ class BasePlugin:
         return self.slots
 
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
-        """Return what the plugin would change, without changing it; called by `tacho plugins check`.
+        """Return the changes that the plugin would make, without making them; called by `tacho plugins check`.
 
         Args:
             cfg: the config.
@@ -169,7 +169,7 @@ class BasePlugin:
     # Data and model --------------------------------------------------------------------------------------------------
 
     def load_datasets(self, cfg: PluginConfig, preprocess: bool = False) -> Any:
-        """Return datasets that replace those of the config."""
+        """Return datasets that replace the datasets of the config."""
         return None
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
@@ -256,14 +256,14 @@ class BasePlugin:
         """Called with the completions that a GRPO trainer has generated and scored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must contain, so that a resumed training continues as if it had not stopped.
+        """Return the state to save in checkpoints, so that a resumed training continues as if it had not stopped.
 
         Values are tensors, numbers, texts, or lists and dicts of them.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; called before the first step of a resumed training."""
+        """Restore the state that `state_dict` returned; called before the first step of a resumed training."""
 
     def post_train(self, cfg: PluginConfig, model: Any) -> None:
         """Called once, after training and saving."""

@@ -23,31 +23,33 @@ class HeadGradients:
 
     def __init__(
         self,
-        hidden: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        needed: Sequence[bool],
+        needs_grad: Sequence[bool],
         *,
         sum_dtype: torch.dtype,
     ) -> None:
         """Create them.
 
         Args:
-            hidden: the hidden states.
+            hidden_states: the hidden states.
             weight: the weight.
             bias: the bias, if there is one.
-            needed: which of the three need a gradient.
+            needs_grad: which of the three need a gradient.
             sum_dtype: the type in which the gradient of the weight is summed.
         """
-        self._dtypes = (hidden.dtype, weight.dtype, bias.dtype if bias is not None else None)
-        self._hidden = torch.zeros_like(hidden) if needed[0] else None
-        self._weight = torch.empty_like(weight, dtype=sum_dtype) if needed[1] else None
-        self._bias = torch.zeros_like(bias, dtype=wide_dtype(bias.dtype)) if bias is not None and needed[2] else None
+        self._dtypes = (hidden_states.dtype, weight.dtype, bias.dtype if bias is not None else None)
+        self._hidden_grad = torch.zeros_like(hidden_states) if needs_grad[0] else None
+        self._weight_grad = torch.empty_like(weight, dtype=sum_dtype) if needs_grad[1] else None
+        self._bias_grad = (
+            torch.zeros_like(bias, dtype=wide_dtype(bias.dtype)) if bias is not None and needs_grad[2] else None
+        )
         self._is_empty = True
 
     def __bool__(self) -> bool:
         """Return whether any gradient is needed."""
-        return any(entry is not None for entry in (self._hidden, self._weight, self._bias))
+        return any(entry is not None for entry in (self._hidden_grad, self._weight_grad, self._bias_grad))
 
     def add(self, chunk: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor) -> None:
         """Add the gradients of a chunk.
@@ -58,32 +60,32 @@ class HeadGradients:
             weight: the weight of the output head.
             slopes: the gradients of the chunk's logits, in the type of the weight.
         """
-        if self._hidden is not None:
-            self._hidden.index_copy_(0, rows, torch.mm(slopes, weight))
-        if self._bias is not None:
-            self._bias.add_(slopes.sum(0, dtype=self._bias.dtype))
-        if self._weight is None:
+        if self._hidden_grad is not None:
+            self._hidden_grad.index_copy_(0, rows, torch.mm(slopes, weight))
+        if self._bias_grad is not None:
+            self._bias_grad.add_(slopes.sum(0, dtype=self._bias_grad.dtype))
+        if self._weight_grad is None:
             return
-        if self._weight.dtype == slopes.dtype:
+        if self._weight_grad.dtype == slopes.dtype:
             if self._is_empty:
-                torch.mm(slopes.t(), chunk, out=self._weight)
+                torch.mm(slopes.t(), chunk, out=self._weight_grad)
             else:
-                self._weight.addmm_(slopes.t(), chunk)
+                self._weight_grad.addmm_(slopes.t(), chunk)
         else:
             if self._is_empty:
-                self._weight.zero_()
-            for first in range(0, len(self._weight), _VOCABULARY_SLICE):
+                self._weight_grad.zero_()
+            for first in range(0, len(self._weight_grad), _VOCABULARY_SLICE):
                 part = slice(first, first + _VOCABULARY_SLICE)
-                self._weight[part] += torch.mm(slopes[:, part].t(), chunk)
+                self._weight_grad[part] += torch.mm(slopes[:, part].t(), chunk)
         self._is_empty = False
 
     def take(self, factor: torch.Tensor) -> list[torch.Tensor | None]:
         """Return the gradients times a factor. They are multiplied in place, so this works once."""
-        if self._weight is not None and self._is_empty:
-            self._weight.zero_()
+        if self._weight_grad is not None and self._is_empty:
+            self._weight_grad.zero_()
         return [
             entry.mul_(factor).to(dtype) if entry is not None else None
-            for entry, dtype in zip((self._hidden, self._weight, self._bias), self._dtypes, strict=True)
+            for entry, dtype in zip((self._hidden_grad, self._weight_grad, self._bias_grad), self._dtypes, strict=True)
         ]
 
 
@@ -96,7 +98,7 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, factor: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of the forward pass times that of the loss."""
+        """Return the gradients of the forward pass times the gradient of the loss."""
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("a loss that is computed in chunks does not support a second backward pass")

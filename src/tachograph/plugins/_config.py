@@ -26,12 +26,12 @@ def options_of(plugin: BasePlugin) -> type[BaseModel] | None:
     Raises:
         PluginError: if it cannot be imported, or is something else.
     """
-    found = plugin.get_input_args()
-    if isinstance(found, str):
-        found = import_dotted(found, f"the options of plugin {plugin.plugin_name()}")
-    if found is not None and not (isinstance(found, type) and issubclass(found, BaseModel)):
-        raise plugin.error(f"get_input_args returned {found!r}: expected a pydantic model or its dotted path")
-    return found
+    model = plugin.get_input_args()
+    if isinstance(model, str):
+        model = import_dotted(model, f"the options of plugin {plugin.plugin_name()}")
+    if model is not None and not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise plugin.error(f"get_input_args returned {model!r}: expected a pydantic model or its dotted path")
+    return model
 
 
 def import_dotted(path: str, purpose: str) -> Any:
@@ -66,9 +66,9 @@ def validate_config(
     base: type[BaseModel] = EmptyConfig,
     *,
     origin: str = "config",
-    unsupported: Mapping[str, str] = {},
+    unsupported_keys: Mapping[str, str] = {},
 ) -> ValidConfig:
-    """Validate a config with the model of its own keys and those of all plugins.
+    """Validate a config with the model of its own keys and the models of all plugins.
 
     Each model validates on its own. One class that inherits from all of them would lose validators: of two with the
     same name, Python keeps one. A validator that runs before the fields are parsed receives the whole config.
@@ -78,42 +78,42 @@ def validate_config(
         plugins: the plugins.
         base: the pydantic model of the keys that belong to no plugin.
         origin: where the config comes from, for messages.
-        unsupported: keys that are known but not supported, each with an explanation.
+        unsupported_keys: keys that are known but not supported, each with an explanation.
 
     Raises:
         PluginError: if a key has different meanings.
         ConfigError: naming every wrong key or value.
     """
     models = [options_of(plugin) for plugin in plugins]
-    known = _check_fields(plugins, models, base)
+    known_keys = _check_fields(plugins, models, base)
     problems = []
     for key in values:
-        if key not in known:
-            explained = unsupported.get(key)
-            hint = f": {explained}" if explained else did_you_mean(str(key), known) or ": remove it"
-            problems.append(f"{'unsupported' if explained else 'unknown'} key {key!r}{hint}")
-    found: list[BaseModel | None] = []
+        if key not in known_keys:
+            explanation = unsupported_keys.get(key)
+            hint = f": {explanation}" if explanation else did_you_mean(str(key), known_keys) or ": remove it"
+            problems.append(f"{'unsupported' if explanation else 'unknown'} key {key!r}{hint}")
+    parts: list[BaseModel | None] = []
     for model in (base, *models):
         try:
-            found.append(model.model_validate(_input_of(model, values)) if model is not None else None)
+            parts.append(model.model_validate(_input_of(model, values)) if model is not None else None)
         except ValidationError as error:
             problems += [text for text in map(_describe, error.errors()) if text not in problems]
     if problems:
         raise ConfigError(f"{origin}: " + "; ".join(problems))
-    merged: dict[str, Any] = {}
-    for part in found:
-        merged.update(part.model_dump() if part is not None else {})
-    own, *options = found
-    assert own is not None  # noqa: S101 - the base is a model
-    return ValidConfig(own, options, merged)
+    merged_values: dict[str, Any] = {}
+    for part in parts:
+        merged_values.update(part.model_dump() if part is not None else {})
+    base_options, *options = parts
+    assert base_options is not None  # noqa: S101 - the base is a model
+    return ValidConfig(base_options, options, merged_values)
 
 
 def _input_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values for a model: all of them if it ignores other keys, because its validators may read them."""
     if model.model_config.get("extra", "ignore") == "ignore":
         return dict(values)
-    own = _names_of(model)
-    return {key: value for key, value in values.items() if key in own}
+    field_names = _names_of(model)
+    return {key: value for key, value in values.items() if key in field_names}
 
 
 def _names_of(model: type[BaseModel]) -> set[str]:
@@ -125,11 +125,11 @@ def _check_fields(
 ) -> set[str]:
     """Return all keys; raise an error if two models have a field of the same name but of another type."""
     owners: dict[str, tuple[str, Any]] = {name: ("the config", field) for name, field in base.model_fields.items()}
-    known = _names_of(base)
+    keys = _names_of(base)
     for plugin, model in zip(plugins, models, strict=True):
         if model is None:
             continue
-        known |= _names_of(model)
+        keys |= _names_of(model)
         for name, field in model.model_fields.items():
             owner, other = owners.setdefault(name, (f"plugin {plugin.plugin_name()}", field))
             if other is not field and (other.annotation, other.default) != (field.annotation, field.default):
@@ -137,16 +137,16 @@ def _check_fields(
                     f"config key {name!r} has different meanings for plugin {plugin.plugin_name()} and {owner}: "
                     f"remove one of them from `plugins`"
                 )
-    return known
+    return keys
 
 
 def _describe(entry: Any) -> str:
-    place = ".".join(str(part) for part in entry["loc"])
+    key_path = ".".join(str(part) for part in entry["loc"])
     message = str(entry["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:] if message[:2].istitle() else message
-    if not place or entry["type"] == "missing":
-        return f"{place}: {message}" if place else message
-    return f"{place}={_short(entry['input'])}: {message}"
+    if not key_path or entry["type"] == "missing":
+        return f"{key_path}: {message}" if key_path else message
+    return f"{key_path}={_short(entry['input'])}: {message}"
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,7 @@ __all__ = ["DeviceTimer"]
 
 
 class DeviceTimer:
-    """Adds durations in milliseconds to a metric. `flush` reads those of a GPU; call it when the trainer logs."""
+    """Adds durations in milliseconds to a metric. Call `flush`, which reads GPU times, when the trainer logs."""
 
     def __init__(self, report: PluginReport, metric: str) -> None:
         self._report = report

@@ -95,14 +95,15 @@ def load_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
     Raises:
         PluginError: if there is no such plugin, it cannot be imported, or a package that it needs is missing.
     """
-    found = find_class(path)
-    missing = missing_packages(found)
+    plugin_class = find_class(path)
+    missing = missing_packages(plugin_class)
     if missing:
-        command = f"tachograph[{found.extra}]" if found.extra else " ".join(missing)
+        command = f"tachograph[{plugin_class.extra}]" if plugin_class.extra else " ".join(missing)
         raise PluginError(
-            f"plugin {found.plugin_name()} needs {', '.join(missing)}, which is not installed: pip install '{command}'"
+            f"plugin {plugin_class.plugin_name()} needs {', '.join(missing)}, which is not installed: "
+            f"pip install '{command}'"
         )
-    return found
+    return plugin_class
 
 
 def find_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
@@ -111,10 +112,10 @@ def find_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
     Raises:
         PluginError: if there is no such plugin, or it cannot be imported.
     """
-    found: Any = _find(path) if isinstance(path, str) else path
-    if not (isinstance(found, type) and issubclass(found, BasePlugin)):
+    plugin_class: Any = _find(path) if isinstance(path, str) else path
+    if not (isinstance(plugin_class, type) and issubclass(plugin_class, BasePlugin)):
         raise PluginError(f"{path!r} is not a plugin: expected a subclass of tachograph.plugins.BasePlugin")
-    return found
+    return plugin_class
 
 
 def name_of(path: str | type[BasePlugin]) -> str:
@@ -149,10 +150,10 @@ def _find(path: str) -> Any:
             name = _AXOLOTL_NAMES[folder]
     if "." in name:
         return import_dotted(path, f"plugin {path!r}")
-    known = PLUGINS.names()
-    if name not in known:
-        hint = did_you_mean(name, known) or "."
-        raise PluginError(f"unknown plugin {name!r}{hint} Available: {', '.join(known)}; or give a dotted path")
+    plugin_names = PLUGINS.names()
+    if name not in plugin_names:
+        hint = did_you_mean(name, plugin_names) or "."
+        raise PluginError(f"unknown plugin {name!r}{hint} Available: {', '.join(plugin_names)}; or give a dotted path")
     try:
         return PLUGINS.load(name)
     except PluginError:

@@ -1,4 +1,4 @@
-"""What a hook changed: in a model, or in the classes and functions of the libraries that train it."""
+"""Finds the changes of a hook: in a model, or in the classes and functions of the libraries that train it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ class ModelObserver:
         self._parameters = _parameters(model)
 
     def changes(self, model: Any) -> dict[str, list[str]]:
-        """Return the names of what has changed since, by kind of change."""
+        """Return the names of changed modules and parameters, by kind of change."""
         modules, parameters = _modules(model), _parameters(model)
-        patched = [name or "the model" for name, facts in modules.items() if self._modules.get(name, facts) != facts]
+        patched_modules = [
+            name or "the model" for name, facts in modules.items() if self._modules.get(name, facts) != facts
+        ]
         before = self._parameters
-        found = {
-            "modules patched": patched,
+        changes = {
+            "modules patched": patched_modules,
             "modules added": [name for name in modules if name not in self._modules],
             "modules removed": [name for name in self._modules if name not in modules],
             "parameters frozen": [
-                name for name, (_, grad) in parameters.items() if not grad and _had(before, name, True)
+                name for name, (_, grad) in parameters.items() if not grad and _had_grad(before, name, True)
             ],
             "parameters unfrozen": [
-                name for name, (_, grad) in parameters.items() if grad and _had(before, name, False)
+                name for name, (_, grad) in parameters.items() if grad and _had_grad(before, name, False)
             ],
             "parameters resized": [
                 name for name, (shape, _) in parameters.items() if name in before and before[name][0] != shape
             ],
         }
-        return {what: names for what, names in found.items() if names}
+        return {what: names for what, names in changes.items() if names}
 
 
 def _modules(model: Any) -> dict[str, tuple[Any, ...]]:
@@ -51,12 +53,12 @@ def _parameters(model: Any) -> dict[str, tuple[tuple[int, ...], bool]]:
     return {name: (tuple(value.shape), value.requires_grad) for name, value in model.named_parameters()}
 
 
-def _had(before: dict[str, tuple[tuple[int, ...], bool]], name: str, requires_grad: bool) -> bool:
+def _had_grad(before: dict[str, tuple[tuple[int, ...], bool]], name: str, requires_grad: bool) -> bool:
     return name in before and before[name][1] is requires_grad
 
 
 class LibraryObserver:
-    """Remembers the methods and functions of imported libraries, and finds those that a hook has replaced.
+    """Remembers the methods and functions of imported libraries, and finds the ones that a hook replaces.
 
     A plugin that patches a class does so for every model in the process. Such patches are listed, and undone with the
     others. Modules that the hook imports first cannot be compared; they are searched for functions of other packages.
@@ -67,18 +69,18 @@ class LibraryObserver:
         self._modules = {name for name in sys.modules if _is_observed(name)}
 
     def changes(self, patches: Patches) -> list[str]:
-        """Return the names of what has been replaced since, and undo it when the patches are undone."""
-        found = []
+        """Return the names of replaced functions, and restore them when the patches are undone."""
+        replaced_names = []
         for (owner, name), value in _library_functions().items():
             label = f"{owner.__name__}.{name}"
             if (owner, name) in self._before:
                 before = self._before[owner, name]
                 if value is not before:
                     patches.on_undo(_restore(owner, name, value, before))
-                    found.append(label)
+                    replaced_names.append(label)
             elif _module_of(owner) not in self._modules and _is_foreign(value):
-                found.append(label)
-        return found
+                replaced_names.append(label)
+        return replaced_names
 
 
 def _is_observed(module: str) -> bool:
@@ -108,9 +110,9 @@ def _library_functions() -> dict[tuple[Any, str], Any]:
     return functions
 
 
-def _restore(owner: Any, name: str, patched: Any, before: Any) -> Any:
+def _restore(owner: Any, name: str, replacement: Any, before: Any) -> Any:
     def restore() -> None:
-        if vars(owner).get(name) is patched:
+        if vars(owner).get(name) is replacement:
             setattr(owner, name, before)
 
     return restore

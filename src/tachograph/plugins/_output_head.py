@@ -24,10 +24,12 @@ IGNORE_INDEX = -100
 
 
 class HeadInput(NamedTuple):
-    """What a loss needs to compute the logits: ``softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)``.
+    """The inputs of a loss.
+
+    The logits are ``softcap * tanh(scale * (hidden_states @ weight.T + bias) / softcap)``.
 
     Args:
-        hidden: the hidden states, one row per token.
+        hidden_states: the hidden states, one row per token.
         weight: the weight of the output head, one row per entry of the vocabulary.
         bias: its bias, if it has one.
         labels: the token that each row predicts; `ignore_index` if there is none.
@@ -36,7 +38,7 @@ class HeadInput(NamedTuple):
         ignore_index: the label of rows that are left out.
     """
 
-    hidden: torch.Tensor
+    hidden_states: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     labels: torch.Tensor
@@ -46,28 +48,28 @@ class HeadInput(NamedTuple):
 
 
 class DeferredLogits:
-    """Stands for logits that are not computed. Supports what models do between their head and their loss."""
+    """Stands for logits that are not computed. Supports the operations of models between head and loss."""
 
     def __init__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, owner: OutputHead
+        self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, owner: OutputHead
     ) -> None:
-        self.hidden = hidden
+        self.hidden_states = hidden_states
         self.weight = weight
         self.bias = bias
         self.scale = 1.0
         self.softcap: float | None = None
-        """After `tanh`, the factor of its result; the scale is then that of its argument."""
+        """The factor of the result of `tanh`, once it was called; `scale` is then the factor of its argument."""
         self._owner = owner
 
     def __mul__(self, factor: Any) -> DeferredLogits:
         if not isinstance(factor, (int, float)):
             raise self._owner.error(f"the model multiplies its logits by a {type(factor).__name__}")
-        scaled = self._copy()
-        if scaled.softcap is None:
-            scaled.scale *= factor
+        result = self._copy()
+        if result.softcap is None:
+            result.scale *= factor
         else:
-            scaled.softcap *= factor
-        return scaled
+            result.softcap *= factor
+        return result
 
     __rmul__ = __mul__
 
@@ -80,15 +82,15 @@ class DeferredLogits:
         """Return the hyperbolic tangent of the logits."""
         if self.softcap is not None:
             raise self._owner.error("the model caps its logits twice")
-        capped = self._copy()
-        capped.softcap = 1.0
-        return capped
+        result = self._copy()
+        result.softcap = 1.0
+        return result
 
     def float(self) -> DeferredLogits:
         """Return the logits: a loss computes with 32 bits anyway."""
         return self
 
-    def to(self, *arguments: Any, **named: Any) -> DeferredLogits:
+    def to(self, *arguments: Any, **kwargs: Any) -> DeferredLogits:
         """Return the logits: the loss is computed on the device of the head."""
         return self
 
@@ -99,7 +101,7 @@ class DeferredLogits:
     @property
     def dtype(self) -> torch.dtype:
         """The type that the logits would have."""
-        return self.hidden.dtype
+        return self.hidden_states.dtype
 
     @property
     def device(self) -> torch.device:
@@ -109,18 +111,18 @@ class DeferredLogits:
     @property
     def shape(self) -> torch.Size:
         """The shape that the logits would have."""
-        return torch.Size((*self.hidden.shape[:-1], self.weight.shape[0]))
+        return torch.Size((*self.hidden_states.shape[:-1], self.weight.shape[0]))
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, kinds: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
+        cls, function: Any, kinds: Any, arguments: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        deferred = next((entry for entry in arguments if isinstance(entry, cls)), None)
-        if deferred is None:
+        logits = next((entry for entry in arguments if isinstance(entry, cls)), None)
+        if logits is None:
             return NotImplemented
         if function is torch.tanh:
-            return deferred.tanh()
-        raise deferred._owner.error(f"the model calls {getattr(function, '__name__', function)} on its logits")
+            return logits.tanh()
+        raise logits._owner.error(f"the model calls {getattr(function, '__name__', function)} on its logits")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -131,7 +133,7 @@ class DeferredLogits:
         raise self._owner.error("the model slices its logits")
 
     def _copy(self) -> DeferredLogits:
-        copy = DeferredLogits(self.hidden, self.weight, self.bias, self._owner)
+        copy = DeferredLogits(self.hidden_states, self.weight, self.bias, self._owner)
         copy.scale, copy.softcap = self.scale, self.softcap
         return copy
 
@@ -188,7 +190,7 @@ class OutputHead:
         return head
 
     def linear(self) -> Any:
-        """Return the linear layer of the head: that of the active adapter, if an adapter has a copy of it."""
+        """Return the linear layer of the head; the active adapter may have a copy of it."""
         head = self.module
         if hasattr(head, "modules_to_save"):
             if getattr(head, "disable_adapters", False):
@@ -237,13 +239,13 @@ class OutputHead:
         if getattr(trainer, "aux_loss_enabled", False):
             self._extra_inputs = {"output_router_logits": True}  # TRL passes it in the method that a plugin replaces
         self.patch()
-        self._plugin.patches.wrap(trainer, "prediction_step", self._observed)
+        self._plugin.patches.wrap(trainer, "prediction_step", self._wrap_prediction_step)
 
-    def _observed(self, original: Any) -> Any:
-        def prediction_step(model: Any, inputs: Any, prediction_loss_only: bool, *arguments: Any, **named: Any) -> Any:
+    def _wrap_prediction_step(self, original: Any) -> Any:
+        def prediction_step(model: Any, inputs: Any, prediction_loss_only: bool, *arguments: Any, **kwargs: Any) -> Any:
             self.needs_logits = not prediction_loss_only
             try:
-                return original(model, inputs, prediction_loss_only, *arguments, **named)
+                return original(model, inputs, prediction_loss_only, *arguments, **kwargs)
             finally:
                 self.needs_logits = True
 
@@ -254,17 +256,17 @@ class OutputHead:
         original_forward = self.module.forward
         original_loss = self.model.loss_function
 
-        def forward(hidden: Any, *arguments: Any, **named: Any) -> Any:
+        def forward(hidden_states: Any, *arguments: Any, **kwargs: Any) -> Any:
             if self._loss is None:
-                return original_forward(hidden, *arguments, **named)
+                return original_forward(hidden_states, *arguments, **kwargs)
             linear = self.linear()
-            weight, bias = _whole(linear.weight), _whole(linear.bias)
-            return DeferredLogits(hidden.to(weight.device), weight, bias, self)
+            weight, bias = _gather(linear.weight), _gather(linear.bias)
+            return DeferredLogits(hidden_states.to(weight.device), weight, bias, self)
 
-        def loss_function(logits: Any, labels: Any, *arguments: Any, **named: Any) -> Any:
+        def loss_function(logits: Any, labels: Any, *arguments: Any, **kwargs: Any) -> Any:
             if not isinstance(logits, DeferredLogits):
-                return original_loss(logits, labels, *arguments, **named)
-            return self._deferred_loss(logits, labels, **named)
+                return original_loss(logits, labels, *arguments, **kwargs)
+            return self._deferred_loss(logits, labels, **kwargs)
 
         self._plugin.patches.replace(self.module, "forward", forward)
         self._plugin.patches.replace(self.model, "_loss_function", loss_function)
@@ -276,16 +278,16 @@ class OutputHead:
         Raises:
             PluginError: if the batch has no labels.
         """
-        shifted: torch.Tensor | None = inputs.get("shift_labels")
-        if shifted is not None:
-            return shifted
+        shift_labels: torch.Tensor | None = inputs.get("shift_labels")
+        if shift_labels is not None:
+            return shift_labels
         labels = inputs.get("labels")
         if labels is None:
             raise self._plugin.error(
                 f"the batch has no labels, only {', '.join(sorted(inputs))}: "
                 f"use a data collator that adds them, such as DataCollatorForLanguageModeling(tokenizer, mlm=False)"
             )
-        return _shifted(labels, IGNORE_INDEX)
+        return _shift_labels(labels, IGNORE_INDEX)
 
     def run(self, model: Any, inputs: Mapping[str, Any], loss: Callable[[HeadInput], torch.Tensor]) -> Any:
         """Run the model on a batch with labels, and return its outputs, without logits.
@@ -313,29 +315,29 @@ class OutputHead:
         *,
         ignore_index: int = IGNORE_INDEX,
         shift_labels: torch.Tensor | None = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> torch.Tensor:
         if self._loss is None:
             raise self.error("the model computed its loss after its forward pass")
         if shift_labels is None:
-            shift_labels = _shifted(labels, ignore_index)
-        hidden = logits.hidden
-        device_type = hidden.device.type
+            shift_labels = _shift_labels(labels, ignore_index)
+        hidden_states = logits.hidden_states
+        device_type = hidden_states.device.type
         weight, bias = logits.weight, logits.bias
         if torch.is_autocast_enabled(device_type):  # the head would have run in this type
             dtype = torch.get_autocast_dtype(device_type)
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
             bias = bias.to(dtype) if bias is not None else None
         else:
-            hidden = hidden.to(weight.dtype)
+            hidden_states = hidden_states.to(weight.dtype)
         self._was_used = True
         softcap = logits.softcap
         return self._loss(
             HeadInput(
-                hidden=hidden.reshape(-1, hidden.shape[-1]),
+                hidden_states=hidden_states.reshape(-1, hidden_states.shape[-1]),
                 weight=weight,
                 bias=bias,
-                labels=shift_labels.reshape(-1).to(hidden.device),
+                labels=shift_labels.reshape(-1).to(hidden_states.device),
                 scale=logits.scale if softcap is None else logits.scale * softcap,
                 softcap=softcap,
                 ignore_index=ignore_index,
@@ -354,17 +356,17 @@ def _causal_model(model: Any) -> Any:
     """Return the model without adapters, compilation and wrappers for several devices."""
     from accelerate.utils import extract_model_from_parallel
 
-    found = extract_model_from_parallel(model)
-    return found.get_base_model() if hasattr(found, "get_base_model") else found
+    inner_model = extract_model_from_parallel(model)
+    return inner_model.get_base_model() if hasattr(inner_model, "get_base_model") else inner_model
 
 
-def _shifted(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+def _shift_labels(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """Return the label of the next position, for each position."""
     return torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
 
 
-def _whole(parameter: Any) -> Any:
-    """Return a parameter that is sharded over devices as a whole."""
+def _gather(parameter: Any) -> Any:
+    """Return the full tensor of a parameter that may be sharded over devices."""
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 

@@ -1,4 +1,4 @@
-"""`PluginReport`: what a plugin changed, what it does in training, and how long its hooks take."""
+"""`PluginReport`: the changes of a plugin, its effects in training, and the time of its hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["HookTimer", "PluginReport"]
 
 _MAX_NAMES = 200
-"""Names kept per change: enough for the parameters of a layer type, not for those of every layer of a large model."""
+"""Names kept per change: enough for the parameters of a layer type, not for all layers of a large model."""
 
 
 class PluginReport:
@@ -26,7 +26,7 @@ class PluginReport:
         self._num_effects_seen = 0
         self._event_s_seen = 0.0
         self._timers: dict[str, HookTimer] = {}
-        self._counted: list[HookTimer] = []
+        self._effect_timers: list[HookTimer] = []
         """Timers whose calls are effects."""
         self._latest: dict[str, Any] = {}
         self._sums: dict[str, tuple[Any, Any]] = {}
@@ -40,10 +40,10 @@ class PluginReport:
             names: the modules or parameters.
             count: how many, if that is not the number of names.
         """
-        listed = list(names)
+        name_list = list(names)
         entry = self.changes.setdefault(what, {"count": 0, "names": []})
-        entry["count"] += len(listed) if count is None else count
-        entry["names"] = [*entry["names"], *listed][:_MAX_NAMES]
+        entry["count"] += len(name_list) if count is None else count
+        entry["names"] = [*entry["names"], *name_list][:_MAX_NAMES]
 
     @property
     def hook_s(self) -> dict[str, float]:
@@ -53,7 +53,7 @@ class PluginReport:
     @property
     def num_effects(self) -> int:
         """How often the plugin took effect."""
-        return self._num_reported + sum(timer.num_calls for timer in self._counted)
+        return self._num_reported + sum(timer.num_calls for timer in self._effect_timers)
 
     def effect(self) -> None:
         """Record that the plugin took effect in this step; cheap enough to call in every step."""
@@ -85,8 +85,8 @@ class PluginReport:
             is_effect: whether each call is an effect of the plugin.
         """
         timer = self._timers.setdefault(hook, HookTimer())
-        if is_effect and timer not in self._counted:
-            self._counted.append(timer)
+        if is_effect and timer not in self._effect_timers:
+            self._effect_timers.append(timer)
         return timer
 
     def drain_event_s(self) -> float:
@@ -100,9 +100,9 @@ class PluginReport:
         latest, self._latest = self._latest, {}
         sums, self._sums = self._sums, {}
         totals, self._totals = self._totals, {}
-        found = {metric: float(value) for values in (latest, totals) for metric, value in values.items()}
-        found.update({metric: float(total) / float(count) for metric, (total, count) in sums.items() if float(count)})
-        return found
+        metrics = {metric: float(value) for values in (latest, totals) for metric, value in values.items()}
+        metrics.update({metric: float(total) / float(count) for metric, (total, count) in sums.items() if float(count)})
+        return metrics
 
 
 class HookTimer:

@@ -1,7 +1,7 @@
 """`PluginSession`: the plugins of one training, from loading to the removal of their patches.
 
 A training calls the methods in the order of this file. Each calls one hook of all plugins, in the order of the config,
-and times it. What is returned is combined by these rules:
+and times it. The results of the hooks are combined by these rules:
 
 - a slot (the loss, the optimizer, …) belongs to one plugin; two that claim it are an error;
 - mixins and trainer classes are composed into one class, the first plugin first;
@@ -16,7 +16,7 @@ optional is dropped with a warning instead.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,7 +67,7 @@ class PluginSession:
         *,
         base: type[BaseModel] = EmptyConfig,
         origin: str = "config",
-        unsupported: Mapping[str, str] = {},
+        unsupported_keys: Mapping[str, str] = {},
     ) -> PluginSession:
         """Load plugins, validate the config with all their options, and check their slots.
 
@@ -76,13 +76,13 @@ class PluginSession:
             config: the config.
             base: the pydantic model of the keys that belong to no plugin.
             origin: where the config comes from, for messages.
-            unsupported: keys that are known but not supported, each with an explanation.
+            unsupported_keys: keys that are known but not supported, each with an explanation.
 
         Raises:
             ConfigError: if a plugin cannot be loaded, the config is invalid, or two plugins claim one slot.
         """
         session = cls()
-        dropped: set[str] = set()
+        dropped_names: set[str] = set()
         for entry in parse_entries(entries):
             try:
                 plugin = load_class(entry.path)()
@@ -90,7 +90,7 @@ class PluginSession:
                 if not entry.optional:
                     raise
                 session._warn(f"optional plugin {entry.path!r} is not used: {error}")
-                dropped.add(name_of(entry.path))
+                dropped_names.add(name_of(entry.path))
                 continue
             if any(type(other) is type(plugin) for other in session.plugins):
                 raise PluginError(f"plugin {plugin.plugin_name()} is listed twice")
@@ -98,19 +98,19 @@ class PluginSession:
             if entry.optional:
                 session._optional.add(plugin)
         raw = PluginConfig(config)
-        loaded = list(session.plugins)
+        loaded_plugins = list(session.plugins)
         session._call_all("register", raw)
-        dropped |= {plugin.plugin_name() for plugin in loaded if plugin not in session.plugins}
-        for key in [key for key in raw if any(key == name or key.startswith(f"{name}_") for name in dropped)]:
+        dropped_names |= {plugin.plugin_name() for plugin in loaded_plugins if plugin not in session.plugins}
+        for key in [key for key in raw if any(key == name or key.startswith(f"{name}_") for name in dropped_names)]:
             del raw[key]  # an option of an optional plugin that is not used
         try:
-            found = validate_config(raw, session.plugins, base, origin=origin, unsupported=unsupported)
+            valid_config = validate_config(raw, session.plugins, base, origin=origin, unsupported_keys=unsupported_keys)
         except ConfigError:
             session._call_all("on_config_validation_error", raw)
             raise
-        session.options = found.base
-        session.cfg = PluginConfig(found.values)
-        for plugin, options in zip(session.plugins, found.options, strict=True):
+        session.options = valid_config.base
+        session.cfg = PluginConfig(valid_config.values)
+        for plugin, options in zip(session.plugins, valid_config.options, strict=True):
             plugin.options = options
         session.check_slots()
         return session
@@ -140,31 +140,31 @@ class PluginSession:
 
     def training_args_mixins(self) -> list[type]:
         """Return the dataclasses with further training arguments."""
-        found = self._call_all("get_training_args_mixin")
+        mixins = self._call_all("get_training_args_mixin")
         return [
             import_dotted(mixin, f"the training arguments of plugin {plugin.plugin_name()}")
             if isinstance(mixin, str)
             else mixin
-            for plugin, mixin in found
+            for plugin, mixin in mixins
             if mixin is not None
         ]
 
     def training_args(self) -> dict[str, Any]:
         """Return the training arguments that plugins set."""
-        merged: dict[str, Any] = {}
+        merged_arguments: dict[str, Any] = {}
         owners: dict[str, BasePlugin] = {}
         for plugin, arguments in self._call_all("get_training_args", self.cfg):
             for name, value in (arguments or {}).items():
-                if name in merged and merged[name] != value:
+                if name in merged_arguments and merged_arguments[name] != value:
                     other = owners[name].plugin_name()
                     raise PluginError(
                         f"plugins {other} and {plugin.plugin_name()} set the training argument {name!r} to "
-                        f"{merged[name]!r} and {value!r}: remove one of them from `plugins`"
+                        f"{merged_arguments[name]!r} and {value!r}: remove one of them from `plugins`"
                     )
-                merged[name], owners[name] = value, plugin
+                merged_arguments[name], owners[name] = value, plugin
             if arguments:
                 self._contribute(plugin, f"training arguments: {', '.join(arguments)}")
-        return merged
+        return merged_arguments
 
     def load_datasets(self, preprocess: bool = False) -> Any:
         """Return the datasets of the plugin that loads them, if any."""
@@ -178,12 +178,12 @@ class PluginSession:
             observer = LibraryObserver()
             with self._running(plugin, "pre_model_load"):
                 plugin.pre_model_load(self.cfg)
-            patched = observer.changes(plugin.patches)
-            if patched:
-                plugin.report.changed("classes and functions patched", patched)
+            patched_names = observer.changes(plugin.patches)
+            if patched_names:
+                plugin.report.changed("classes and functions patched", patched_names)
 
     def model_hook(self, hook: str, model: Any) -> None:
-        """Call a hook that receives the model, and record what it changed.
+        """Call a hook that receives the model, and record its changes.
 
         Args:
             hook: `post_model_build`, `pre_lora_load`, `post_lora_load` or `post_model_load`.
@@ -201,12 +201,12 @@ class PluginSession:
 
     def lora_config_kwargs(self) -> dict[str, Any]:
         """Return the arguments of the LoRA config that plugins set."""
-        merged: dict[str, Any] = {}
+        merged_arguments: dict[str, Any] = {}
         for plugin, arguments in self._call_all("get_lora_config_kwargs", self.cfg):
             if arguments:
-                merged.update(arguments)
+                merged_arguments.update(arguments)
                 self._contribute(plugin, f"LoRA arguments: {', '.join(arguments)}")
-        return merged
+        return merged_arguments
 
     def adapters(self) -> dict[str, BasePlugin]:
         """Return the plugin of each adapter that plugins can load."""
@@ -217,7 +217,7 @@ class PluginSession:
         return owners
 
     def trainer_class(self, base: type) -> type:
-        """Return a class composed of a trainer class and what plugins add to it."""
+        """Return a class composed of a trainer class and the mixins of plugins."""
         parts = []
         for plugin, part in self._call_all("get_trainer_cls", self.cfg):
             if part is not None:
@@ -232,10 +232,10 @@ class PluginSession:
 
     def collator(self, is_eval: bool = False) -> tuple[type, dict[str, Any]] | None:
         """Return the class of the collator that a plugin replaces, and its arguments."""
-        found = self._single("get_collator_cls_and_kwargs", Slots.COLLATOR, self.cfg, is_eval)
-        if found is None:
+        result = self._single("get_collator_cls_and_kwargs", Slots.COLLATOR, self.cfg, is_eval)
+        if result is None:
             return None
-        collator, arguments = found
+        collator, arguments = result
         return collator, dict(arguments or {})
 
     def callbacks_pre_trainer(self, model: Any) -> list[Any]:
@@ -277,7 +277,7 @@ class PluginSession:
             for plugin in reversed(self.plugins):
                 plugin.patches.undo()
 
-    # What is reported -------------------------------------------------------------------------------------------------
+    # Reports ---------------------------------------------------------------------------------------------------------
 
     def rollouts_scored(
         self, trainer: Any, prompts: list[Any], completions: list[Any], rewards: Any, advantages: list[float]
@@ -296,19 +296,19 @@ class PluginSession:
         Args:
             step: the current step, for the mean time per step.
         """
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         num_steps, self._last_step = max(1, step - self._last_step), step
         for plugin in self.plugins:
             prefix = f"plugin/{plugin.plugin_name()}/"
-            found[f"{prefix}active"] = float(plugin.is_active())
+            metrics[f"{prefix}active"] = float(plugin.is_active())
             callbacks_s = plugin.report.drain_event_s()
             if callbacks_s:
-                found[f"{prefix}ms_per_step"] = callbacks_s / num_steps * 1e3
-            found.update({prefix + name: value for name, value in plugin.report.drain().items()})
-        return found
+                metrics[f"{prefix}ms_per_step"] = callbacks_s / num_steps * 1e3
+            metrics.update({prefix + name: value for name, value in plugin.report.drain().items()})
+        return metrics
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return what is recorded about each plugin."""
+        """Return the recorded facts about each plugin."""
         return [
             {
                 "plugin": plugin.plugin_name(),
@@ -337,25 +337,25 @@ class PluginSession:
         """Return the result of the only plugin whose hook returns something."""
         owners: dict[str, BasePlugin] = {}
         result = None
-        for plugin, found in self._call_all(hook, *arguments):
-            if found is None or (isinstance(found, tuple) and found[0] is None):
+        for plugin, candidate in self._call_all(hook, *arguments):
+            if candidate is None or (isinstance(candidate, tuple) and candidate[0] is None):
                 continue
             self._claim(slot, plugin, owners)
             self._contribute(plugin, f"the {slot}")
-            result = found
+            result = candidate
         return result
 
     def _callbacks(self, hook: str, argument: Any) -> list[Any]:
-        found = []
+        new_callbacks = []
         for plugin, callbacks in self._call_all(hook, self.cfg, argument):
             for callback in callbacks or []:
                 if callback is None:
                     continue
                 time_callback(callback, plugin)
                 self._contribute(plugin, f"callback {type(callback).__name__.lstrip('_')}")
-                found.append(callback)
-        self.callbacks += found
-        return found
+                new_callbacks.append(callback)
+        self.callbacks += new_callbacks
+        return new_callbacks
 
     @contextmanager
     def _running(self, plugin: BasePlugin, hook: str) -> Iterator[None]:
@@ -369,9 +369,9 @@ class PluginSession:
             self._drop(plugin, f"{hook} failed: {type(error).__name__}: {error}")
 
     def _contribute(self, plugin: BasePlugin, what: str) -> None:
-        found = self._contributions.setdefault(plugin, [])
-        if what not in found:
-            found.append(what)
+        contributions = self._contributions.setdefault(plugin, [])
+        if what not in contributions:
+            contributions.append(what)
 
     def _check_effects(self) -> None:
         for plugin in list(self.plugins):
@@ -396,12 +396,8 @@ class PluginSession:
 
 
 def _overrides(plugin: BasePlugin, hook: str) -> bool:
-    return _defined(type(plugin), hook) is not _defined(BasePlugin, hook)
+    return getattr(type(plugin), hook, None) is not getattr(BasePlugin, hook, None)
 
 
 def _computes_loss(plugin: BasePlugin) -> bool:
     return _overrides(plugin, "compute_loss")
-
-
-def _defined(owner: type, name: str) -> Callable[..., Any] | None:
-    return getattr(owner, name, None)

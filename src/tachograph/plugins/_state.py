@@ -43,29 +43,29 @@ def save_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -
         )  # not in memory: may be as large as a model
         temporary.replace(path)
     if rank == 0:
-        listed = {"plugins": [plugin.plugin_name() for plugin in plugins], "with_state": names}
-        replace_file(folder / _LIST, json.dumps(listed).encode(), below=checkpoint)
+        plugin_list = {"plugins": [plugin.plugin_name() for plugin in plugins], "with_state": names}
+        replace_file(folder / _LIST, json.dumps(plugin_list).encode(), below=checkpoint)
 
 
 def load_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -> list[str]:
-    """Restore the state of all plugins from a checkpoint. Return the names of plugins that the checkpoint has not had.
+    """Restore the state of all plugins from a checkpoint. Return the names of plugins that it does not list.
 
     Raises:
         PluginError: if the file of a plugin is missing or damaged.
     """
     folder = checkpoint / _FOLDER
     try:
-        listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
-        with_state = set(listed["with_state"])
-        known = set(listed["plugins"])
+        plugin_list = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        with_state = set(plugin_list["with_state"])
+        plugin_names = set(plugin_list["plugins"])
     except FileNotFoundError:
         return [plugin.plugin_name() for plugin in plugins]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PluginError(f"cannot read {folder / _LIST}: {error}; resume from another checkpoint") from error
     for plugin in plugins:
         if plugin.plugin_name() in with_state:
-            plugin.load_state_dict(_read(_file(folder, plugin, rank), plugin))
-    return [plugin.plugin_name() for plugin in plugins if plugin.plugin_name() not in known]
+            plugin.load_state_dict(_read_state(_file(folder, plugin, rank), plugin))
+    return [plugin.plugin_name() for plugin in plugins if plugin.plugin_name() not in plugin_names]
 
 
 def _file(folder: Path, plugin: BasePlugin, rank: int) -> Path:
@@ -73,7 +73,7 @@ def _file(folder: Path, plugin: BasePlugin, rank: int) -> Path:
     return folder / f"{plugin.plugin_name()}{suffix}.safetensors"
 
 
-def _read(path: Path, plugin: BasePlugin) -> dict[str, Any]:
+def _read_state(path: Path, plugin: BasePlugin) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -82,8 +82,8 @@ def _read(path: Path, plugin: BasePlugin) -> dict[str, Any]:
             plain = json.loads((file.metadata() or {})["state"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise plugin.error(f"cannot read its state in {path}: {error}; resume from another checkpoint") from error
-    joined = _join(plain, "", tensors)
-    return joined if isinstance(joined, dict) else {}
+    state = _join(plain, "", tensors)
+    return state if isinstance(state, dict) else {}
 
 
 _TENSOR = "\x00tensor"

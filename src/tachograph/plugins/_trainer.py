@@ -1,4 +1,4 @@
-"""The parts of a trainer that carry plugins: mixins for its class, and a recorder of what they do.
+"""The parts of a trainer that carry plugins: mixins for its class, and a recorder of their effects.
 
 The scale of a loss is decided in `PluginTrainerMixin.compute_loss` alone. With gradient accumulation, a trainer either
 passes the number of items of the whole step and expects a loss divided by it, or divides a mean by the number of
@@ -31,7 +31,7 @@ __all__ = ["GENERATES", "PluginTrainerMixin", "PluginRecorder", "compose", "time
 _EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 GENERATES = "_generate_and_score_completions"
 """The method of GRPO and RLOO trainers after which completions have rewards and advantages."""
-_SHARED = {"log", "create_optimizer", "create_scheduler", "compute_loss_context_manager"}
+_SHARED_METHODS = {"log", "create_optimizer", "create_scheduler", "compute_loss_context_manager"}
 """Methods that several plugins may extend, because each calls the next one."""
 
 
@@ -46,39 +46,39 @@ class PluginTrainerMixin:
         inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Return the loss of the plugin that computes it, else that of the trainer."""
+        """Return the loss of the plugin that computes it, else the trainer's."""
         plugin = self.plugin_session.loss
         if plugin is None:
             return super().compute_loss(  # type: ignore[misc]
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **named
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
             )
         result = plugin.compute_loss(self, model, inputs)
         plugin.report.effect()
-        loss = _scaled(self, result, num_items_in_batch if getattr(model, "training", True) else None)
+        loss = _scale_loss(self, result, num_items_in_batch if getattr(model, "training", True) else None)
         return (loss, result.outputs) if return_outputs else loss
 
-    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+    def log(self, logs: dict[str, float], *arguments: Any, **kwargs: Any) -> None:
         """Add the metrics of the plugins to the log of a step."""
         if "loss" in logs:
             with guard("reading the metrics of plugins"):
                 logs.update(self.plugin_session.metrics(self.state.global_step))  # type: ignore[attr-defined]
-        super().log(logs, *arguments, **named)  # type: ignore[misc]
+        super().log(logs, *arguments, **kwargs)  # type: ignore[misc]
 
-    def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
-        """Return the optimizer of the plugin that creates it, else that of the trainer."""
+    def create_optimizer(self, *arguments: Any, **kwargs: Any) -> Any:
+        """Return the optimizer of the plugin that creates it, else the trainer's."""
         if getattr(self, "optimizer", None) is None:
             optimizer = self.plugin_session.create_optimizer(self)
             if optimizer is not None:
                 self.optimizer = optimizer
-        return super().create_optimizer(*arguments, **named)  # type: ignore[misc]
+        return super().create_optimizer(*arguments, **kwargs)  # type: ignore[misc]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the scheduler of the plugin that creates it, else that of the trainer."""
+        """Return the scheduler of the plugin that creates it, else the trainer's."""
         if getattr(self, "lr_scheduler", None) is None:
-            chosen = optimizer if optimizer is not None else getattr(self, "optimizer", None)
-            scheduler = self.plugin_session.create_lr_scheduler(self, chosen, num_training_steps)
+            target_optimizer = optimizer if optimizer is not None else getattr(self, "optimizer", None)
+            scheduler = self.plugin_session.create_lr_scheduler(self, target_optimizer, num_training_steps)
             if scheduler is not None:
                 self.lr_scheduler = scheduler
         return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
@@ -112,7 +112,7 @@ class RolloutMixin:
         return result
 
 
-def _scaled(trainer: Any, result: LossResult, num_items_in_batch: Any) -> Any:
+def _scale_loss(trainer: Any, result: LossResult, num_items_in_batch: Any) -> Any:
     """Return a loss in the scale that the trainer expects, and declare that scale to the trainer."""
     is_scaled = result.num_items is not None and num_items_in_batch is not None
     if result.num_items is None:
@@ -131,7 +131,7 @@ def _scaled(trainer: Any, result: LossResult, num_items_in_batch: Any) -> Any:
 
 
 def compose(base: type, parts: list[tuple[BasePlugin, type]], session: Any) -> type:
-    """Return a class that inherits from what plugins add, the first plugin first, and from a trainer class.
+    """Return a class that inherits from the mixins of plugins, the first plugin first, and from a trainer class.
 
     Raises:
         PluginError: if two plugins replace the same method, or the classes cannot be combined.
@@ -140,13 +140,13 @@ def compose(base: type, parts: list[tuple[BasePlugin, type]], session: Any) -> t
     for plugin, part in parts:
         for method in _methods_of(part):
             other = owners.setdefault(method, plugin)
-            if other is not plugin and method not in _SHARED:
+            if other is not plugin and method not in _SHARED_METHODS:
                 raise PluginError(
                     f"plugins {other.plugin_name()} and {plugin.plugin_name()} cannot be combined: "
                     f"both replace {method} of the trainer. Remove one of them from `plugins`."
                 )
     bases: list[type] = [PluginTrainerMixin, RolloutMixin] if hasattr(base, GENERATES) else [PluginTrainerMixin]
-    # `Trainer` calls no next class, so whatever is not a trainer class itself comes first.
+    # `Trainer` does not call `super()`, so mixins that are not trainer classes come first.
     for _, part in sorted(parts, key=lambda entry: issubclass(entry[1], Trainer)):
         if part not in bases and not issubclass(base, part):
             bases.append(part)
@@ -163,9 +163,9 @@ def compose(base: type, parts: list[tuple[BasePlugin, type]], session: Any) -> t
 
 
 def _methods_of(part: type) -> set[str]:
-    """Return the methods of a part that are not those of `Trainer` or `object`."""
-    known = {Trainer, *Trainer.__mro__}
-    owners = [owner for owner in part.__mro__ if owner not in known]
+    """Return the methods of a part that do not come from `Trainer` or its bases."""
+    trainer_classes = {Trainer, *Trainer.__mro__}
+    owners = [owner for owner in part.__mro__ if owner not in trainer_classes]
     return {
         name for owner in owners for name, value in vars(owner).items() if callable(value) and not name.startswith("__")
     }
@@ -177,33 +177,33 @@ def _ignores_num_items(parts: list[tuple[BasePlugin, type]]) -> bool:
         function = next((vars(owner)["compute_loss"] for owner in part.__mro__ if "compute_loss" in vars(owner)), None)
         if function is None or function is Trainer.compute_loss or not inspect.isfunction(function):
             continue
-        named = any(
+        takes_kwargs = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
         )
-        reads = any(
+        reads_num_items = any(
             instruction.argval == "num_items_in_batch" and instruction.opname.startswith("LOAD")
             for instruction in dis.get_instructions(function)
         )
-        return not (named or reads)
+        return not (takes_kwargs or reads_num_items)
     return False
 
 
 def time_callback(callback: Any, plugin: BasePlugin) -> None:
     """Time the events of a callback, on the instance."""
-    # Ours report their effects themselves; of others, each call counts as one.
+    # Built-in callbacks report their effects; each call of another callback counts as one.
     is_effect = not type(plugin).__module__.startswith("tachograph.plugins.")
     for event in _EVENTS:
         method = getattr(callback, event, None)
         if method is not None and getattr(type(callback), event, None) is not getattr(TrainerCallback, event):
-            setattr(callback, event, _timed(method, plugin.report.timer(event, is_effect=is_effect)))
+            setattr(callback, event, _time_method(method, plugin.report.timer(event, is_effect=is_effect)))
 
 
-def _timed(method: Callable[..., Any], timer: HookTimer) -> Callable[..., Any]:
+def _time_method(method: Callable[..., Any], timer: HookTimer) -> Callable[..., Any]:
     @functools.wraps(method)
-    def wrapper(args: Any, state: Any, control: Any, **named: Any) -> Any:
+    def wrapper(args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         start_s = perf_counter()
         try:
-            return method(args, state, control, **named)
+            return method(args, state, control, **kwargs)
         finally:
             timer.seconds += perf_counter() - start_s
             timer.num_calls += 1
@@ -212,7 +212,7 @@ def _timed(method: Callable[..., Any], timer: HookTimer) -> Callable[..., Any]:
 
 
 class PluginRecorder:
-    """Records what the plugins of a session do, and keeps their state in checkpoints.
+    """Records the effects of the plugins of a session, and keeps their state in checkpoints.
 
     It wraps methods of the trainer's callback handler that are called rarely. A callback would cost time in every step.
     """
@@ -226,13 +226,13 @@ class PluginRecorder:
         """Wrap the callback handler, until the patches are undone."""
         handler = self._trainer.callback_handler
         for event in ("on_train_begin", "on_train_end", "on_save"):
-            patches.replace(handler, event, self._followed(getattr(handler, event), getattr(self, f"_{event}")))
+            patches.replace(handler, event, self._call_after(getattr(handler, event), getattr(self, f"_{event}")))
 
     @staticmethod
-    def _followed(event: Callable[..., Any], follow: Callable[..., None]) -> Callable[..., Any]:
+    def _call_after(event: Callable[..., Any], follow: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(event)
-        def wrapper(args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any) -> Any:
-            result = event(args, state, control, **named)
+        def wrapper(args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+            result = event(args, state, control, **kwargs)
             follow(args, state)
             return result
 

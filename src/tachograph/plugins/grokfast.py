@@ -2,7 +2,7 @@
 
 With `ema`, the filter keeps an exponential moving average of each gradient and adds it to the gradient before the
 optimizer step: ``average = alpha * average + (1 - alpha) * gradient``, then ``gradient += lamb * average``. With `ma`,
-the average is that of the last `grokfast_window` gradients. See Lee et al., 2024, https://arxiv.org/abs/2405.20233.
+the average covers the last `grokfast_window` gradients. See Lee et al., 2024, https://arxiv.org/abs/2405.20233.
 
 The trainer clips gradients before callbacks see them, so the norm that the optimizer sees is up to ``1 + lamb`` times
 `max_grad_norm`. Both norms are reported; `grokfast_clip_after` clips again.
@@ -36,10 +36,10 @@ class GrokfastOptions(BaseModel):
     def _check(self) -> GrokfastOptions:
         alpha, lamb = self.grokfast_alpha, self.grokfast_lamb
         if not 0 <= alpha < 1:
-            swapped = f" Perhaps alpha and lamb ({lamb:g}) are swapped." if 0 <= lamb < 1 else ""
+            hint = f" Perhaps alpha and lamb ({lamb:g}) are swapped." if 0 <= lamb < 1 else ""
             raise ValueError(
                 f"grokfast_alpha={alpha:g} must be at least 0 and below 1: with alpha >= 1 the average never forgets, "
-                f"and above 1 it grows with every step.{swapped}"
+                f"and above 1 it grows with every step.{hint}"
             )
         return self
 
@@ -81,15 +81,15 @@ class GrokfastPlugin(BasePlugin):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def filter(self, model: Any) -> None:
         """Filter the gradients of a model in place."""
-        found = {
+        gradient_by_name = {
             name: parameter.grad
             for name, parameter in model.named_parameters()
             if parameter.grad is not None and parameter.requires_grad
         }
-        if not found:
+        if not gradient_by_name:
             return
         lamb = self.options.grokfast_lamb
-        names, gradients = list(found), list(found.values())
+        names, gradients = list(gradient_by_name), list(gradient_by_name.values())
         before = _norm(gradients)
         averages = self._add_to_averages(names, [gradient.float() for gradient in gradients])
         self.report.effect()
@@ -97,8 +97,8 @@ class GrokfastPlugin(BasePlugin):
         if averages is None:
             self.report.set("grad_norm_after", before)
             return
-        added = [average.to(gradient.dtype) for average, gradient in zip(averages, gradients, strict=True)]
-        torch._foreach_add_(gradients, added, alpha=lamb)
+        corrections = [average.to(gradient.dtype) for average, gradient in zip(averages, gradients, strict=True)]
+        torch._foreach_add_(gradients, corrections, alpha=lamb)
         after, average_norm = _norm(gradients), _norm(averages)
         self.report.set("grad_norm_after", after)
         self.report.set("average_norm", average_norm)
@@ -108,19 +108,19 @@ class GrokfastPlugin(BasePlugin):
             self.report.set("cosine", product / (before * average_norm).clamp(min=1e-30))
 
     def _add_to_averages(self, names: list[str], gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Add gradients in 32 bits to their averages, and return those; None while the filter warms up."""
+        """Add gradients in 32 bits to their averages, and return the averages; None while the filter warms up."""
         options = self.options
         if options.grokfast_filter == "ma":
             return self._add_to_windows(names, gradients)
-        known = [
+        pairs = [
             (self._averages[name], entry)
             for name, entry in zip(names, gradients, strict=True)
             if name in self._averages
         ]
-        if known:
-            averages = [average for average, _ in known]
+        if pairs:
+            averages = [average for average, _ in pairs]
             torch._foreach_mul_(averages, options.grokfast_alpha)
-            torch._foreach_add_(averages, [entry for _, entry in known], alpha=1 - options.grokfast_alpha)
+            torch._foreach_add_(averages, [entry for _, entry in pairs], alpha=1 - options.grokfast_alpha)
         for name, entry in zip(names, gradients, strict=True):  # a parameter may get its first gradient in any step
             if name not in self._averages:
                 self._averages[name] = entry.clone()
@@ -156,8 +156,8 @@ class GrokfastPlugin(BasePlugin):
         for name, average in self._averages.items():
             self._averages[name] = average.to(devices.get(name, average.device))
         for name, window in self._windows.items():
-            moved = [entry.to(devices.get(name, entry.device)) for entry in window]
-            self._windows[name] = deque(moved, maxlen=window.maxlen)
+            entries = [entry.to(devices.get(name, entry.device)) for entry in window]
+            self._windows[name] = deque(entries, maxlen=window.maxlen)
 
 
 class _FilterCallback(TrainerCallback):
@@ -168,13 +168,13 @@ class _FilterCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Move a restored state to the devices of the model."""
         self._plugin.move_to(model)
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Filter the gradients."""
         accelerator = self._trainer.accelerator

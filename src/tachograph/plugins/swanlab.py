@@ -1,6 +1,6 @@
 """SwanLab: send the run of a training to SwanLab, with the options of Axolotl's plugin.
 
-The export itself is the sink `swanlab`, and the rules for the options are those of `SwanLabConfig`. A run whose config
+The export itself is the sink `swanlab`, and `SwanLabConfig` checks the options. A run whose config
 has these options has the sink already, as in `tacho train`. Otherwise the plugin adds it: to the run that is open when
 the plugin is applied, else to the one that exists when training begins. The process of the sink starts before training
 in any case, so that a missing key is an error and not a gap.
@@ -74,20 +74,20 @@ class SwanLabPlugin(BasePlugin):
 
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
         """Return where the run is sent."""
-        found, _ = self._config()
-        if not found.is_enabled:
-            return [_off_reason(found)]
+        config, _ = self._config()
+        if not config.is_enabled:
+            return [_off_reason(config)]
         self._check_installed()
-        return [f"sends the run to SwanLab: project {found.swanlab_project}, mode {found.swanlab_mode or 'cloud'}"]
+        return [f"sends the run to SwanLab: project {config.swanlab_project}, mode {config.swanlab_mode or 'cloud'}"]
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
         """Start the sink, and add it to the run that is open."""
-        found, warnings = self._config()
-        if not found.is_enabled:
-            self.report.changed(_off_reason(found), count=1)
+        config, warnings = self._config()
+        if not config.is_enabled:
+            self.report.changed(_off_reason(config), count=1)
             return
         self._check_installed()
-        self.report.changed("run sent to SwanLab", [f"project {found.swanlab_project}"])
+        self.report.changed("run sent to SwanLab", [f"project {config.swanlab_project}"])
         if ranks.rank() != 0:
             return  # rank 0 records and sends
         for warning in warnings:
@@ -97,7 +97,7 @@ class SwanLabPlugin(BasePlugin):
             self._is_on = True
             return
         try:
-            self._sinks = start_sinks({_SINK: found.sink_options()})
+            self._sinks = start_sinks({_SINK: config.sink_options()})
         except ConfigError as error:
             raise self.error(str(error)) from error
         self.patches.on_undo(self._cancel)
@@ -133,11 +133,11 @@ class SwanLabPlugin(BasePlugin):
         return False
 
     def _add_to(self, run: Run) -> None:
-        found, _ = self._config()
+        config, _ = self._config()
         sinks, self._sinks = self._sinks, []
         try:
-            _check_open_run(run, found)
-            add_exports(run, sinks, found.add_to_notify(None))
+            _check_open_run(run, config)
+            add_exports(run, sinks, config.add_to_notify(None))
         except ConfigError as error:
             for sink in sinks:
                 sink.cancel()
@@ -170,14 +170,14 @@ class _RunCallback(TrainerCallback):
         self._is_found = False
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the run. Without one, a callback that comes later must start it."""
         callbacks = [type(callback).__name__ for callback in self._trainer.callback_handler.callbacks]
         self._is_found = self._plugin.find_run(is_expected=_CALLBACK not in callbacks)
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the run in the first step."""
         if not self._is_found:
@@ -210,15 +210,15 @@ def _check_open_run(run: Run, config: SwanLabConfig) -> None:
 
 
 def _parse(values: Mapping[str, Any]) -> tuple[SwanLabConfig, list[str]]:
-    """Return the options, and warnings. Whoever lists the plugin wants SwanLab, so that a project is required."""
+    """Return the options, and warnings. Users who list the plugin want SwanLab, so a project is required."""
     names = SwanLabConfig.__struct_fields__
-    given = {name: values[name] for name in names if values.get(name) is not None}
-    if given.get("swanlab_mode") != "disabled":
-        given.setdefault("use_swanlab", True)
-    return SwanLabConfig.from_config(given)
+    options = {name: values[name] for name in names if values.get(name) is not None}
+    if options.get("swanlab_mode") != "disabled":
+        options.setdefault("use_swanlab", True)
+    return SwanLabConfig.from_config(options)
 
 
-def _off_reason(found: SwanLabConfig) -> str:
+def _off_reason(config: SwanLabConfig) -> str:
     return "SwanLab is off: " + (
-        "swanlab_mode is disabled" if found.use_swanlab is not False else "use_swanlab is false"
+        "swanlab_mode is disabled" if config.use_swanlab is not False else "use_swanlab is false"
     )

@@ -48,12 +48,12 @@ def count_steps(config: TrainConfig, num_rows: int) -> Steps:
 
 
 def _num_generations(config: TrainConfig) -> int:
-    found = config.trl.get("num_generations", 8)
-    return found if isinstance(found, int) and found > 0 else 1
+    num_generations = config.trl.get("num_generations", 8)
+    return num_generations if isinstance(num_generations, int) and num_generations > 0 else 1
 
 
 def trainer_and_arguments(config: TrainConfig) -> tuple[type, type]:
-    """Return the class of the trainer and that of its arguments."""
+    """Return the class of the trainer and the class of its arguments."""
     if config.rl is None:
         from transformers import Trainer, TrainingArguments
 
@@ -78,7 +78,7 @@ def trainer_and_arguments(config: TrainConfig) -> tuple[type, type]:
 
 
 def build_arguments(config: TrainConfig, session: PluginSession, steps: Steps, *, has_eval: bool) -> Any:
-    """Return the training arguments, with those of the plugins.
+    """Return the training arguments, including the arguments of plugins.
 
     Raises:
         ConfigError: if a value is invalid.
@@ -175,7 +175,7 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         **_saving(config, steps, has_eval),
     }
     if config.rl is None and config.remove_unused_columns is None:
-        options["remove_unused_columns"] = False  # the collator takes what the model needs, plugins' may take more
+        options["remove_unused_columns"] = False  # the collator selects columns; a plugin's may take more
     strategy = "group_by_length" if config.group_by_length else "random"
     if not (config.shuffle and config.shuffle_merged_datasets):
         strategy = "sequential"
@@ -213,10 +213,10 @@ def _warmup(config: TrainConfig) -> float | None:
     return config.warmup_steps if config.warmup_steps is not None else config.warmup_ratio
 
 
-def _optim_args(given: str | dict[str, Any] | None) -> str | None:
-    if isinstance(given, dict):
-        return ",".join(f"{name}={value}" for name, value in given.items())
-    return given
+def _optim_args(arguments: str | dict[str, Any] | None) -> str | None:
+    if isinstance(arguments, dict):
+        return ",".join(f"{name}={value}" for name, value in arguments.items())
+    return arguments
 
 
 def _fsdp_config(config: TrainConfig) -> Any:
@@ -272,10 +272,10 @@ def _preference(config: TrainConfig, names: set[str]) -> dict[str, Any]:
         options["beta"] = config.orpo_alpha if config.orpo_alpha is not None else config.rl_beta
     if config.rl != "grpo":
         options["max_length"] = config.sequence_len
-    given = {name: value for name, value in config.trl.items() if name != "reward_funcs"}
-    unknown = [name for name in given if name not in names]
+    trl_options = {name: value for name, value in config.trl.items() if name != "reward_funcs"}
+    unknown = [name for name in trl_options if name not in names]
     if unknown:
         raise ConfigError(
             f"trl: the trainer of rl: {config.rl} has no option {unknown[0]!r}{did_you_mean(unknown[0], names)}"
         )
-    return {name: value for name, value in {**options, **given}.items() if value is not None}
+    return {name: value for name, value in {**options, **trl_options}.items() if value is not None}

@@ -51,12 +51,12 @@ def model_card(
     header += ["tags:", "- tachograph", f"- {method}", "---", ""]
     lines = [*header, f"# {facts.get('run', 'model')}", ""]
     base = config.base_model or "a model with random weights, built from a config"
-    how = (
+    extent = (
         f"with {config.adapter.upper() if config.adapter in ('lora', 'qlora') else config.adapter}"
         if config.adapter
         else "in full"
     )
-    lines += [f"Trained from `{base}` {how}, by {str(method).upper()}.", "", "## Data", ""]
+    lines += [f"Trained from `{base}` {extent}, by {str(method).upper()}.", "", "## Data", ""]
     sets = [*config.train_sets(), *config.eval_sets()]
     lines += [f"- `{dataset.path}` ({key}{_kind(dataset.type)})" for key, dataset in sets]
     lines += ["", "## Run", "", "| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in facts.items())]
@@ -84,13 +84,13 @@ def _plain(value: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def write_card(folder: str, text: str) -> None:

@@ -62,11 +62,11 @@ def resolve_template(
         return _read_template(jinja or "", origin, problems)
     if name == "chatml":
         return CHATML
-    own = getattr(tokenizer, "chat_template", None)
-    if isinstance(own, dict):
-        own = own.get("default")
-    if own:
-        return str(own)
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template:
+        return str(template)
     if name == "tokenizer_default_fallback_chatml":
         return CHATML
     problems.add(
@@ -95,41 +95,41 @@ def _read_template(text: str, origin: str, problems: Problems) -> str | None:
     return text
 
 
-def parse_messages(found: Any, column: str, dataset: DatasetConfig) -> list[dict[str, Any]]:
+def parse_messages(conversation: Any, column: str, dataset: DatasetConfig) -> list[dict[str, Any]]:
     """Return the messages of a conversation with the names `role` and `content`.
 
     Raises:
         RowError: if they are not messages.
     """
-    if not isinstance(found, list) or not found:
-        got = "an empty list" if found == [] else type(found).__name__
+    if not isinstance(conversation, list) or not conversation:
+        got = "an empty list" if conversation == [] else type(conversation).__name__
         raise RowError(f"column {column!r}: expected a list of messages, got {got}")
     mapping = dataset.message_property_mappings
     role_key, content_key = mapping["role"], mapping["content"]
     roles = {**_ROLES, **{name: role for role, names in (dataset.roles or {}).items() for name in [role, *names]}}
     messages = []
-    for number, entry in enumerate(found):
-        place = f"column {column!r}, message {number + 1}"
+    for number, entry in enumerate(conversation):
+        location = f"column {column!r}, message {number + 1}"
         if not isinstance(entry, dict):
-            raise RowError(f"{place}: expected an object with {role_key!r} and {content_key!r}, got {entry!r:.60}")
+            raise RowError(f"{location}: expected an object with {role_key!r} and {content_key!r}, got {entry!r:.60}")
         if role_key not in entry:
             hint = "; set `message_property_mappings: {role: from, content: value}`" if "from" in entry else ""
-            raise RowError(f"{place}: {role_key!r} is missing (it has {', '.join(map(str, entry))}){hint}")
+            raise RowError(f"{location}: {role_key!r} is missing (it has {', '.join(map(str, entry))}){hint}")
         role = roles.get(entry[role_key]) if isinstance(entry[role_key], str) else None
         if role is None:
             hint = did_you_mean(str(entry[role_key]), roles) or ";"
             raise RowError(
-                f"{place}: unknown role {entry[role_key]!r}{hint} name it in `roles`, such as "
+                f"{location}: unknown role {entry[role_key]!r}{hint} name it in `roles`, such as "
                 f"{{assistant: [{entry[role_key]}]}}"
             )
         content = entry.get(content_key)
         if content is None and not entry.get("tool_calls"):
-            raise RowError(f"{place}: {content_key!r} is missing or null")
+            raise RowError(f"{location}: {content_key!r} is missing or null")
         if content is not None and not isinstance(content, str):
-            raise RowError(f"{place}: {content_key!r} must be a text, got {type(content).__name__}")
+            raise RowError(f"{location}: {content_key!r} must be a text, got {type(content).__name__}")
         if role == "system" and dataset.drop_system_message:
             continue
-        # A column of a table has the same fields in every message: those of others are null.
+        # A column of a table has the same fields in every message: fields that a message does not have are null.
         others = {
             key: value for key, value in entry.items() if value is not None and key not in (role_key, content_key)
         }
@@ -155,8 +155,8 @@ class ChatFormat:
         self._dataset = dataset
         self._train_on_inputs = train_on_inputs
         self._system_message = system_message
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {str(token) for token in added.values() if getattr(token, "special", False)}
+        added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {str(token) for token in added_tokens.values() if getattr(token, "special", False)}
         self._ends = sorted({*special, *map(str, tokenizer.all_special_tokens), *eot_tokens}, key=len, reverse=True)
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None) -> Rendered:
@@ -170,8 +170,8 @@ class ChatFormat:
         text = self._text(messages, tools)
         if self._train_on_inputs:
             return Rendered(text, [(0, len(text))])
-        trained = [number for number, message in enumerate(messages) if self._is_trained(message)]
-        if not trained:
+        trained_numbers = [number for number, message in enumerate(messages) if self._is_trained(message)]
+        if not trained_numbers:
             roles = ", ".join(sorted({message["role"] for message in messages}))
             raise RowError(
                 f"no message is trained on: the roles are {roles}, and roles_to_train is "
@@ -179,9 +179,9 @@ class ChatFormat:
             )
         spans = []
         position = 0
-        for number in trained:
+        for number in trained_numbers:
             keeps_end = self._dataset.train_on_eos == "turn" or (
-                self._dataset.train_on_eos == "last" and number == trained[-1]
+                self._dataset.train_on_eos == "last" and number == trained_numbers[-1]
             )
             start, end = self._span(text, messages, number, tools, position)
             position = end
@@ -241,11 +241,11 @@ class ChatFormat:
         end = len(text) if is_last else self._beginning(text, messages[: number + 1], tools)
         if end is None or end < start:
             end = start + len(content)
-            found = next((token for token in self._ends if text.startswith(token, end)), "")
-            return start, end + len(found)
-        stripped = len(text[:end].rstrip())
-        if any(text[start:stripped].endswith(token) for token in self._ends):
-            end = stripped  # the line break after the end token belongs to the template
+            end_token = next((token for token in self._ends if text.startswith(token, end)), "")
+            return start, end + len(end_token)
+        stripped_end = len(text[:end].rstrip())
+        if any(text[start:stripped_end].endswith(token) for token in self._ends):
+            end = stripped_end  # the line break after the end token belongs to the template
         return start, end
 
     def _without_end(self, text: str, start: int, end: int) -> int:

@@ -1,4 +1,4 @@
-"""`TrainConfig`: every key of a training config, in groups. The names are those of Axolotl for what both have."""
+"""`TrainConfig`: every key of a training config, in groups. Keys that Axolotl also has have the same name."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class OutputKeys(BaseModel):
     """Output, checkpoints and evaluation."""
 
     output_dir: str = Field("./model-out", description="Folder of checkpoints and of the trained model.")
-    name: str | None = Field(None, description="Name of the run; that of `output_dir` by default.")
+    name: str | None = Field(None, description="Name of the run; by default the name of `output_dir`.")
     save_steps: float | None = Field(None, gt=0, description="Steps between checkpoints, or a share of all steps.")
     saves_per_epoch: int | None = Field(None, ge=0, description="Checkpoints per epoch.")
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = Field(None, description="When to save.")
@@ -332,7 +332,7 @@ class TrainConfig(
         return self
 
     def train_sets(self) -> list[tuple[str, DatasetConfig]]:
-        """Return the datasets to train on, each with its place in the config."""
+        """Return the datasets to train on, each with its key, such as ``datasets[0]``."""
         pretraining = self.pretraining_dataset
         if pretraining is None:
             return [(f"datasets[{index}]", entry) for index, entry in enumerate(self.datasets)]
@@ -344,12 +344,12 @@ class TrainConfig(
         ]
 
     def eval_sets(self) -> list[tuple[str, DatasetConfig]]:
-        """Return the datasets to evaluate on, each with its place in the config."""
+        """Return the datasets to evaluate on, each with its key, such as ``test_datasets[0]``."""
         return [(f"test_datasets[{index}]", entry) for index, entry in enumerate(self.test_datasets)]
 
     @property
     def attention(self) -> str | None:
-        """The implementation of attention; None: that of the model."""
+        """The implementation of attention; None: the default of the model."""
         switches = {
             "flash_attention_2": self.flash_attention,
             "sdpa": self.sdp_attention,
@@ -366,14 +366,14 @@ def _check_model(config: TrainConfig) -> None:
         )
     if config.init_from_config is not None and config.tokenizer_config is None and config.base_model is None:
         raise ValueError("tokenizer_config is missing: a model built by init_from_config has no tokenizer")
-    chosen = [
+    switches = [
         name
         for name in ("flash_attention", "sdp_attention", "eager_attention", "flex_attention")
         if getattr(config, name)
     ]
-    if len(chosen) > 1 or (chosen and config.attn_implementation):
+    if len(switches) > 1 or (switches and config.attn_implementation):
         raise ValueError(
-            f"{' and '.join([*chosen, 'attn_implementation'][:2])} contradict each other: keep one of them"
+            f"{' and '.join([*switches, 'attn_implementation'][:2])} contradict each other: keep one of them"
         )
 
 
@@ -404,13 +404,13 @@ def _check_precision(config: TrainConfig) -> None:
 
 
 def _check_schedule(config: TrainConfig) -> None:
-    for one, other in (
+    for first_key, second_key in (
         ("warmup_steps", "warmup_ratio"),
         ("save_steps", "saves_per_epoch"),
         ("eval_steps", "evals_per_epoch"),
     ):
-        if getattr(config, one) is not None and getattr(config, other) is not None:
-            raise ValueError(f"{one} and {other} contradict each other: keep one of them")
+        if getattr(config, first_key) is not None and getattr(config, second_key) is not None:
+            raise ValueError(f"{first_key} and {second_key} contradict each other: keep one of them")
     has_eval = bool(config.val_set_size or config.test_datasets)
     for key in ("evals_per_epoch", "eval_steps", "early_stopping_patience", "load_best_model_at_end"):
         # Configs for many datasets often set the frequency of evaluations, but nothing to evaluate on.
@@ -422,9 +422,9 @@ def _check_schedule(config: TrainConfig) -> None:
 
 def _check_adapter(config: TrainConfig) -> None:
     if config.adapter is None:
-        given = [name for name in ("lora_model_dir", "merge_lora") if getattr(config, name)]
-        if given:
-            raise ValueError(f"{given[0]} needs an adapter: add `adapter: lora`")
+        adapter_keys = [name for name in ("lora_model_dir", "merge_lora") if getattr(config, name)]
+        if adapter_keys:
+            raise ValueError(f"{adapter_keys[0]} needs an adapter: add `adapter: lora`")
         if config.load_in_8bit or config.load_in_4bit:
             key = "load_in_8bit" if config.load_in_8bit else "load_in_4bit"
             raise ValueError(f"{key}: quantised weights cannot be trained; add `adapter: qlora` or remove the key")

@@ -20,7 +20,7 @@ _BATCH_ROWS = 256
 
 
 class Limits(NamedTuple):
-    """What the model can take.
+    """The limits of the model.
 
     Attributes:
         vocab_size: the number of rows of its embedding; None if it is resized to the tokenizer.
@@ -35,11 +35,12 @@ class PreparedData(NamedTuple):
     """The data of a training.
 
     Attributes:
-        train: what the trainer trains on.
-        eval: what it evaluates on, if anything.
+        train: the rows to train on.
+        eval: the rows to evaluate on, if any.
         num_samples: the number of samples to train on, before packing.
-        num_tokens: the number of their tokens, and `num_trained_tokens` that of the trained ones; None if not known.
-        notes: what was dropped or changed, for the user.
+        num_tokens: the number of their tokens; None if not known.
+        num_trained_tokens: the number of tokens that have labels; None if not known.
+        notes: dropped and changed rows, in words for the user.
     """
 
     train: Any
@@ -51,7 +52,7 @@ class PreparedData(NamedTuple):
 
 
 def prepare_rows(config: TrainConfig, tokenizer: Any, limits: Limits, problems: Problems) -> PreparedData:
-    """Return the tokenised data. What is wrong is added to the problems; then the data is incomplete."""
+    """Return the tokenised data. Errors are added to the problems; then the data is incomplete."""
     notes: list[str] = []
     train = _read_sets(config.train_sets(), config, tokenizer, limits, problems, notes)
     held_out = _read_sets(config.eval_sets(), config, tokenizer, limits, problems, notes)
@@ -66,15 +67,15 @@ def prepare_rows(config: TrainConfig, tokenizer: Any, limits: Limits, problems: 
             problems.add(f"val_set_size={config.val_set_size:g} leaves {num_eval} of {len(train)} rows for evaluation")
         else:
             train, held_out = train.split(num_eval, config.seed)
-    packed: Any = train
+    train_rows: Any = train
     if config.sample_packing and len(train):
-        packed = PackedRows(train, config.sequence_len)
-        notes.append(f"packed {len(train)} samples into {len(packed)} rows")
+        train_rows = PackedRows(train, config.sequence_len)
+        notes.append(f"packed {len(train)} samples into {len(train_rows)} rows")
     held_out_rows: Any = held_out
     if config.eval_sample_packing and len(held_out):
         held_out_rows = PackedRows(held_out, config.sequence_len)
     return PreparedData(
-        packed,
+        train_rows,
         held_out_rows if len(held_out) else None,
         len(train),
         sum(train.lengths()),
@@ -94,26 +95,26 @@ def _read_sets(
     rows = TokenRows()
     for key, dataset in sets:
         had_problems = bool(problems)
-        renders = format_of(key, dataset, config, tokenizer, problems)
-        if renders is None:
+        render = format_of(key, dataset, config, tokenizer, problems)
+        if render is None:
             continue
         filler = _RowFilter(key, dataset, config, limits, rows)
         source = read_rows(key, dataset, problems)
         while batch := list(itertools.islice(source, _BATCH_ROWS)):
-            rendered: list[tuple[Row, Rendered]] = []
+            rendered_rows: list[tuple[Row, Rendered]] = []
             for row in batch:
                 filler.num_read += 1
                 try:
-                    rendered.append((row, renders(row.values)))
+                    rendered_rows.append((row, render(row.values)))
                 except RowError as error:
-                    problems.add_row(row.place, str(error))
+                    problems.add_row(row.location, str(error))
             for (row, text), (ids, labels) in zip(
-                rendered, encode(tokenizer, [text for _, text in rendered]), strict=True
+                rendered_rows, encode(tokenizer, [text for _, text in rendered_rows]), strict=True
             ):
                 try:
                     filler.add(row, ids, labels, text.can_split)
                 except RowError as error:
-                    problems.add_row(row.place, str(error))
+                    problems.add_row(row.location, str(error))
         notes += filler.notes()
         if not problems or not had_problems:
             filler.check(problems)
@@ -124,19 +125,19 @@ def encode(tokenizer: Any, texts: Sequence[Rendered]) -> list[tuple[list[int], l
     """Return tokens and labels of texts. A token is trained on if it starts inside one of the text's spans."""
     results: list[tuple[list[int], list[int]]] = [([], [])] * len(texts)
     for add_special_tokens in (False, True):
-        chosen = [number for number, text in enumerate(texts) if text.add_special_tokens == add_special_tokens]
-        if not chosen:
+        indices = [index for index, text in enumerate(texts) if text.add_special_tokens == add_special_tokens]
+        if not indices:
             continue
-        encoded = tokenizer(
-            [texts[number].text for number in chosen],
+        encoding = tokenizer(
+            [texts[index].text for index in indices],
             add_special_tokens=add_special_tokens,
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=True,
             verbose=False,
         )
-        for number, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            results[number] = _label(texts[number], list(ids), offsets, tokenizer.eos_token_id)
+        for index, ids, offsets in zip(indices, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+            results[index] = _label(texts[index], list(ids), offsets, tokenizer.eos_token_id)
     return results
 
 
@@ -163,7 +164,7 @@ def _label(
 
 
 class _RowFilter:
-    """Adds rows that fit, and counts those that do not."""
+    """Adds rows that fit, and counts the others."""
 
     def __init__(self, key: str, dataset: DatasetConfig, config: TrainConfig, limits: Limits, rows: TokenRows) -> None:
         self._key = key
@@ -195,7 +196,7 @@ class _RowFilter:
             return
         if len(ids) > length:
             self._num_long += 1
-            self._first_long = self._first_long or f"{row.place} ({len(ids)} tokens)"
+            self._first_long = self._first_long or f"{row.location} ({len(ids)} tokens)"
             if self._config.excess_length_strategy == "raise":
                 raise RowError(
                     f"{len(ids)} tokens are more than sequence_len={length}: raise it, or set excess_length_strategy "
@@ -229,21 +230,21 @@ class _RowFilter:
         return {"logprobs": logprobs, "logprobs_temperature": self._dataset.temperature or 1.0}
 
     def notes(self) -> list[str]:
-        """Return what was dropped or truncated."""
-        found = []
+        """Return how many rows were dropped or truncated, in words for the user."""
+        notes = []
         if self._num_long and self._config.excess_length_strategy != "raise":
             verb = "dropped" if self._config.excess_length_strategy == "drop" else "truncated"
-            found.append(
+            notes.append(
                 f"{self._key}: {verb} {self._num_long} of {self.num_read} rows, which are longer than "
                 f"sequence_len={self._config.sequence_len}; the first is {self._first_long}"
             )
         if self._num_short:
-            found.append(
+            notes.append(
                 f"{self._key}: dropped {self._num_short} rows of fewer than {self._config.min_sample_len} tokens"
             )
         if self._num_untrained:
-            found.append(f"{self._key}: dropped {self._num_untrained} rows, because none of their tokens is trained on")
-        return found
+            notes.append(f"{self._key}: dropped {self._num_untrained} rows, because none of their tokens is trained on")
+        return notes
 
     def check(self, problems: Problems) -> None:
         """Add a problem if nothing is left."""

@@ -140,14 +140,14 @@ def _custom(custom: CustomFormat, trains_on_inputs: bool) -> Format:
     def render(row: Mapping[str, Any]) -> Rendered:
         instruction = text_of(row, custom.field_instruction, "type.field_instruction")
         output = text_of(row, custom.field_output, "type.field_output")
-        given = row.get(custom.field_input) or ""
+        input_text = row.get(custom.field_input) or ""
         system = row.get(custom.field_system) or custom.system_prompt
-        for column, value in ((custom.field_input, given), (custom.field_system, system)):
+        for column, value in ((custom.field_input, input_text), (custom.field_system, system)):
             if not isinstance(value, str):
                 raise RowError(f"column {column!r} must be a text, got {type(value).__name__} {value!r:.40}")
-        pattern = custom.no_input_format if not given and custom.no_input_format is not None else custom.format
-        written = custom.system_format.format(system=system) if system and "{system}" not in pattern else ""
-        prompt = written + pattern.format(instruction=instruction, input=given, system=system)
+        pattern = custom.no_input_format if not input_text and custom.no_input_format is not None else custom.format
+        system_text = custom.system_format.format(system=system) if system and "{system}" not in pattern else ""
+        prompt = system_text + pattern.format(instruction=instruction, input=input_text, system=system)
         text = prompt + output
         spans = [(0 if trains_on_inputs else len(prompt), len(text))]
         return Rendered(text, spans, add_special_tokens=True, add_eos=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tachograph.exceptions import ConfigError
 from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import UNSUPPORTED
+from tachograph.train._known_keys import UNSUPPORTED_KEYS
 from tachograph.train._problems import Problems, TooManyProblems
 from tachograph.train._read import clean_values, read_values
 
@@ -29,11 +29,11 @@ __all__ = ["CheckedJob", "TrainJob", "TrainResult", "load"]
 
 
 class CheckedJob(NamedTuple):
-    """What a check has prepared.
+    """The parts of a training that a check has prepared.
 
     Attributes:
         tokenizer: the tokenizer, with the tokens that the config adds.
-        num_added: the number of those tokens.
+        num_added: the number of added tokens.
         model_config: the config of the model.
         meta_model: the model without weights, with its adapter.
         data: the data.
@@ -112,27 +112,27 @@ class TrainJob:
 
         with _working_directory_on_path():
             self.session: PluginSession = PluginSession.open(
-                values.get("plugins"), values, base=TrainConfig, origin=str(path), unsupported=UNSUPPORTED
+                values.get("plugins"), values, base=TrainConfig, origin=str(path), unsupported_keys=UNSUPPORTED_KEYS
             )
         self.config = cast(TrainConfig, self.session.options)
         self.warnings += self.session.warnings
-        self._checked: CheckedJob | None = None
+        self._checked_job: CheckedJob | None = None
 
     # Checking --------------------------------------------------------------------------------------------------------
 
     def check(self) -> CheckedJob:
-        """Find everything that is wrong, before the model is loaded, and return what was prepared.
+        """Find all problems before the model is loaded, and return the prepared parts.
 
         Raises:
             ConfigError: naming up to ten problems, each with its file and line or its key.
         """
-        if self._checked is None:
+        if self._checked_job is None:
             problems = Problems(str(self.path))
             with _working_directory_on_path(), contextlib.suppress(TooManyProblems):
-                self._checked = self._check(problems)
+                self._checked_job = self._check(problems)
             problems.raise_if_any()
-        assert self._checked is not None  # noqa: S101 - without problems, everything was prepared
-        return self._checked
+        assert self._checked_job is not None  # noqa: S101 - without problems, everything was prepared
+        return self._checked_job
 
     def _check(self, problems: Problems) -> CheckedJob | None:
         from tachograph._init import check_config
@@ -161,10 +161,10 @@ class TrainJob:
         if problems or data is None:
             return None
         steps = count_steps(config, len(data.train))
-        needed = config.micro_batch_size * steps.num_devices
-        if len(data.train) < needed and config.rl != "grpo":
+        min_rows = config.micro_batch_size * steps.num_devices
+        if len(data.train) < min_rows and config.rl != "grpo":
             problems.add(
-                f"the data has {len(data.train)} rows, but a batch needs {needed} (micro_batch_size "
+                f"the data has {len(data.train)} rows, but a batch needs {min_rows} (micro_batch_size "
                 f"{config.micro_batch_size} on {steps.num_devices} devices): lower micro_batch_size or add data"
             )
             return None
@@ -201,9 +201,9 @@ class TrainJob:
         from tachograph.train._data import PreparedData, prepare_rows
 
         config = self.config
-        found = self.session.load_datasets()
-        if found is not None:
-            train, held_out = _datasets_of(found)
+        plugin_datasets = self.session.load_datasets()
+        if plugin_datasets is not None:
+            train, held_out = _datasets_of(plugin_datasets)
             if train is None or not len(train):
                 problems.add("the plugin that loads the datasets returned no rows")
                 return None
@@ -221,7 +221,7 @@ class TrainJob:
         return prepare_preferences(config, tokenizer, limits, problems)
 
     def plan(self) -> TrainPlan:
-        """Return what the training would do, without loading the model or training.
+        """Return the plan of the training, without loading the model or training.
 
         Raises:
             ConfigError: if something is wrong.
@@ -229,17 +229,18 @@ class TrainJob:
         from tachograph.train._arguments import trainer_and_arguments
         from tachograph.train._plan import make_plan
 
-        checked = self.check()
+        checked_job = self.check()
         trainer, _ = trainer_and_arguments(self.config)
-        plan = make_plan(self.config, checked.data, checked.steps, checked.meta_model, trainer.__name__)
+        plan = make_plan(self.config, checked_job.data, checked_job.steps, checked_job.meta_model, trainer.__name__)
         plan.plugins = {
-            plugin.plugin_name(): plugin.plan(self.session.cfg, checked.meta_model) for plugin in self.session.plugins
+            plugin.plugin_name(): plugin.plan(self.session.cfg, checked_job.meta_model)
+            for plugin in self.session.plugins
         }
-        plan.notes = [*self.warnings, *checked.data.notes]
+        plan.notes = [*self.warnings, *checked_job.data.notes]
         return plan
 
     def plan_plugins(self) -> tuple[dict[str, list[str]], str]:
-        """Return what each plugin would change, without reading the data.
+        """Return the changes that each plugin would make, without reading the data.
 
         Returns:
             The plans by the name of the plugin, and the class of the model; empty if the model is not on this machine.
@@ -267,7 +268,7 @@ class TrainJob:
         Raises:
             ConfigError: if something is wrong; nothing has been trained then.
         """
-        checked = self.check()
+        checked_job = self.check()
         from tachograph.integrations.transformers import TachographCallback
         from tachograph.train._run_config import recorded_config, run_name
 
@@ -276,7 +277,7 @@ class TrainJob:
         )
         try:
             with _working_directory_on_path():
-                result = self._train(checked, callback)
+                result = self._train(checked_job, callback)
         except BaseException as error:
             with contextlib.suppress(Exception):
                 self.session.close()
@@ -290,25 +291,25 @@ class TrainJob:
         """Release the plugins of a job that was only checked."""
         self.session.close()
 
-    def _train(self, checked: CheckedJob, callback: Any) -> TrainResult:
+    def _train(self, checked_job: CheckedJob, callback: Any) -> TrainResult:
         from transformers import set_seed
 
         from tachograph.train._trainer import build_trainer
 
         config, session = self.config, self.session
         set_seed(config.seed)
-        model = self._load_model(checked)
-        trainer = build_trainer(config, session, checked, model, callback)
+        model = self._load_model(checked_job)
+        trainer = build_trainer(config, session, checked_job, model, callback)
         session.attach(trainer)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise ConfigError("no parameter of the model is trained: all are frozen")
-        outcome = trainer.train(resume_from_checkpoint=checked.checkpoint)
+        outcome = trainer.train(resume_from_checkpoint=checked_job.checkpoint)
         metrics = {name: float(value) for name, value in outcome.metrics.items() if isinstance(value, (int, float))}
-        if checked.data.eval is not None:
+        if checked_job.data.eval is not None:
             metrics |= _final_evaluation(trainer)
         trainer.save_model(config.output_dir)
         trainer.save_state()
-        self._write_card(trainer, callback, checked, metrics)
+        self._write_card(trainer, callback, checked_job, metrics)
         if config.merge_lora:
             self._merge(trainer)
         session.post_train(trainer.accelerator.unwrap_model(trainer.model))
@@ -321,12 +322,12 @@ class TrainJob:
             int(trainer.state.global_step),
         )
 
-    def _load_model(self, checked: CheckedJob) -> Any:
+    def _load_model(self, checked_job: CheckedJob) -> Any:
         from tachograph.train._model import add_adapter, freeze, load_model
 
         config, session = self.config, self.session
         session.pre_model_load()
-        model = load_model(config, checked.model_config, checked.tokenizer, checked.num_added)
+        model = load_model(config, checked_job.model_config, checked_job.tokenizer, checked_job.num_added)
         session.model_hook("post_model_build", model)
         if config.unfrozen_parameters:
             freeze(config, model)
@@ -334,17 +335,17 @@ class TrainJob:
         if config.adapter in ("lora", "qlora"):
             model = add_adapter(config, model, session.lora_config_kwargs())
         elif config.adapter is not None:
-            found = session.adapters()[config.adapter].load_adapter(model, session.cfg)
-            if found is None:
+            adapter_result = session.adapters()[config.adapter].load_adapter(model, session.cfg)
+            if adapter_result is None:
                 raise ConfigError(f"adapter={config.adapter!r}: the plugin did not load it")
-            model = found[0] if isinstance(found, tuple) else found
+            model = adapter_result[0] if isinstance(adapter_result, tuple) else adapter_result
         if config.adapter and config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
             model.enable_input_require_grads()
         session.model_hook("post_lora_load", model)
         session.model_hook("post_model_load", model)
         return model
 
-    def _write_card(self, trainer: Any, callback: Any, checked: CheckedJob, metrics: dict[str, float]) -> None:
+    def _write_card(self, trainer: Any, callback: Any, checked_job: CheckedJob, metrics: dict[str, float]) -> None:
         from tachograph.train._card import model_card, write_card
 
         if not trainer.is_world_process_zero():
@@ -353,10 +354,10 @@ class TrainJob:
         facts = {
             "run": callback.run.name if callback.run is not None else "not recorded",
             "steps": trainer.state.global_step,
-            "samples": checked.data.num_samples,
-            "tokens": checked.data.num_tokens if checked.data.num_tokens is not None else "not counted",
-            "rows per step": checked.steps.rows_per_step,
-            "devices": checked.steps.num_devices,
+            "samples": checked_job.data.num_samples,
+            "tokens": checked_job.data.num_tokens if checked_job.data.num_tokens is not None else "not counted",
+            "rows per step": checked_job.steps.rows_per_step,
+            "devices": checked_job.steps.num_devices,
             "parameters": sum(value.numel() for value in model.parameters()),
             "trained parameters": sum(value.numel() for value in model.parameters() if value.requires_grad),
         }
@@ -369,8 +370,8 @@ class TrainJob:
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
         target = str(Path(self.config.output_dir, "merged"))
-        merged = model.merge_and_unload()
-        merged.save_pretrained(target)
+        merged_model = model.merge_and_unload()
+        merged_model.save_pretrained(target)
         trainer.processing_class.save_pretrained(target)
         for plugin in self.session.plugins:
             plugin.post_lora_merge(self.session.cfg, self.config.output_dir, target)
@@ -423,24 +424,26 @@ def _check_output(output_dir: str, problems: Problems) -> None:
 def _find_checkpoint(config: TrainConfig, problems: Problems) -> str | None:
     from transformers.trainer_utils import get_last_checkpoint
 
-    given = config.resume_from_checkpoint
-    if isinstance(given, str):
-        if not Path(given, "trainer_state.json").is_file():
-            what = "it has no trainer_state.json" if Path(given).is_dir() else "no such folder"
-            problems.add(f"resume_from_checkpoint={given!r}: {what}; give a folder such as output_dir/checkpoint-100")
-        return given
-    if not given and not config.auto_resume_from_checkpoints:
+    checkpoint = config.resume_from_checkpoint
+    if isinstance(checkpoint, str):
+        if not Path(checkpoint, "trainer_state.json").is_file():
+            reason = "it has no trainer_state.json" if Path(checkpoint).is_dir() else "no such folder"
+            problems.add(
+                f"resume_from_checkpoint={checkpoint!r}: {reason}; give a folder such as output_dir/checkpoint-100"
+            )
+        return checkpoint
+    if not checkpoint and not config.auto_resume_from_checkpoints:
         return None
-    found = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
-    if found is None and given:
+    last_checkpoint = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
+    if last_checkpoint is None and checkpoint:
         problems.add(
             f"resume_from_checkpoint: true, but {config.output_dir!r} has no checkpoint: remove the key to start anew"
         )
-    return found
+    return last_checkpoint
 
 
 def _valid_name(name: str) -> str | None:
-    from tachograph.integrations._common.integration_run import name_from
+    from tachograph.integrations import name_from
 
     return name_from(name)
 
@@ -451,15 +454,15 @@ def _takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def _datasets_of(found: Any) -> tuple[Any, Any]:
+def _datasets_of(datasets: Any) -> tuple[Any, Any]:
     """Return the datasets that a plugin has loaded: an object with both, a mapping or a pair."""
-    if isinstance(found, tuple):
-        return found[0], found[1] if len(found) > 1 else None
-    if isinstance(found, dict):
-        return found.get("train_dataset", found.get("train")), found.get("eval_dataset", found.get("eval"))
-    if hasattr(found, "train_dataset"):
-        return found.train_dataset, getattr(found, "eval_dataset", None)
-    return found, None
+    if isinstance(datasets, tuple):
+        return datasets[0], datasets[1] if len(datasets) > 1 else None
+    if isinstance(datasets, dict):
+        return datasets.get("train_dataset", datasets.get("train")), datasets.get("eval_dataset", datasets.get("eval"))
+    if hasattr(datasets, "train_dataset"):
+        return datasets.train_dataset, getattr(datasets, "eval_dataset", None)
+    return datasets, None
 
 
 def _final_evaluation(trainer: Any) -> dict[str, float]:

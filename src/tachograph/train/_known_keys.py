@@ -1,24 +1,24 @@
 """Keys of Axolotl's configs that are not keys here, each with a reason.
 
-`UNSUPPORTED` keys change what is trained, so a config that sets one is rejected. `IGNORED` keys only make the same
-training faster or say where temporary files go, so they are dropped with a warning. `RENAMED` keys have another name.
+`UNSUPPORTED_KEYS` change the trained model, so a config that sets one is rejected. `IGNORED_KEYS` only make the same
+training faster or say where temporary files go, so they are dropped with a warning. `RENAMED_KEYS` have another name.
 A key that is empty or false has no effect in either program and is accepted.
 """
 
 from __future__ import annotations
 
-__all__ = ["IGNORED", "RENAMED", "UNSUPPORTED"]
+__all__ = ["IGNORED_KEYS", "RENAMED_KEYS", "UNSUPPORTED_KEYS"]
 
 _PARALLEL = "this kind of parallelism is not supported; use torchrun with `fsdp` or `deepspeed`"
 _REWARD = "training of reward models is not supported; train one with TRL and name its folder in trl.reward_funcs"
-_QUANTISED = "quantisation-aware training is not supported; use `adapter: qlora` or plain training"
+_QUANTISATION = "quantisation-aware training is not supported; use `adapter: qlora` or plain training"
 _RELORA = "ReLoRA is not supported; use `adapter: lora`"
 _OTHER_TRACKER = "this tracker is not supported; see the sinks in `telemetry.sinks`"
 _IMAGES = "only text is supported; remove images and audio from the data"
 _LIGER = "Liger kernels are not available as a plugin; remove the key"
 _PLUGIN = "it is an option of a plugin: add that plugin to `plugins`"
 
-UNSUPPORTED = {
+UNSUPPORTED_KEYS = {
     "adam_beta3": "no supported optimizer has a third beta; use optim_args",
     "adam_epsilon2": "no supported optimizer has a second epsilon; use optim_args",
     "batch_flattening": "use sample_packing, which also keeps samples apart",
@@ -34,7 +34,7 @@ UNSUPPORTED = {
     "embedding_lr_scale": "all parameters share one learning rate",
     "eval_causal_lm_metrics": "add the plugin lm_eval to `plugins`",
     "excess_token_handling": "use excess_length_strategy",
-    "experts_implementation": "the implementation of experts is that of the model",
+    "experts_implementation": "the model has its own implementation of experts",
     "expert_parallel_size": _PARALLEL,
     "gptq": "models that are quantised with GPTQ cannot be trained here; use `adapter: qlora` on the original model",
     "gptq_disable_exllama": "models that are quantised with GPTQ cannot be trained here",
@@ -60,7 +60,7 @@ UNSUPPORTED = {
     "lisa_n_layers": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
     "lisa_layers_attribute": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
     "lisa_step_interval": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
-    "llama4_linearized_experts": "the implementation of experts is that of the model",
+    "llama4_linearized_experts": "the model has its own implementation of experts",
     "loraplus_lr_embedding": "LoRA+ is not supported; all parameters share one learning rate",
     "loraplus_lr_ratio": "LoRA+ is not supported; all parameters share one learning rate",
     "lr_groups": "all parameters share one learning rate",
@@ -74,8 +74,8 @@ UNSUPPORTED = {
     "peft_layer_replication": "replication of layers is not supported",
     "process_reward_model": _REWARD,
     "processor_type": _IMAGES,
-    "qat": _QUANTISED,
-    "quantization": _QUANTISED,
+    "qat": _QUANTISATION,
+    "quantization": _QUANTISATION,
     "reference_model": "the reference is the model before training",
     "relora": _RELORA,
     "relora_cpu_offload": _RELORA,
@@ -101,7 +101,7 @@ UNSUPPORTED = {
 _NOT_NEEDED = "it is not needed"
 _KERNELS = "the model's own kernels are used"
 
-IGNORED = {
+IGNORED_KEYS = {
     "dataset_keep_in_memory": "tokenised data is always in memory",
     "dataset_num_proc": "data is tokenised by the threads of the tokenizer",
     "dataset_prepared_path": "data is read and checked at each start, and not cached",
@@ -145,7 +145,7 @@ IGNORED = {
     "wandb_watch": "gradients are not sent to W&B",
 }
 
-RENAMED = {
+RENAMED_KEYS = {
     "batch_size": "gradient_accumulation_steps",
     "evaluation_strategy": "eval_strategy",
     "eval_per_epoch": "evals_per_epoch",

@@ -36,14 +36,14 @@ def check_packages(config: TrainConfig, problems: Problems) -> None:
     import torch
 
     has_gpu = torch.cuda.is_available() and not config.use_cpu
-    needed = {
+    reason_by_package = {
         "peft": "adapter" if config.adapter else "",
         "trl": f"rl: {config.rl}" if config.rl else "",
         "bitsandbytes": _quantisation(config) or _bitsandbytes_optimizer(config),
         "flash_attn": "flash_attention" if config.attention == "flash_attention_2" else "",
         "deepspeed": "deepspeed" if config.deepspeed else "",
     }
-    for package, reason in needed.items():
+    for package, reason in reason_by_package.items():
         if reason and importlib.util.find_spec(package) is None:
             command = "tachograph[train]" if package in ("peft", "trl") else package.replace("_", "-")
             remedy = {
@@ -84,7 +84,7 @@ def compute_dtype(config: TrainConfig) -> str:
 
 
 def weights_dtype(config: TrainConfig) -> str:
-    """Return the type of the weights: `auto`, or that of the computation.
+    """Return the type of the weights: `auto`, or the type of the computation.
 
     With float16 the loss is scaled, which needs gradients, and so trained weights, in float32.
     """
@@ -97,11 +97,13 @@ def weights_dtype(config: TrainConfig) -> str:
 def _class_of(key: str, name: str) -> Any:
     import transformers
 
-    found = getattr(transformers, name, None)
-    if found is None:
-        known = [entry for entry in dir(transformers) if entry.endswith(("ForCausalLM", "Tokenizer", "TokenizerFast"))]
-        raise ConfigError(f"{key}={name!r}: transformers has no such class{did_you_mean(name, known)}")
-    return found
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        class_names = [
+            entry for entry in dir(transformers) if entry.endswith(("ForCausalLM", "Tokenizer", "TokenizerFast"))
+        ]
+        raise ConfigError(f"{key}={name!r}: transformers has no such class{did_you_mean(name, class_names)}")
+    return cls
 
 
 def is_local(source: str) -> bool:
@@ -135,7 +137,7 @@ def load_tokenizer(config: TrainConfig) -> tuple[Any, int]:
     """Return the tokenizer, and the number of tokens that the config adds to it.
 
     Raises:
-        ConfigError: if it cannot be loaded or lacks what is needed.
+        ConfigError: if it cannot be loaded, or cannot be used for training.
     """
     key = "tokenizer_config" if config.tokenizer_config else "base_model"
     source = config.tokenizer_config or config.base_model or ""
@@ -174,7 +176,7 @@ def load_model_config(config: TrainConfig, tokenizer: Any) -> Any:
 
     trust = config.trust_remote_code
     if isinstance(config.init_from_config, dict):
-        found = _build_config(dict(config.init_from_config), tokenizer)
+        model_config = _build_config(dict(config.init_from_config), tokenizer)
     else:
         source = config.init_from_config or config.base_model_config or config.base_model or ""
         key = (
@@ -184,7 +186,7 @@ def load_model_config(config: TrainConfig, tokenizer: Any) -> Any:
             if config.base_model_config
             else "base_model"
         )
-        found = _load(
+        model_config = _load(
             key,
             source,
             lambda path: AutoConfig.from_pretrained(
@@ -192,13 +194,14 @@ def load_model_config(config: TrainConfig, tokenizer: Any) -> Any:
             ),
         )
     for name, value in config.overrides_of_model_config.items():
-        if not hasattr(found, name):
+        if not hasattr(model_config, name):
             raise ConfigError(
-                f"overrides_of_model_config: {found.model_type} has no {name!r}{did_you_mean(name, found.to_dict())}"
+                f"overrides_of_model_config: {model_config.model_type} has no {name!r}"
+                f"{did_you_mean(name, model_config.to_dict())}"
             )
-        setattr(found, name, value)
-    found.use_cache = False
-    return found
+        setattr(model_config, name, value)
+    model_config.use_cache = False
+    return model_config
 
 
 def _build_config(values: dict[str, Any], tokenizer: Any) -> Any:
@@ -208,10 +211,10 @@ def _build_config(values: dict[str, Any], tokenizer: Any) -> Any:
     if kind not in CONFIG_MAPPING:
         hint = did_you_mean(str(kind), CONFIG_MAPPING.keys())
         raise ConfigError(f"init_from_config.model_type={kind!r}: transformers has no such model{hint}")
-    known = AutoConfig.for_model(kind)
+    defaults = AutoConfig.for_model(kind)
     for name in values:
-        if not hasattr(known, name):
-            raise ConfigError(f"init_from_config: {kind} has no {name!r}{did_you_mean(name, known.to_dict())}")
+        if not hasattr(defaults, name):
+            raise ConfigError(f"init_from_config: {kind} has no {name!r}{did_you_mean(name, defaults.to_dict())}")
     ids = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     try:
         return AutoConfig.for_model(kind, **{"vocab_size": len(tokenizer), **ids, **values})
@@ -220,7 +223,7 @@ def _build_config(values: dict[str, Any], tokenizer: Any) -> Any:
 
 
 def limits_of(model_config: Any, num_added: int) -> Limits:
-    """Return what the model can take."""
+    """Return the limits of the model."""
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
     vocab_size = getattr(text, "vocab_size", None)
     positions = getattr(text, "max_position_embeddings", None)
@@ -372,7 +375,7 @@ def add_adapter(config: TrainConfig, model: Any, more: dict[str, Any]) -> Any:
 
 
 def freeze(config: TrainConfig, model: Any) -> None:
-    """Freeze all parameters but those that `unfrozen_parameters` matches.
+    """Freeze all parameters that `unfrozen_parameters` does not match.
 
     Raises:
         ConfigError: if an expression is invalid or matches nothing.

@@ -1,4 +1,4 @@
-"""What a training would do: sizes, steps and memory, from the data and a model without weights."""
+"""The plan of a training: sizes, steps and memory, from the data and a model without weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPTIMIZER_STATES = {"sgd": 0.0, "adafactor": 0.0, "rmsprop": 1.0, "adagrad": 1.
 
 @dataclass
 class TrainPlan:
-    """What a training would do.
+    """The plan of a training.
 
     Attributes:
         rows: facts, each with its label.
-        plugins: what each plugin would change.
-        notes: what was dropped, and keys without effect.
+        plugins: the changes that each plugin would make.
+        notes: dropped rows, and keys without effect.
     """
 
     rows: list[tuple[str, str]]
@@ -35,15 +35,15 @@ class TrainPlan:
 
 
 def make_plan(config: TrainConfig, data: PreparedData, steps: Steps, model: Any, trainer: str) -> TrainPlan:
-    """Return the plan, without what plugins would do."""
-    total = sum(value.numel() for value in model.parameters())
-    trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    share = f" ({trained / total:.2%})" if trained != total else ""
+    """Return the plan, without the changes of plugins."""
+    num_parameters = sum(value.numel() for value in model.parameters())
+    num_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    share = f" ({num_trained / num_parameters:.2%})" if num_trained != num_parameters else ""
     rows = [
         ("model", f"{config.base_model or 'built from init_from_config'} ({type(model).__name__})"),
         ("trainer", trainer),
-        ("parameters", f"{total:,}"),
-        ("trained parameters", f"{trained:,}{share}"),
+        ("parameters", f"{num_parameters:,}"),
+        ("trained parameters", f"{num_trained:,}{share}"),
         ("samples", f"{data.num_samples:,}"),
     ]
     if len(data.train) != data.num_samples:
@@ -56,19 +56,22 @@ def make_plan(config: TrainConfig, data: PreparedData, steps: Steps, model: Any,
         ("rows per step", f"{steps.rows_per_step:,} on {steps.num_devices} device{'s' * (steps.num_devices != 1)}"),
         ("steps", f"{steps.total:,} ({steps.per_epoch:,} per epoch)"),
         ("precision", compute_dtype(config)),
-        ("memory per process", f"{_memory(config, total, trained, steps) / 2**30:.2f} GiB and activations"),
+        (
+            "memory per process",
+            f"{_memory(config, num_parameters, num_trained, steps) / 2**30:.2f} GiB and activations",
+        ),
         ("output", config.output_dir),
     ]
     return TrainPlan(rows)
 
 
-def _memory(config: TrainConfig, total: int, trained: int, steps: Steps) -> float:
+def _memory(config: TrainConfig, num_parameters: int, num_trained: int, steps: Steps) -> float:
     """Return the bytes of weights, gradients and optimizer; activations depend on the model and the batch."""
     size = _BYTES[weights_dtype(config)]
     weight_size = 0.5 if config.adapter == "qlora" or config.load_in_4bit else 1.0 if config.load_in_8bit else size
     states = next((count for name, count in _OPTIMIZER_STATES.items() if config.optimizer.startswith(name)), 2.0)
     state_size = 1 if "8bit" in config.optimizer else size
     needs_reference = config.rl in ("dpo", "ipo", "kto") and not config.adapter
-    weights = (total - trained) * weight_size + trained * size
-    memory = weights * (2 if needs_reference else 1) + trained * (size + states * state_size)
+    weights = (num_parameters - num_trained) * weight_size + num_trained * size
+    memory = weights * (2 if needs_reference else 1) + num_trained * (size + states * state_size)
     return memory / steps.num_devices if config.fsdp or config.deepspeed else memory

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tachograph.exceptions import PluginError, did_you_mean
-from tachograph.plugins._config import import_dotted
+from tachograph.plugins import import_dotted
 from tachograph.train._chat import parse_messages
 from tachograph.train._config import TrainConfig
 from tachograph.train._data import Limits, PreparedData
@@ -24,7 +24,7 @@ __all__ = ["prepare_preferences"]
 
 Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-_PAIRS = {
+_PAIR_COLUMNS = {
     "argilla": ("instruction", "chosen_response", "rejected_response"),
     "argilla_chat": ("prompt", "chosen", "rejected"),
     "icr": ("input", "chosen", "rejected"),
@@ -32,20 +32,20 @@ _PAIRS = {
     "prompt_pairs": ("prompt", "chosen", "rejected"),
     "ultra": ("prompt", "chosen", "rejected"),
 }
-"""The columns of prompt, better and worse answer."""
-_ANSWERS = {
+"""The columns of prompt, chosen and rejected completion."""
+_COMPLETION_COLUMNS = {
     "argilla": ("instruction", "completion"),
     "argilla_chat": ("completion", "completion"),
     "intel": ("question", "completion"),
     "prompt_pairs": ("prompt", "completion"),
     "ultra": ("prompt", "completion"),
 }
-"""The columns of prompt and answer (KTO)."""
+"""The columns of prompt and completion (KTO)."""
 _TEMPLATES = ("chat_template", "chatml", "llama3", "zephyr", "user_defined")
 
 
 def prepare_preferences(config: TrainConfig, tokenizer: Any, limits: Limits, problems: Problems) -> PreparedData:
-    """Return the data as `datasets.Dataset`. What is wrong is added to the problems; then the data is incomplete."""
+    """Return the data as `datasets.Dataset`. Errors are added to the problems; then the data is incomplete."""
     import datasets
 
     if not config.datasets:
@@ -89,23 +89,23 @@ def _read_sets(
         for row in read_rows(key, dataset, problems):
             num_read += 1
             try:
-                converted = convert(row.values)
-                length = _num_tokens(converted, tokenizer, limits)
+                example = convert(row.values)
+                length = _num_tokens(example, tokenizer, limits)
             except RowError as error:
-                problems.add_row(row.place, str(error))
+                problems.add_row(row.location, str(error))
                 continue
             if length > config.sequence_len and config.rl != "grpo":
                 num_long += 1
-                first_long = first_long or f"{row.place} ({length} tokens)"
+                first_long = first_long or f"{row.location} ({length} tokens)"
                 if config.excess_length_strategy == "raise":
                     problems.add_row(
-                        row.place,
+                        row.location,
                         f"{length} tokens are more than sequence_len={config.sequence_len}: raise it, or set "
                         "excess_length_strategy to drop or truncate",
                     )
                 if config.excess_length_strategy != "truncate":
                     continue
-            rows.append(converted)
+            rows.append(example)
         if num_long and config.excess_length_strategy != "raise":
             verb = "dropped" if config.excess_length_strategy == "drop" else "truncates"
             notes.append(
@@ -128,28 +128,34 @@ def _converter(key: str, dataset: DatasetConfig, config: TrainConfig, problems: 
     if isinstance(kind, CustomFormat):
         custom = kind
         if config.rl == "kto":
-            return lambda row: _answer(row, dataset, custom.field_prompt, custom.field_completion, custom.field_label)
+            return lambda row: _labelled_completion(
+                row, dataset, custom.field_prompt, custom.field_completion, custom.field_label
+            )
         if config.rl == "grpo":
             return lambda row: _prompt(row, dataset, custom.field_prompt)
-        return lambda row: _pair(row, dataset, custom.field_prompt, custom.field_chosen, custom.field_rejected)
+        return lambda row: _preference_pair(
+            row, dataset, custom.field_prompt, custom.field_chosen, custom.field_rejected
+        )
     template, _, columns = (kind or "chat_template.default").partition(".")
     if config.rl == "grpo" and kind is not None and template not in _TEMPLATES:
         return _transform(key, kind, config, problems)
     if template not in _TEMPLATES:
         problems.add(
             f"{key}.type={kind!r}: unknown format of rl: {config.rl}; expected chat_template.default, chatml.COLUMNS "
-            f"({', '.join(sorted(_PAIRS))}) or a mapping such as {{field_prompt: question, field_chosen: good}}"
+            f"({', '.join(sorted(_PAIR_COLUMNS))}) or a mapping such as {{field_prompt: question, field_chosen: good}}"
         )
         return None
     if config.rl == "grpo":
         return lambda row: _prompt(row, dataset, dataset.field_prompt)
-    table: dict[str, tuple[str, ...]] = dict(_ANSWERS if config.rl == "kto" else _PAIRS)
+    table: dict[str, tuple[str, ...]] = dict(_COMPLETION_COLUMNS if config.rl == "kto" else _PAIR_COLUMNS)
     if columns in ("", "default"):
         if config.rl == "kto":
-            return lambda row: _answer(
+            return lambda row: _labelled_completion(
                 row, dataset, dataset.field_prompt, dataset.field_completion, dataset.field_label
             )
-        return lambda row: _pair(row, dataset, dataset.field_prompt, dataset.field_chosen, dataset.field_rejected)
+        return lambda row: _preference_pair(
+            row, dataset, dataset.field_prompt, dataset.field_chosen, dataset.field_rejected
+        )
     if columns not in table:
         problems.add(
             f"{key}.type={kind!r}: unknown columns {columns!r}{did_you_mean(columns, table)} Available: default, "
@@ -158,33 +164,33 @@ def _converter(key: str, dataset: DatasetConfig, config: TrainConfig, problems: 
         return None
     names = table[columns]
     if config.rl == "kto":
-        return lambda row: _answer(row, dataset, names[0], names[1], dataset.field_label)
-    return lambda row: _pair(row, dataset, *names)
+        return lambda row: _labelled_completion(row, dataset, names[0], names[1], dataset.field_label)
+    return lambda row: _preference_pair(row, dataset, *names)
 
 
 def _transform(key: str, path: str, config: TrainConfig, problems: Problems) -> Convert | None:
-    """Return a function of the user that makes a row of another one, as Axolotl has it for GRPO."""
+    """Return the user's function that converts rows, as in Axolotl's configs for GRPO."""
     try:
-        found = import_dotted(path, f"{key}.type")(config.model_dump())
+        factory_result = import_dotted(path, f"{key}.type")(config.model_dump())
     except PluginError as error:
         problems.add(f"{error}; expected chat_template.default, or the dotted path of a function")
         return None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         problems.add(f"{key}.type={path!r}: the function failed: {type(error).__name__}: {error}")
         return None
-    function = found[0] if isinstance(found, tuple) else found
+    function = factory_result[0] if isinstance(factory_result, tuple) else factory_result
     if not callable(function):
         problems.add(f"{key}.type={path!r}: it must return a function that changes a row, got {function!r}")
         return None
 
     def convert(row: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            changed = function(dict(row))
+            new_row = function(dict(row))
         except Exception as error:  # the user's code may raise anything
             raise RowError(f"{path} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(changed, dict) or not changed.get("prompt"):
-            raise RowError(f"{path} must return a dict with 'prompt', got {changed!r:.60}")
-        return changed
+        if not isinstance(new_row, dict) or not new_row.get("prompt"):
+            raise RowError(f"{path} must return a dict with 'prompt', got {new_row!r:.60}")
+        return new_row
 
     return convert
 
@@ -200,7 +206,7 @@ def _messages_or_text(value: Any, column: str, dataset: DatasetConfig) -> Any:
 
 
 def _prompt_of(row: Mapping[str, Any], dataset: DatasetConfig, column: str) -> Any:
-    """Return the prompt: the column of the prompt, or that of the messages."""
+    """Return the prompt: the column of the prompt, or else the column of the messages."""
     if column not in row and dataset.field_messages in row:
         column = dataset.field_messages
     prompt = _messages_or_text(column_of(row, column, "field_prompt"), column, dataset)
@@ -208,47 +214,58 @@ def _prompt_of(row: Mapping[str, Any], dataset: DatasetConfig, column: str) -> A
     if isinstance(system, str) and system.strip():
         prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         prompt = [{"role": "system", "content": system}, *prompt]
-    return [{"role": one["role"], "content": one["content"]} for one in prompt] if isinstance(prompt, list) else prompt
+    return (
+        [{"role": message["role"], "content": message["content"]} for message in prompt]
+        if isinstance(prompt, list)
+        else prompt
+    )
 
 
-def _answer_of(row: Mapping[str, Any], dataset: DatasetConfig, column: str, key: str, prompt: Any) -> Any:
-    """Return an answer, in messages if the prompt is; without the prompt, where the column repeats it."""
-    answer = _messages_or_text(column_of(row, column, key), column, dataset)
-    if isinstance(prompt, str) and isinstance(answer, list):
-        return answer[-1]["content"]
+def _completion_of(row: Mapping[str, Any], dataset: DatasetConfig, column: str, key: str, prompt: Any) -> Any:
+    """Return a completion, as messages if the prompt is, and without the prompt if the column repeats it."""
+    completion = _messages_or_text(column_of(row, column, key), column, dataset)
+    if isinstance(prompt, str) and isinstance(completion, list):
+        return completion[-1]["content"]
     if isinstance(prompt, list):
-        content = answer if isinstance(answer, str) else answer[-1]["content"]
+        content = completion if isinstance(completion, str) else completion[-1]["content"]
         return [{"role": "assistant", "content": content}]
-    return answer
+    return completion
 
 
-def _pair(row: Mapping[str, Any], dataset: DatasetConfig, prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
-    question = _prompt_of(row, dataset, prompt)
-    answers = [column_of(row, name, key) for name, key in ((chosen, "field_chosen"), (rejected, "field_rejected"))]
-    if isinstance(question, str) and any(isinstance(answer, (list, dict)) for answer in answers):
+def _preference_pair(
+    row: Mapping[str, Any], dataset: DatasetConfig, prompt_column: str, chosen_column: str, rejected_column: str
+) -> dict[str, Any]:
+    question = _prompt_of(row, dataset, prompt_column)
+    completions = [
+        column_of(row, name, key)
+        for name, key in ((chosen_column, "field_chosen"), (rejected_column, "field_rejected"))
+    ]
+    if isinstance(question, str) and any(isinstance(completion, (list, dict)) for completion in completions):
         question = [{"role": "user", "content": question}]
     pair = {
         "prompt": question,
-        "chosen": _answer_of(row, dataset, chosen, "field_chosen", question),
-        "rejected": _answer_of(row, dataset, rejected, "field_rejected", question),
+        "chosen": _completion_of(row, dataset, chosen_column, "field_chosen", question),
+        "rejected": _completion_of(row, dataset, rejected_column, "field_rejected", question),
     }
     if pair["chosen"] == pair["rejected"]:
-        raise RowError(f"columns {chosen!r} and {rejected!r} are the same, so the row says nothing")
+        raise RowError(f"columns {chosen_column!r} and {rejected_column!r} are the same, so the row says nothing")
     return pair
 
 
-def _answer(row: Mapping[str, Any], dataset: DatasetConfig, prompt: str, answer: str, label: str) -> dict[str, Any]:
-    question = _prompt_of(row, dataset, prompt)
-    if isinstance(question, str) and isinstance(row.get(answer), (list, dict)):
+def _labelled_completion(
+    row: Mapping[str, Any], dataset: DatasetConfig, prompt_column: str, completion_column: str, label_column: str
+) -> dict[str, Any]:
+    question = _prompt_of(row, dataset, prompt_column)
+    if isinstance(question, str) and isinstance(row.get(completion_column), (list, dict)):
         question = [{"role": "user", "content": question}]
-    value = column_of(row, label, "field_label")
+    value = column_of(row, label_column, "field_label")
     if isinstance(value, str) and value.lower() in ("true", "false"):
         value = value.lower() == "true"
     if not isinstance(value, bool) and value not in (0, 1):
-        raise RowError(f"column {label!r} must be true or false, got {value!r:.40}")
+        raise RowError(f"column {label_column!r} must be true or false, got {value!r:.40}")
     return {
         "prompt": question,
-        "completion": _answer_of(row, dataset, answer, "field_completion", question),
+        "completion": _completion_of(row, dataset, completion_column, "field_completion", question),
         "label": bool(value),
     }
 

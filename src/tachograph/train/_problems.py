@@ -1,4 +1,4 @@
-"""`Problems`: collects what is wrong with a training, so that one message names several problems."""
+"""`Problems`: collects the errors in a config and its data, so that one message names several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_ROWS = 100
 
 
 class RowError(Exception):
-    """One row of the data cannot be used; the message says why, without the place."""
+    """One row of the data cannot be used; the message says why, without the location."""
 
 
 class TooManyProblems(Exception):  # noqa: N818 - it ends a search, and never reaches the user
@@ -23,30 +23,30 @@ class Problems:
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
-        self._found: list[str] = []
-        self._rows: dict[str, int] = {}
-        """The number of further rows with the same problem, by its message without the place."""
-        self._place_of: dict[str, str] = {}
+        self._problems: list[str] = []
+        self._num_repeats: dict[str, int] = {}
+        """The number of further rows with the same problem, by its message without the location."""
+        self._row_problem_of: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._problems)
 
     def add(self, problem: str) -> None:
-        """Add a problem: what is wrong, where, and what to do."""
-        if problem not in self._found:
-            self._found.append(problem)
-        if len(self._found) >= MAX_PROBLEMS:
+        """Add a problem: the error, its location, and the remedy."""
+        if problem not in self._problems:
+            self._problems.append(problem)
+        if len(self._problems) >= MAX_PROBLEMS:
             raise TooManyProblems
 
-    def add_row(self, place: str, problem: str) -> None:
-        """Add a problem of a row. The same problem of several rows is named once, with the first place."""
-        if problem in self._rows:
-            self._rows[problem] += 1
+    def add_row(self, location: str, problem: str) -> None:
+        """Add a problem of a row. The same problem of several rows is named once, with the first location."""
+        if problem in self._num_repeats:
+            self._num_repeats[problem] += 1
         else:
-            self._rows[problem] = 0
-            self._place_of[f"{place}: {problem}"] = problem
-            self.add(f"{place}: {problem}")
-        if sum(self._rows.values()) >= MAX_ROWS:
+            self._num_repeats[problem] = 0
+            self._row_problem_of[f"{location}: {problem}"] = problem
+            self.add(f"{location}: {problem}")
+        if sum(self._num_repeats.values()) >= MAX_ROWS:
             raise TooManyProblems
 
     def raise_if_any(self) -> None:
@@ -55,16 +55,16 @@ class Problems:
         Raises:
             ConfigError: if there are problems.
         """
-        if not self._found:
+        if not self._problems:
             return
-        found = [problem + self._repeated(problem) for problem in self._found]
-        if len(found) == 1:
-            raise ConfigError(f"{self._origin}: {found[0]}")
-        at_least = "at least " if len(found) >= MAX_PROBLEMS else ""
-        lines = "".join(f"\n  - {problem}" for problem in found)
-        raise ConfigError(f"{self._origin}: {at_least}{len(found)} problems{lines}")
+        texts = [problem + self._repeat_note(problem) for problem in self._problems]
+        if len(texts) == 1:
+            raise ConfigError(f"{self._origin}: {texts[0]}")
+        at_least = "at least " if len(texts) >= MAX_PROBLEMS else ""
+        lines = "".join(f"\n  - {problem}" for problem in texts)
+        raise ConfigError(f"{self._origin}: {at_least}{len(texts)} problems{lines}")
 
-    def _repeated(self, problem: str) -> str:
-        count = self._rows.get(self._place_of.get(problem, ""), 0)
+    def _repeat_note(self, problem: str) -> str:
+        count = self._num_repeats.get(self._row_problem_of.get(problem, ""), 0)
         at_least = "at least " if count >= MAX_ROWS - MAX_PROBLEMS else ""
         return f" (the same in {at_least}{count} more row{'s' * (count != 1)})" if count else ""

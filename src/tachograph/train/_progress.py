@@ -40,16 +40,16 @@ class ProgressPrinter(TrainerCallback):
     ) -> None:
         """Print a line, if it is time for one."""
         now_s = time.monotonic()
-        found = {name: (logs or {}).get(name) for name in ("loss", "eval_loss", "learning_rate")}
-        values = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+        logged_values = {name: (logs or {}).get(name) for name in ("loss", "eval_loss", "learning_rate")}
+        values = {name: value for name, value in logged_values.items() if isinstance(value, (int, float))}
         is_due = now_s - self._last_s >= _INTERVAL_S or state.global_step >= state.max_steps or "eval_loss" in values
         if not state.is_world_process_zero or not is_due or not ({"loss", "eval_loss"} & set(values)):
             return
         self._last_s = now_s
         num_done = state.global_step - self._first_step
         num_left = state.max_steps - state.global_step
-        left = (
+        time_left = (
             f", {format_duration((now_s - self._start_s) / num_done * num_left)} left" if num_done and num_left else ""
         )
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        print(f"[train] step {state.global_step}/{state.max_steps}: {shown}{left}", file=sys.stderr, flush=True)  # noqa: T201
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        print(f"[train] step {state.global_step}/{state.max_steps}: {metrics}{time_left}", file=sys.stderr, flush=True)  # noqa: T201

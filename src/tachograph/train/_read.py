@@ -1,4 +1,4 @@
-"""Reads a training config and applies `--set`; what is no key here is explained, dropped or rejected."""
+"""Reads a training config and applies `--set`; explains, drops or rejects unknown keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
 from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import IGNORED, RENAMED, UNSUPPORTED
+from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
 
 __all__ = ["apply_overrides", "clean_values", "read_values"]
 
@@ -26,9 +26,9 @@ def read_values(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         ConfigError: if it cannot be read or an override is invalid.
     """
     values = read_config(path)
-    wrong = [key for key in values if not isinstance(key, str)]
-    if wrong:
-        raise ConfigError(f"{path}: key {wrong[0]!r} is not a text: put it in quotes")
+    invalid_keys = [key for key in values if not isinstance(key, str)]
+    if invalid_keys:
+        raise ConfigError(f"{path}: key {invalid_keys[0]!r} is not a text: put it in quotes")
     return apply_overrides(values, overrides)
 
 
@@ -51,27 +51,27 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def _set(values: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    place: Any = values
+    section: Any = values
     for number, key in enumerate(keys):
         is_last = number == len(keys) - 1
-        if isinstance(place, list):
-            if not key.isdigit() or int(key) >= len(place):
+        if isinstance(section, list):
+            if not key.isdigit() or int(key) >= len(section):
                 below = ".".join(keys[:number])
                 raise ConfigError(
-                    f"--set {override!r}: {below} is a list of {len(place)}, so {key!r} must be a number below it"
+                    f"--set {override!r}: {below} is a list of {len(section)}, so {key!r} must be a number below it"
                 )
             index: Any = int(key)
-        elif isinstance(place, dict):
+        elif isinstance(section, dict):
             index = key
-            if not is_last and place.get(key) is None:
-                place[key] = {}
+            if not is_last and section.get(key) is None:
+                section[key] = {}
         else:
             below = ".".join(keys[:number])
-            raise ConfigError(f"--set {override!r}: {below} is {place!r}, which has no keys")
+            raise ConfigError(f"--set {override!r}: {below} is {section!r}, which has no keys")
         if is_last:
-            place[index] = value
+            section[index] = value
         else:
-            place = place[index]
+            section = section[index]
 
 
 def _copy(value: Any) -> Any:
@@ -81,7 +81,7 @@ def _copy(value: Any) -> Any:
 
 
 def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a config without keys that have no effect, and warnings about those that were dropped.
+    """Return a config without keys that have no effect, and warnings about dropped keys.
 
     Raises:
         ConfigError: for a key that has another name here.
@@ -90,12 +90,12 @@ def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     warnings = []
     for key, value in values.items():
         is_known = key in TrainConfig.model_fields
-        if value is None or (value is False and not is_known and key in UNSUPPORTED | IGNORED):
+        if value is None or (value is False and not is_known and key in UNSUPPORTED_KEYS | IGNORED_KEYS):
             continue
-        if key in RENAMED and not is_known:
-            raise ConfigError(f"unknown key {key!r}: it is named {RENAMED[key]!r}")
-        if key in IGNORED and not is_known:
-            warnings.append(f"{key} has no effect: {IGNORED[key]}")
+        if key in RENAMED_KEYS and not is_known:
+            raise ConfigError(f"unknown key {key!r}: it is named {RENAMED_KEYS[key]!r}")
+        if key in IGNORED_KEYS and not is_known:
+            warnings.append(f"{key} has no effect: {IGNORED_KEYS[key]}")
             continue
         result[key] = value
     plugins = result.get("plugins")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph.exceptions import PluginError
-from tachograph.plugins._config import import_dotted
+from tachograph.plugins import import_dotted
 from tachograph.train._config import TrainConfig
 from tachograph.train._problems import Problems
 
@@ -15,20 +15,20 @@ __all__ = ["find_rewards"]
 
 
 def find_rewards(config: TrainConfig, problems: Problems) -> list[Any]:
-    """Return the reward functions, and the folders of reward models. What is wrong is added to the problems."""
-    given = config.trl.get("reward_funcs")
-    if not given:
+    """Return the reward functions, and the folders of reward models. Errors are added to the problems."""
+    paths = config.trl.get("reward_funcs")
+    if not paths:
         problems.add("trl.reward_funcs is missing: name a function, such as `trl: {reward_funcs: [rewards.brevity]}`")
         return []
-    if isinstance(given, str):
-        given = [given]
-    found: list[Any] = []
-    for number, path in enumerate(given):
+    if isinstance(paths, str):
+        paths = [paths]
+    rewards: list[Any] = []
+    for number, path in enumerate(paths):
         key = f"trl.reward_funcs[{number}]"
         if not isinstance(path, str):
             problems.add(f"{key}={path!r}: expected the dotted path of a function, such as rewards.brevity")
         elif Path(path).is_dir():
-            found.append(path)
+            rewards.append(path)
         else:
             try:
                 function = import_dotted(path, key)
@@ -38,11 +38,11 @@ def find_rewards(config: TrainConfig, problems: Problems) -> list[Any]:
             problem = _problem(function)
             if problem:
                 problems.add(f"{key}={path!r}: {problem}")
-            found.append(function)
+            rewards.append(function)
     weights = config.trl.get("reward_weights")
-    if weights is not None and (not isinstance(weights, list) or len(weights) != len(given)):
-        problems.add(f"trl.reward_weights={weights!r}: expected one number for each of {len(given)} reward_funcs")
-    return found
+    if weights is not None and (not isinstance(weights, list) or len(weights) != len(paths)):
+        problems.add(f"trl.reward_weights={weights!r}: expected one number for each of {len(paths)} reward_funcs")
+    return rewards
 
 
 def _problem(function: Any) -> str:

@@ -21,7 +21,7 @@ class TokenRows:
         self._labels = array("i")
         self._starts = array("q", [0])
         self._extras: dict[int, dict[str, Any]] = {}
-        self._chosen: Sequence[int] | None = None
+        self._selected_rows: Sequence[int] | None = None
 
     def add(self, ids: Sequence[int], labels: Sequence[int], extra: dict[str, Any] | None = None) -> None:
         """Add a row, with further columns if it has any."""
@@ -32,7 +32,7 @@ class TokenRows:
         self._starts.append(len(self._ids))
 
     def __len__(self) -> int:
-        return len(self._starts) - 1 if self._chosen is None else len(self._chosen)
+        return len(self._starts) - 1 if self._selected_rows is None else len(self._selected_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = self._number(index)
@@ -47,35 +47,35 @@ class TokenRows:
     def _number(self, index: int) -> int:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        return index if self._chosen is None else self._chosen[index]
+        return index if self._selected_rows is None else self._selected_rows[index]
 
     def lengths(self) -> list[int]:
         """Return the number of tokens of each row."""
-        numbers = range(len(self._starts) - 1) if self._chosen is None else self._chosen
+        numbers = range(len(self._starts) - 1) if self._selected_rows is None else self._selected_rows
         return [self._starts[number + 1] - self._starts[number] for number in numbers]
 
     def num_trained_tokens(self) -> int:
         """Return the number of tokens that are trained on."""
-        if self._chosen is None:
+        if self._selected_rows is None:
             return len(self._labels) - self._labels.count(IGNORED_LABEL)
         return sum(
             end - start - self._labels[start:end].count(IGNORED_LABEL)
-            for start, end in ((self._starts[number], self._starts[number + 1]) for number in self._chosen)
+            for start, end in ((self._starts[number], self._starts[number + 1]) for number in self._selected_rows)
         )
 
     def select(self, indices: Iterable[int]) -> TokenRows:
         """Return some of the rows, without copying them."""
-        chosen = TokenRows()
-        chosen._ids, chosen._labels, chosen._starts = self._ids, self._labels, self._starts
-        chosen._extras = self._extras
-        chosen._chosen = array("q", [self._number(index) for index in indices])
-        return chosen
+        selection = TokenRows()
+        selection._ids, selection._labels, selection._starts = self._ids, self._labels, self._starts
+        selection._extras = self._extras
+        selection._selected_rows = array("q", [self._number(index) for index in indices])
+        return selection
 
     def split(self, num_last: int, seed: int) -> tuple[TokenRows, TokenRows]:
-        """Return all but a number of random rows, and those rows, both in their order."""
+        """Split off a number of random rows; return the remaining rows and the split ones, both in their order."""
         held_out = set(random.Random(seed).sample(range(len(self)), num_last))  # noqa: S311
-        kept = [index for index in range(len(self)) if index not in held_out]
-        return self.select(kept), self.select(sorted(held_out))
+        remaining = [index for index in range(len(self)) if index not in held_out]
+        return self.select(remaining), self.select(sorted(held_out))
 
 
 class PackedRows:
@@ -92,30 +92,30 @@ class PackedRows:
         self._rows = rows
         self._bins: list[list[int]] = []
         lengths = rows.lengths()
-        smallest = min(lengths, default=0)
+        shortest = min(lengths, default=0)
         room: list[tuple[int, int]] = []  # free tokens and number of each row that has room for any sample
         for index in sorted(range(len(rows)), key=lambda index: (-lengths[index], index)):
-            place = bisect.bisect_left(room, (lengths[index], -1))
-            if place < len(room):
-                free, number = room.pop(place)
+            position = bisect.bisect_left(room, (lengths[index], -1))
+            if position < len(room):
+                free, number = room.pop(position)
                 self._bins[number].append(index)
             else:
                 free, number = max_length, len(self._bins)
                 self._bins.append([index])
-            if free - lengths[index] >= smallest:
+            if free - lengths[index] >= shortest:
                 bisect.insort(room, (free - lengths[index], number))
 
     def __len__(self) -> int:
         return len(self._bins)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        packed: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+        packed_row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
         for number in self._bins[index]:
             row = self._rows[number]
-            packed["input_ids"] += row["input_ids"]
-            packed["labels"] += [IGNORED_LABEL, *row["labels"][1:]]
-            packed["position_ids"] += range(len(row["input_ids"]))
-        return packed
+            packed_row["input_ids"] += row["input_ids"]
+            packed_row["labels"] += [IGNORED_LABEL, *row["labels"][1:]]
+            packed_row["position_ids"] += range(len(row["input_ids"]))
+        return packed_row
 
     def lengths(self) -> list[int]:
         """Return the number of tokens of each row."""
@@ -128,7 +128,7 @@ class PaddingCollator:
 
     Args:
         tokenizer: gives the token that pads; a token without effect, because its label is ignored.
-        length: the fixed length; None: that of the longest row.
+        length: the fixed length; None: the length of the longest row.
         multiple_of: round the length up to a multiple of this number.
     """
 
@@ -148,11 +148,11 @@ class PaddingCollator:
         for name in ("input_ids", "attention_mask", "labels", "position_ids"):
             if name not in rows[0]:
                 continue
-            padded = []
+            padded_rows = []
             for row in rows:
                 missing = longest - len(row[name])
                 # Padding of a packed row is one more sample, so that no other one attends to it.
                 tail = list(range(missing)) if name == "position_ids" else [filling[name]] * missing
-                padded.append([*row[name], *tail])
-            batch[name] = torch.tensor(padded, dtype=torch.long)
+                padded_rows.append([*row[name], *tail])
+            batch[name] = torch.tensor(padded_rows, dtype=torch.long)
         return batch

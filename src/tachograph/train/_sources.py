@@ -30,7 +30,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Row(NamedTuple):
-    """One row, with its place: ``data.jsonl, line 3``."""
+    """One row, with its location: ``data.jsonl, line 3``."""
 
     source: str
     unit: str
@@ -38,18 +38,18 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
     @property
-    def place(self) -> str:
-        """Where the row is, for messages."""
+    def location(self) -> str:
+        """The file and row, for messages."""
         return f"{self.source}, {self.unit} {self.number}"
 
 
 def read_rows(key: str, dataset: DatasetConfig, problems: Problems) -> Iterator[Row]:
-    """Yield the rows of a dataset. What cannot be read is added to the problems.
+    """Yield the rows of a dataset. Read errors are added to the problems.
 
     Args:
-        key: the place of the dataset in the config, such as ``datasets[0]``.
+        key: the key of the dataset in the config, such as ``datasets[0]``.
         dataset: the dataset.
-        problems: collects what is wrong.
+        problems: collects the errors.
     """
     rows = _read_rows(key, dataset, problems)
     if dataset.shards:
@@ -90,9 +90,9 @@ def _nearest(path: Path) -> str:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return ""
-    found = difflib.get_close_matches(path.name, names, n=1)
+    matches = difflib.get_close_matches(path.name, names, n=1)
     here = f" Relative paths start at {os.getcwd()!r}." if not path.is_absolute() else ""
-    return f"; did you mean {str(folder / found[0])!r}?" if found else f".{here}"
+    return f"; did you mean {str(folder / matches[0])!r}?" if matches else f".{here}"
 
 
 def _read_folder(key: str, dataset: DatasetConfig, folder: Path, problems: Problems) -> Iterator[Row]:
@@ -109,7 +109,7 @@ def _read_folder(key: str, dataset: DatasetConfig, folder: Path, problems: Probl
         if len(kinds) > 1:
             problems.add(
                 f"{key}.path={dataset.path!r}: the folder has files of several kinds ({', '.join(sorted(kinds))}): "
-                "name those to use in data_files"
+                "name the files to use in data_files"
             )
             return
     if not files:
@@ -129,7 +129,7 @@ def _read_file(key: str, dataset: DatasetConfig, path: Path, problems: Problems)
     if kind is None:
         problems.add(
             f"{key}.path={str(path)!r}: unknown kind of file {path.suffix!r}; expected one of "
-            f"{', '.join(sorted(_KINDS))}, or say what it is with ds_type: json, csv, parquet, arrow or text"
+            f"{', '.join(sorted(_KINDS))}, or set ds_type to json, csv, parquet, arrow or text"
         )
         return
     reader = {"json": _read_json, "csv": _read_csv, "parquet": _read_table, "arrow": _read_table, "text": _read_text}
@@ -158,9 +158,11 @@ def _read_json(path: Path, dataset: DatasetConfig, problems: Problems) -> Iterat
             try:
                 values = json.loads(line.rstrip("\r\n"))
             except (json.JSONDecodeError, RecursionError) as error:
-                what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
                 column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-                problems.add(f"{path}, line {number}{column}: invalid JSON: {what}; each line must be one JSON object")
+                problems.add(
+                    f"{path}, line {number}{column}: invalid JSON: {reason}; each line must be one JSON object"
+                )
                 continue
             if isinstance(values, dict):
                 yield Row(str(path), "line", number, values)
@@ -227,18 +229,18 @@ def _read_saved(key: str, dataset: DatasetConfig, folder: Path, problems: Proble
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(folder))
+        loaded_data = datasets.load_from_disk(str(folder))
     except Exception as error:  # noqa: BLE001 - a damaged folder raises errors of Arrow, JSON or the file system
         problems.add(f"{key}.path={dataset.path!r}: the saved dataset cannot be read: {type(error).__name__}: {error}")
         return
-    yield from _split_rows(key, dataset, found, str(folder), problems)
+    yield from _split_rows(key, dataset, loaded_data, str(folder), problems)
 
 
 def _read_hub(key: str, dataset: DatasetConfig, problems: Problems) -> Iterator[Row]:
     import datasets
 
     try:
-        found = datasets.load_dataset(
+        loaded_data = datasets.load_dataset(
             dataset.path,
             dataset.name,
             data_files=dataset.data_files,
@@ -253,24 +255,24 @@ def _read_hub(key: str, dataset: DatasetConfig, problems: Problems) -> Iterator[
         )
         return
     unsplit = dataset.model_copy(update={"split": None}) if dataset.split else dataset
-    yield from _split_rows(key, unsplit, found, dataset.path, problems)
+    yield from _split_rows(key, unsplit, loaded_data, dataset.path, problems)
 
 
-def _split_rows(key: str, dataset: DatasetConfig, found: Any, source: str, problems: Problems) -> Iterator[Row]:
-    if hasattr(found, "keys"):
-        splits = list(found.keys())
+def _split_rows(key: str, dataset: DatasetConfig, data: Any, source: str, problems: Problems) -> Iterator[Row]:
+    if hasattr(data, "keys"):
+        splits = list(data.keys())
         split = dataset.split or ("train" if "train" in splits else splits[0] if len(splits) == 1 else None)
         if split not in splits:
             problems.add(
                 f"{key}.split={dataset.split!r}: {source} has the splits {', '.join(map(str, splits))}; choose one"
             )
             return
-        found = found[split]
+        data = data[split]
         source = f"{source} ({split})"
     elif dataset.split not in (None, "train"):
         problems.add(f"{key}.split={dataset.split!r}: {source} has no splits; remove the key")
         return
-    for number, values in enumerate(found, 1):
+    for number, values in enumerate(data, 1):
         yield Row(source, "row", number, values)
 
 

@@ -14,13 +14,13 @@ from tachograph.train._rows import PaddingCollator
 __all__ = ["build_trainer"]
 
 
-def build_trainer(config: TrainConfig, session: PluginSession, checked: Any, model: Any, callback: Any) -> Any:
+def build_trainer(config: TrainConfig, session: PluginSession, checked_job: Any, model: Any, callback: Any) -> Any:
     """Return the trainer of a checked job.
 
     Args:
         config: the config.
         session: the plugins; `attach` is still to be called.
-        checked: what the check has prepared.
+        checked_job: the parts that the check has prepared.
         model: the model, with its adapter.
         callback: records the run.
     """
@@ -32,17 +32,17 @@ def build_trainer(config: TrainConfig, session: PluginSession, checked: Any, mod
         callbacks.append(EarlyStoppingCallback(config.early_stopping_patience))
     options: dict[str, Any] = {
         "model": model,
-        "args": checked.arguments,
-        "train_dataset": checked.data.train,
-        "eval_dataset": checked.data.eval,
-        "processing_class": checked.tokenizer,
+        "args": checked_job.arguments,
+        "train_dataset": checked_job.data.train,
+        "eval_dataset": checked_job.data.eval,
+        "processing_class": checked_job.tokenizer,
         "callbacks": callbacks,
     }
-    collator = _collator(config, session, checked.tokenizer)
+    collator = _collator(config, session, checked_job.tokenizer)
     if collator is not None:
         options["data_collator"] = collator
     if config.rl == "grpo":
-        options["reward_funcs"] = checked.rewards
+        options["reward_funcs"] = checked_job.rewards
     elif config.rl in ("dpo", "ipo", "kto") and config.adapter is None:
         # TRL would load the reference from the path of the model, without added tokens or random weights.
         options["ref_model"] = copy.deepcopy(model)
@@ -54,9 +54,9 @@ def build_trainer(config: TrainConfig, session: PluginSession, checked: Any, mod
 
 
 def _collator(config: TrainConfig, session: PluginSession, tokenizer: Any) -> Any:
-    found = session.collator()
-    if found is not None:
-        kind, arguments = found
+    plugin_collator = session.collator()
+    if plugin_collator is not None:
+        kind, arguments = plugin_collator
         return kind(**{"tokenizer": tokenizer, **arguments})
     if config.rl is not None:
         return None  # TRL's own

@@ -32,7 +32,7 @@ class CutCrossEntropyOptions(BaseModel):
     cut_cross_entropy: bool = Field(True, description="Must be true: to train without the plugin, remove it.")
     cut_cross_entropy_impl: Literal["auto", "chunked", "cce", "torch_compile"] = Field(
         "auto",
-        description="`chunked` is exact and works everywhere; `cce` and `torch_compile` are those of the package "
+        description="`chunked` is exact and works everywhere; `cce` and `torch_compile` come from the package "
         "cut-cross-entropy. `auto` is `chunked`; on a GPU without Triton it is `cce` if that can be used.",
     )
     cut_cross_entropy_chunk_size: int | None = Field(
@@ -142,10 +142,10 @@ class CutCrossEntropyPlugin(BasePlugin):
     def _loss(self, head: HeadInput) -> torch.Tensor:
         """Return the mean loss of the label tokens, and report how it was computed."""
         impl = self._choose(head)
-        with self._timer.measure(head.hidden.device):
+        with self._timer.measure(head.hidden_states.device):
             if impl == "chunked":
                 total, self._num_labels = linear_cross_entropy(
-                    head.hidden,
+                    head.hidden_states,
                     head.weight,
                     head.labels,
                     bias=head.bias,
@@ -165,7 +165,7 @@ class CutCrossEntropyPlugin(BasePlugin):
         impl = self.options.cut_cross_entropy_impl
         if impl != "auto":
             return impl
-        fits = head.hidden.is_cuda and head.weight.dtype in _HALF and head.bias is None
+        fits = head.hidden_states.is_cuda and head.weight.dtype in _HALF and head.bias is None
         # With its own kernel, `chunked` is faster than the package.
         return "cce" if fits and self._has_package and not has_kernel(head.weight) else "chunked"
 
@@ -181,10 +181,10 @@ def package_cross_entropy(head: HeadInput, impl: str) -> tuple[torch.Tensor, int
 
     rows = (head.labels != head.ignore_index).nonzero().squeeze(1)
     if not len(rows):
-        return head.hidden.sum() * 0.0 + head.weight.sum() * 0.0, 0
-    hidden = head.hidden if head.scale == 1.0 else head.hidden * head.scale
+        return head.hidden_states.sum() * 0.0 + head.weight.sum() * 0.0, 0
+    hidden_states = head.hidden_states if head.scale == 1.0 else head.hidden_states * head.scale
     total = package_loss(
-        hidden.index_select(0, rows),
+        hidden_states.index_select(0, rows),
         head.weight,
         head.labels.index_select(0, rows),
         softcap=head.softcap,

@@ -53,7 +53,7 @@ class ChunkPlan(NamedTuple):
 def plan_chunks(
     tokens: int,
     vocabulary: int,
-    hidden: int,
+    hidden_size: int,
     dtype: torch.dtype,
     *,
     chunk_size: int | None = None,
@@ -64,14 +64,14 @@ def plan_chunks(
     Args:
         tokens: the number of tokens.
         vocabulary: the number of logits per token.
-        hidden: the size of the hidden states.
+        hidden_size: the size of the hidden states.
         dtype: the type of the weight.
         chunk_size: the tokens per chunk, if it is given.
         is_fused: whether the kernel for CUDA is used, which needs no block in 32 bits.
     """
     size = dtype.itemsize
-    gradients = (vocabulary + tokens) * hidden * size
-    goal = 12 * tokens * vocabulary / 10  # usually log-softmax, its gradient and that of the logits, all in 32 bits
+    gradients = (vocabulary + tokens) * hidden_size * size
+    goal = 12 * tokens * vocabulary / 10  # usually log-softmax, its gradient and the logits' gradient, all in 32 bits
     if chunk_size is None:
         block_bytes = 0 if is_fused else _BLOCK_BYTES
         rows = int((0.995 * goal - gradients - block_bytes) / (vocabulary * size))
@@ -81,12 +81,12 @@ def plan_chunks(
     rows = max(min(rows, tokens), 1)
     block = min(max(_BLOCK_BYTES // (vocabulary * 4), 1), rows)
     is_split = rows < tokens and size < 4
-    fits = gradients + vocabulary * (hidden * 4 + rows * size) <= goal
+    fits = gradients + vocabulary * (hidden_size * 4 + rows * size) <= goal
     return ChunkPlan(rows, block, is_split and (fits or dtype is torch.float16))
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor,
+    hidden_states: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
     *,
@@ -99,7 +99,7 @@ def linear_cross_entropy(
     """Return the summed cross entropy of a linear layer, and the number of labels in it.
 
     Args:
-        hidden: the hidden states, [tokens, size].
+        hidden_states: the hidden states, [tokens, size].
         weight: the weight of the layer, [vocabulary, size].
         labels: the class of each token, [tokens].
         bias: the bias of the layer, [vocabulary].
@@ -112,7 +112,7 @@ def linear_cross_entropy(
     is_fused = has_kernel(weight)
     vocabulary, size = weight.shape
     plan = plan_chunks(len(rows), vocabulary, size, weight.dtype, chunk_size=chunk_size, is_fused=is_fused)
-    total = _LinearCrossEntropy.apply(hidden, weight, bias, labels, rows, scale, softcap, plan)
+    total = _LinearCrossEntropy.apply(hidden_states, weight, bias, labels, rows, scale, softcap, plan)
     return total, len(rows)
 
 
@@ -120,7 +120,7 @@ class _LinearCrossEntropy(ChunkedLoss):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
@@ -130,26 +130,28 @@ class _LinearCrossEntropy(ChunkedLoss):
         plan: ChunkPlan,
     ) -> torch.Tensor:
         sum_dtype = torch.float32 if plan.accumulate_fp32 else weight.dtype
-        gradients = HeadGradients(hidden, weight, bias, ctx.needs_input_grad[:3], sum_dtype=sum_dtype)
+        gradients = HeadGradients(hidden_states, weight, bias, ctx.needs_input_grad[:3], sum_dtype=sum_dtype)
         needs_gradient = bool(gradients)
         fused_loss = _load_fused(weight)
-        total = torch.zeros((), dtype=wide_dtype(weight.dtype), device=hidden.device)
-        buffer = torch.empty((min(plan.rows, len(rows)), weight.shape[0]), dtype=weight.dtype, device=hidden.device)
+        total = torch.zeros((), dtype=wide_dtype(weight.dtype), device=hidden_states.device)
+        buffer = torch.empty(
+            (min(plan.rows, len(rows)), weight.shape[0]), dtype=weight.dtype, device=hidden_states.device
+        )
         for start in range(0, len(rows), plan.rows):
-            chosen = rows[start : start + plan.rows]
-            chunk = hidden.index_select(0, chosen)
-            logits = buffer[: len(chosen)]
+            chunk_rows = rows[start : start + plan.rows]
+            chunk = hidden_states.index_select(0, chunk_rows)
+            logits = buffer[: len(chunk_rows)]
             torch.mm(chunk, weight.t(), out=logits)
             if bias is not None:
                 logits += bias
-            targets = labels.index_select(0, chosen)
+            targets = labels.index_select(0, chunk_rows)
             if fused_loss is not None:
                 total += fused_loss(logits, targets, scale, softcap, needs_gradient)
             else:
-                for first in range(0, len(chosen), plan.block):
+                for first in range(0, len(chunk_rows), plan.block):
                     block = slice(first, first + plan.block)
                     total += _block_loss(logits[block], targets[block, None], scale, softcap, needs_gradient)
-            gradients.add(chunk, chosen, weight, logits)
+            gradients.add(chunk, chunk_rows, weight, logits)
         ctx.gradients = gradients
         return total
 
@@ -165,19 +167,19 @@ def _block_loss(
         wide = logits.to(wide_dtype(logits.dtype)) * scale
         slope = torch.full((), scale, dtype=wide.dtype, device=wide.device)
         if softcap is not None:
-            capped = torch.tanh(wide / softcap)
-            wide = softcap * capped
-            slope = scale * (1 - capped * capped)
+            tanh = torch.tanh(wide / softcap)
+            wide = softcap * tanh
+            slope = scale * (1 - tanh * tanh)
         log_probs = torch.log_softmax(wide, dim=1)
-    chosen = log_probs.gather(1, targets)
+    target_log_probs = log_probs.gather(1, targets)
     if needs_gradient:
         if slope is None:
             torch.exp(log_probs, out=logits)
-            logits.scatter_(1, targets, torch.expm1(chosen).to(logits.dtype))
+            logits.scatter_(1, targets, torch.expm1(target_log_probs).to(logits.dtype))
         else:
-            probs = log_probs.exp_().scatter_(1, targets, torch.expm1(chosen))
+            probs = log_probs.exp_().scatter_(1, targets, torch.expm1(target_log_probs))
             logits.copy_(probs * slope)
-    return -chosen.sum()
+    return -target_log_probs.sum()
 
 
 def has_kernel(weight: torch.Tensor) -> bool:

@@ -38,32 +38,32 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
     target = tl.load(targets + row)
     largest = float("-inf")
     total = 0.0
-    chosen = 0.0
+    target_logit = 0.0
     for start in range(0, vocabulary, BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        is_inside = places < vocabulary
-        values = tl.load(logits + places, mask=is_inside, other=0.0).to(tl.float32) * scale
+        columns = start + tl.arange(0, BLOCK)
+        is_inside = columns < vocabulary
+        values = tl.load(logits + columns, mask=is_inside, other=0.0).to(tl.float32) * scale
         if IS_CAPPED:
             values = softcap * (2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0)
         values = tl.where(is_inside, values, float("-inf"))
-        chosen += tl.sum(tl.where(places == target, values, 0.0))
+        target_logit += tl.sum(tl.where(columns == target, values, 0.0))
         new_largest = tl.maximum(largest, tl.max(values))
         total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(values - new_largest))
         largest = new_largest
     log_total = largest + tl.log(total)
-    tl.store(losses + row, log_total - chosen)
+    tl.store(losses + row, log_total - target_logit)
     if NEEDS_GRADIENT:
         for start in range(0, vocabulary, BLOCK):
-            places = start + tl.arange(0, BLOCK)
-            is_inside = places < vocabulary
-            values = tl.load(logits + places, mask=is_inside, other=0.0).to(tl.float32) * scale
+            columns = start + tl.arange(0, BLOCK)
+            is_inside = columns < vocabulary
+            values = tl.load(logits + columns, mask=is_inside, other=0.0).to(tl.float32) * scale
             slope = scale
             if IS_CAPPED:
-                capped = 2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0
-                slope = scale * (1.0 - capped * capped)
-                values = softcap * capped
-            gradient = (tl.exp(values - log_total) - tl.where(places == target, 1.0, 0.0)) * slope
-            tl.store(logits + places, gradient.to(logits.dtype.element_ty), mask=is_inside)
+                tanh = 2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0
+                slope = scale * (1.0 - tanh * tanh)
+                values = softcap * tanh
+            gradient = (tl.exp(values - log_total) - tl.where(columns == target, 1.0, 0.0)) * slope
+            tl.store(logits + columns, gradient.to(logits.dtype.element_ty), mask=is_inside)
 
 
 def fused_loss(

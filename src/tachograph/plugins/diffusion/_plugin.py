@@ -1,4 +1,4 @@
-"""The plugin: replaces the loss of a trainer by that of masked diffusion, and records samples.
+"""The plugin: replaces the loss of a trainer by the loss of masked diffusion, and records samples.
 
 The noise of a training step is drawn from a generator that is seeded with the step, and continues through the batches
 that the step accumulates. So it does not depend on how a step is divided, and a resumed training draws the same noise
@@ -115,7 +115,7 @@ class DiffusionPlugin(BasePlugin):
     measured = (
         "time of a step compared with next-token prediction: 1.14 on an H200 (12 layers, hidden size 2048, 8 x 2048 "
         "tokens, bfloat16), 1.06 on a CPU (4 layers, hidden size 128)",
-        "memory: 0.99 of that of next-token prediction on the H200",
+        "memory: 0.99 of next-token prediction on the H200",
     )
 
     options: DiffusionOptions
@@ -142,7 +142,7 @@ class DiffusionPlugin(BasePlugin):
             lines.append(f"draws t from {options.num_diffusion_steps} values")
         token = options.mask_token_id if options.mask_token_id is not None else options.mask_token_str
         lines.append(
-            f"mask token: {token if token not in (None, '') else f'that of the tokenizer, or {DEFAULT_MASK_TOKEN}'}"
+            f"mask token: {token if token not in (None, '') else f'from the tokenizer, or {DEFAULT_MASK_TOKEN}'}"
         )
         if model is not None:
             self._check_model(model)
@@ -320,7 +320,7 @@ class DiffusionPlugin(BasePlugin):
         rows = [[first, other, other, other] for other in others]
         ids = torch.tensor(rows, device=next(model.parameters()).device)
         padding = torch.tensor([[1, 0, 0, 0]], device=ids.device).expand_as(ids)
-        found = []
+        differences = []
         for mask in (None, padding):
             attention = attention_mask_for(find_segments(ids, mask), self._attention, _dtype(model))
             try:
@@ -331,13 +331,13 @@ class DiffusionPlugin(BasePlugin):
                     f"{type(model).__name__} cannot be called with an attention mask for both directions: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            found.append(float((logits[0] - logits[1]).abs().max()))
-        if found[0] == 0:
+            differences.append(float((logits[0] - logits[1]).abs().max()))
+        if differences[0] == 0:
             raise self.error(
                 f"{type(model).__name__} does not look at later tokens, whatever its attention mask is: choose a model "
                 f"whose layers all use attention"
             )
-        if found[1] > 1e-3 * found[0]:
+        if differences[1] > 1e-3 * differences[0]:
             raise self.error(f"{type(model).__name__} looks at padding, although its attention mask hides it")
 
     # Samples ----------------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class DiffusionPlugin(BasePlugin):
         return problem is None
 
     def _choose_examples(self, trainer: Any) -> None:
-        """Take the first sequences of the evaluation data; without any, `_keep_examples` takes those of training."""
+        """Take the first sequences of the evaluation data; without any, `_keep_examples` takes training sequences."""
         options = self.options.diffusion
         data = getattr(trainer, "eval_dataset", None)
         if data is None or not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, dict):
@@ -377,8 +377,8 @@ class DiffusionPlugin(BasePlugin):
             )
 
     def _keep_examples(self, ids: torch.Tensor, labels: torch.Tensor | None, segments: Segments) -> None:
-        wanted = self.options.diffusion.num_generation_samples
-        for row in range(min(len(ids), wanted - len(self._examples))):
+        num_samples = self.options.diffusion.num_generation_samples
+        for row in range(min(len(ids), num_samples - len(self._examples))):
             is_sample = segments.ids[row] == segments.ids[row][segments.is_first[row]][0]  # the first of a packed row
             own_labels = None if labels is None else labels[row][is_sample].tolist()
             self._add_example(ids[row][is_sample].tolist(), own_labels)
@@ -416,15 +416,15 @@ class DiffusionTrainerMixin:
         trainer: Any = self
         if not getattr(trainer, "model_accepts_loss_kwargs", False) or trainer.args.n_gpu > 1:
             return None
-        found = trainer.plugin_session.loss.num_items(batch_samples)
-        if found is None:
+        num_items = trainer.plugin_session.loss.num_items(batch_samples)
+        if num_items is None:
             return None
-        found = found.to(device)
+        num_items = num_items.to(device)
         if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
             parallelism = getattr(trainer.accelerator, "parallelism_config", None)
             sharing = int(getattr(parallelism, "non_data_parallel_size", 1) or 1)
-            found = trainer.accelerator.gather(found).sum() // sharing
-        return found
+            num_items = trainer.accelerator.gather(num_items).sum() // sharing
+        return num_items
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -434,13 +434,13 @@ class DiffusionTrainerMixin:
         The trainer's own method would compute no loss for batches without labels.
         """
         trainer: Any = self
-        prepared = trainer._prepare_inputs(inputs)
+        batch = trainer._prepare_inputs(inputs)
         with torch.no_grad(), trainer.compute_loss_context_manager():
-            loss, outputs = trainer.compute_loss(model, prepared, return_outputs=True)
+            loss, outputs = trainer.compute_loss(model, batch, return_outputs=True)
         loss = loss.detach().mean()
         if prediction_loss_only:
             return loss, None, None
-        targets = torch.where(outputs.noisy.mask, prepared["input_ids"], -100)
+        targets = torch.where(outputs.noisy.mask, batch["input_ids"], -100)
         return loss, shift_logits(outputs.logits, outputs.segments).detach(), targets
 
 
@@ -451,31 +451,31 @@ class _DiffusionCallback(TrainerCallback):
         self._plugin = plugin
         self._trainer = trainer
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Start the next evaluation with the same noise."""
         self._plugin.end_evaluation()
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
         """Start the next evaluation with the same noise."""
         self._plugin.end_evaluation()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Generate samples every `generation_interval` steps, on rank 0."""
         options = self._plugin.options.diffusion
         is_due = state.global_step % options.generation_interval == 0
         if not (is_due and self._plugin.generates_samples and state.is_world_process_zero):
             return
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        found = list(self._plugin.samples(model))
-        rated = [one.accuracy for one in found if one.accuracy is not None]
-        if rated:
-            self._plugin.report.set("sample_accuracy", sum(rated) / len(rated))
+        samples = list(self._plugin.samples(model))
+        accuracies = [sample.accuracy for sample in samples if sample.accuracy is not None]
+        if accuracies:
+            self._plugin.report.set("sample_accuracy", sum(accuracies) / len(accuracies))
         with guard("recording samples of the plugin diffusion"):
             rows = [
-                {key: value for key, value in one._asdict().items() if key != "ids" and value is not None}
-                for one in found
+                {key: value for key, value in sample._asdict().items() if key != "ids" and value is not None}
+                for sample in samples
             ]
             try:
                 current_run().log_completions(rows, step=state.global_step, table=_TABLE)

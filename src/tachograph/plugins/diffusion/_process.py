@@ -6,8 +6,8 @@ model sees the masked sequence with attention in both directions, and the loss i
 https://arxiv.org/abs/2502.09992).
 
 A row of a batch holds one sample, or several if it is packed; `Segments` says which token belongs to which. The token
-at a position is predicted from the position before it, because that is what the output layer of a pre-trained causal
-model has learned. The first token of a sample is predicted from its own position.
+at a position is predicted from the position before it, because the output layer of a pre-trained causal model
+has learned this. The first token of a sample is predicted from its own position.
 
 Only `diffusion_loss` waits for a GPU, to select the masked positions: the logits of all positions in 32 bits would need
 several times the memory.
@@ -76,11 +76,11 @@ class NoisyBatch(NamedTuple):
 
 
 class DiffusionLoss(NamedTuple):
-    """The loss of a batch, and what is reported about it. Everything is a sum, so that batches can be added up.
+    """The loss of a batch, and its metrics. Everything is a sum, so that batches can be added up.
 
     Args:
         total: the sum of the loss; the mean is ``total / num_items``.
-        num_items: what the mean is over: samples with labels, positions without, masked tokens without weights.
+        num_items: the divisor of the mean: samples with labels, positions without, masked tokens without weights.
         cross_entropy: the unweighted cross-entropy of the masked tokens.
         num_correct: masked tokens that are predicted correctly.
         num_masked: the masked tokens.
@@ -222,8 +222,8 @@ def attention_mask_for(segments: Segments, implementation: str, dtype: torch.dty
     visible = visible[:, None]
     if implementation == "sdpa":
         return visible
-    hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=ids.device)
-    return torch.where(visible, torch.zeros_like(hidden), hidden)
+    lowest_score = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=ids.device)
+    return torch.where(visible, torch.zeros_like(lowest_score), lowest_score)
 
 
 def _source(segments: Segments) -> torch.Tensor:
@@ -233,7 +233,7 @@ def _source(segments: Segments) -> torch.Tensor:
 
 
 def shift_logits(logits: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """Return logits such that those at a position predict the token at this position."""
+    """Return logits shifted so that the logits at a position predict the token at this position."""
     source = _source(segments)
     return logits.gather(1, source[..., None].expand(-1, -1, logits.shape[-1]))
 
@@ -269,19 +269,19 @@ def diffusion_loss(
     targets = input_ids[row, position]
     losses = functional.cross_entropy(predictions, targets, reduction="none")
     weights = 1 / probability[row, position] if importance_weighting else torch.ones_like(losses)
-    weighted = losses * weights
+    weighted_losses = losses * weights
     num_items: Any
     if labels is not None:
         has_label = ((labels != -100) & (segments.ids > 0)).to(losses.dtype)
         lengths = torch.zeros_like(has_label).scatter_add_(1, segments.first, has_label)
-        weighted = weighted / lengths[row, segments.first[row, position]]
+        weighted_losses = weighted_losses / lengths[row, segments.first[row, position]]
         num_items = segments.num_samples
     elif importance_weighting:
         num_items = input_ids.numel()
     else:
         num_items = len(targets)
     return DiffusionLoss(
-        weighted.sum(),  # without masked tokens this is 0, with a gradient of 0
+        weighted_losses.sum(),  # without masked tokens this is 0, with a gradient of 0
         num_items,
         losses.detach().sum(),
         (predictions.detach().argmax(dim=-1) == targets).sum(),

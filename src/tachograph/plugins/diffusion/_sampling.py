@@ -49,14 +49,14 @@ def attention_of(model: Any) -> str:
         PluginError: if it cannot look in both directions.
     """
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    found = getattr(config, "_attn_implementation", None) or "eager"
-    if found not in {"eager", "sdpa"}:
+    implementation = getattr(config, "_attn_implementation", None) or "eager"
+    if implementation not in {"eager", "sdpa"}:
         raise PluginError(
-            f"plugin diffusion: attention {found!r} does not take a mask for attention in both directions: load the "
-            f'model with attn_implementation="sdpa" or "eager" (in a config of tacho train: attn_implementation: sdpa, '
-            f"and flash_attention: false)"
+            f"plugin diffusion: attention {implementation!r} does not take a mask for attention in both directions: "
+            f'load the model with attn_implementation="sdpa" or "eager" (in a config of tacho train: '
+            f"attn_implementation: sdpa, and flash_attention: false)"
         )
-    return str(found)
+    return str(implementation)
 
 
 @contextmanager
@@ -85,8 +85,8 @@ def unmask(
 ) -> torch.Tensor:
     """Return ids in which all masked tokens are replaced by predicted ones.
 
-    Each step predicts all masked tokens and keeps the most confident ones: the number of those that remain, divided by
-    the number of steps that remain, but at least one. The last step keeps all.
+    Each step predicts all masked tokens and keeps the most confident ones: the number of tokens still masked, divided
+    by the number of remaining steps, but at least one. The last step keeps all.
 
     Args:
         model: the model.
@@ -145,7 +145,7 @@ def sample(
     mask_token_id: int | None = None,
     seed: int = 0,
 ) -> DiffusionSample:
-    """Mask a text and generate what is masked.
+    """Mask a text and generate the masked tokens.
 
     Args:
         model: a model that was trained with the plugin `diffusion`.
@@ -154,10 +154,10 @@ def sample(
         mode: `completion` appends masked tokens; `random` masks random tokens; `sft` masks the tokens with a label.
         mask_ratio: with `random`, the share of masked tokens from 0 to 1; random from 0.1 to 0.7 by default.
         num_tokens: with `completion`, the number of tokens to append.
-        labels: with `sft`, the labels of the tokens: -100 for those of the prompt.
+        labels: with `sft`, the labels of the tokens: -100 in the prompt.
         steps: see `unmask`, as well as `temperature`.
         temperature: see there.
-        mask_token_id: the mask token; that of the tokenizer by default.
+        mask_token_id: the mask token; by default the tokenizer's.
         seed: of the random numbers.
 
     Raises:
@@ -179,11 +179,11 @@ def sample(
         raise PluginError(
             "the tokenizer has no mask token: load the tokenizer that was saved with the model, or pass mask_token_id"
         )
-    given = tokenizer(text)["input_ids"] if isinstance(text, str) else list(map(int, text))
+    token_ids = tokenizer(text)["input_ids"] if isinstance(text, str) else list(map(int, text))
     special = special_ids_of(model, tokenizer)
-    if mode == "completion" and isinstance(text, str) and given and given[-1] == tokenizer.eos_token_id:
-        given = given[:-1]  # some tokenizers end every text
-    ids = torch.tensor(given, dtype=torch.long)
+    if mode == "completion" and isinstance(text, str) and token_ids and token_ids[-1] == tokenizer.eos_token_id:
+        token_ids = token_ids[:-1]  # some tokenizers end every text
+    ids = torch.tensor(token_ids, dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
     if mode == "completion":
         mask = torch.zeros(len(ids) + num_tokens, dtype=torch.bool)
@@ -197,8 +197,8 @@ def sample(
             mask = may_mask & (torch.as_tensor(labels) != -100)
         else:
             low, high = _RANDOM_RATIO
-            drawn = float(torch.rand((), generator=generator))
-            ratio = low + (high - low) * drawn if mask_ratio is None else mask_ratio
+            uniform = float(torch.rand((), generator=generator))
+            ratio = low + (high - low) * uniform if mask_ratio is None else mask_ratio
             mask = torch.zeros_like(may_mask)
             candidates = may_mask.nonzero()[:, 0]
             order = torch.randperm(len(candidates), generator=generator)

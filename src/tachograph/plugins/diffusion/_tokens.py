@@ -29,12 +29,12 @@ class MaskToken(NamedTuple):
 
 def special_ids_of(model: Any, tokenizer: Any) -> set[int]:
     """Return the ids of the tokens for the begin and end of a text, and for padding."""
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for owner in (tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(owner, name, None)
-            found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
-    return {int(value) for value in found}
+            token_ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return {int(value) for value in token_ids}
 
 
 def find_mask_token(
@@ -68,7 +68,7 @@ def find_mask_token(
             raise PluginError(
                 f"plugin diffusion: mask_token_id={mask_token_id} is not a token of the model, which has {num_rows}"
             )
-        return _checked(MaskToken(mask_token_id, None), model, tokenizer)
+        return _check_unused(MaskToken(mask_token_id, None), model, tokenizer)
     size = len(tokenizer)  # `vocab_size` does not count added tokens
     if mask_token_id is not None:
         if not 0 <= mask_token_id < min(size, num_rows):
@@ -76,28 +76,28 @@ def find_mask_token(
                 f"plugin diffusion: mask_token_id={mask_token_id} is not a token: the tokenizer has {size} tokens and "
                 f"the model {num_rows}. Give the id of an unused token, or remove mask_token_id to add one"
             )
-        found = MaskToken(mask_token_id, str(tokenizer.convert_ids_to_tokens(mask_token_id)))
+        mask_token = MaskToken(mask_token_id, str(tokenizer.convert_ids_to_tokens(mask_token_id)))
     else:
         text = mask_token_str or tokenizer.mask_token or DEFAULT_MASK_TOKEN
-        known = tokenizer.get_vocab().get(text)
-        found = MaskToken(size if known is None else int(known), text, is_new=known is None)
-    _checked(found, model, tokenizer)
-    if found.id >= num_rows and not may_resize:
+        existing_id = tokenizer.get_vocab().get(text)
+        mask_token = MaskToken(size if existing_id is None else int(existing_id), text, is_new=existing_id is None)
+    _check_unused(mask_token, model, tokenizer)
+    if mask_token.id >= num_rows and not may_resize:
         raise PluginError(
             "plugin diffusion: the optimizer exists already and would not train a new mask token: create the trainer "
             "without an optimizer, or set diffusion.mask_token_id to an unused token"
         )
-    if tokenizer.mask_token != found.text:
-        tokenizer.add_special_tokens({"mask_token": found.text})
-    if found.is_new:
-        found = found._replace(id=int(tokenizer.convert_tokens_to_ids(found.text)))
-    if found.id >= num_rows:
-        model.resize_token_embeddings(found.id + 1)
-        found = found._replace(num_rows_added=found.id + 1 - num_rows)
-    return found
+    if tokenizer.mask_token != mask_token.text:
+        tokenizer.add_special_tokens({"mask_token": mask_token.text})
+    if mask_token.is_new:
+        mask_token = mask_token._replace(id=int(tokenizer.convert_tokens_to_ids(mask_token.text)))
+    if mask_token.id >= num_rows:
+        model.resize_token_embeddings(mask_token.id + 1)
+        mask_token = mask_token._replace(num_rows_added=mask_token.id + 1 - num_rows)
+    return mask_token
 
 
-def _checked(token: MaskToken, model: Any, tokenizer: Any) -> MaskToken:
+def _check_unused(token: MaskToken, model: Any, tokenizer: Any) -> MaskToken:
     if token.id in special_ids_of(model, tokenizer) and not token.is_new:
         raise PluginError(
             f"plugin diffusion: the mask token {token.text or token.id!r} also begins, ends or pads texts, so a model "

@@ -49,7 +49,7 @@ _DEFAULT_TOPK = 20
 
 
 _NUM_CHECKED_ROWS = 64
-"""The rows whose log-probabilities are checked before training; those of others are checked when they are used."""
+"""The rows whose log-probabilities are checked before training; other rows are checked when they are used."""
 
 
 class KDOptions(BaseModel):
@@ -270,15 +270,15 @@ class KDPlugin(BasePlugin):
 
         def loss(head: HeadInput) -> torch.Tensor:
             nonlocal num_labels
-            found = self._loss(head, teacher, self._temperature(trainer.state))
-            num_labels = found.num_labels
-            return found.total / max(num_labels, 1)
+            result = self._loss(head, teacher, self._temperature(trainer.state))
+            num_labels = result.num_labels
+            return result.total / max(num_labels, 1)
 
         outputs = self._head.run(model, inputs, loss)
         mean = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
         needs_logits = not model.training and self._head.needs_logits
-        shown = model(**inputs) if needs_logits else {"loss": mean}
-        return LossResult(mean * num_labels, num_labels, shown)
+        reported_outputs = model(**inputs) if needs_logits else {"loss": mean}
+        return LossResult(mean * num_labels, num_labels, reported_outputs)
 
     def _targets_of(self, inputs: dict[str, Any], targets: dict[str, Any]) -> TopKTargets | DenseTeacher:
         """Return the teacher's distributions of a batch, one row per token."""
@@ -290,16 +290,16 @@ class KDPlugin(BasePlugin):
         return TopKTargets(*(targets[key].flatten(0, 1).to(device) for key in TARGET_COLUMNS))
 
     def _run_teacher(self, head: OutputHead, inputs: dict[str, Any]) -> DenseTeacher:
-        found: list[HeadInput] = []
+        head_inputs: list[HeadInput] = []
 
         def capture(entry: HeadInput) -> torch.Tensor:
-            found.append(entry)
-            return entry.hidden.new_zeros(())
+            head_inputs.append(entry)
+            return entry.hidden_states.new_zeros(())
 
         with torch.no_grad():
             head.run(self._teacher, inputs, capture)
-        entry = found[0]
-        return DenseTeacher(entry.hidden, entry.weight, entry.bias, entry.scale, entry.softcap)
+        entry = head_inputs[0]
+        return DenseTeacher(entry.hidden_states, entry.weight, entry.bias, entry.scale, entry.softcap)
 
     def _ask_server(self, server: TeacherServer, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
@@ -311,8 +311,10 @@ class KDPlugin(BasePlugin):
         positions = [row.nonzero().squeeze(1).tolist() for row in mask.cpu()]
         tokens = ids.cpu()
         try:
-            scored = server.score([tokens[index, place].tolist() for index, place in enumerate(positions)])
-            return batch_targets(scored, positions, tuple(ids.shape), self._head.vocabulary)
+            candidates = server.score(
+                [tokens[index, row_positions].tolist() for index, row_positions in enumerate(positions)]
+            )
+            return batch_targets(candidates, positions, tuple(ids.shape), self._head.vocabulary)
         except (TeacherServerError, ValueError) as error:
             raise self.error(str(error)) from error
 
@@ -325,9 +327,9 @@ class KDPlugin(BasePlugin):
                 f"tokens (prompt or prefix tuning) are not supported"
             )
         if isinstance(teacher, DenseTeacher):
-            teacher = teacher._replace(hidden=teacher.hidden.to(head.hidden.device))
-        found: KDLoss = kd_loss(
-            head.hidden,
+            teacher = teacher._replace(hidden_states=teacher.hidden_states.to(head.hidden_states.device))
+        result: KDLoss = kd_loss(
+            head.hidden_states,
             head.weight,
             head.labels,
             teacher,
@@ -342,20 +344,20 @@ class KDPlugin(BasePlugin):
             ignore_index=head.ignore_index,
             chunk_size=options.kd_chunk_size,
         )
-        self._report(found, temperature, is_dense=isinstance(teacher, DenseTeacher))
-        return found
+        self._report(result, temperature, is_dense=isinstance(teacher, DenseTeacher))
+        return result
 
-    def _report(self, found: KDLoss, temperature: float, *, is_dense: bool) -> None:
+    def _report(self, loss: KDLoss, temperature: float, *, is_dense: bool) -> None:
         report = self.report
-        num_labels, num_targets = max(found.num_labels, 1), found.num_targets.clamp(min=1)
+        num_labels, num_targets = max(loss.num_labels, 1), loss.num_targets.clamp(min=1)
         report.set("temperature", temperature)
-        report.add("kl", found.divergence / num_targets)
-        report.add("ce", found.cross_entropy / num_labels)
-        report.add("total", found.total.detach() / num_labels)
-        report.add("target_share", found.num_targets / num_labels)
-        report.add("agree_at_1", found.agreements / num_targets)
+        report.add("kl", loss.divergence / num_targets)
+        report.add("ce", loss.cross_entropy / num_labels)
+        report.add("total", loss.total.detach() / num_labels)
+        report.add("target_share", loss.num_targets / num_labels)
+        report.add("agree_at_1", loss.agreements / num_targets)
         if not is_dense:
-            report.add("teacher_topk_mass", found.topk_mass / num_targets)
+            report.add("teacher_topk_mass", loss.topk_mass / num_targets)
 
     def _temperature(self, state: Any) -> float:
         """Return the temperature of the current step."""

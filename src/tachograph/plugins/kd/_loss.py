@@ -11,7 +11,7 @@ with 1, the reverse one, sum p_s (log p_s - log p_t); in between, the generalise
 
 The teacher is either a second model (`DenseTeacher`), whose logits are computed chunk by chunk too, or the
 log-probabilities of its top k tokens (`TopKTargets`), which are renormalised at the temperature of the loss. The
-student's probabilities are those of the full vocabulary, unless `normalize_topk` renormalises them too.
+student's probabilities cover the full vocabulary, unless `normalize_topk` renormalises them too.
 
 Row ``t`` of all inputs is about the prediction of token ``t + 1``. As in the chunked cross entropy, the gradients of a
 chunk are computed in the forward pass, and logits of all tokens never exist at once.
@@ -45,7 +45,7 @@ class TopKTargets(NamedTuple):
 class DenseTeacher(NamedTuple):
     """The hidden states of a teacher and its output head; see `HeadInput`."""
 
-    hidden: torch.Tensor
+    hidden_states: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     scale: float = 1.0
@@ -60,7 +60,7 @@ class KDLoss(NamedTuple):
         divergence: the divergence, without alpha and the square of the temperature.
         cross_entropy: the cross entropy with the labels, without its factor.
         num_labels: the number of tokens with a label.
-        num_targets: the number of those for which there is a distribution of the teacher.
+        num_targets: the number of labels for which the teacher has a distribution.
         topk_mass: the probability of the teacher's top k tokens at temperature 1.
         agreements: the number of tokens for which student and teacher find the same token most likely.
     """
@@ -86,7 +86,7 @@ class _Settings(NamedTuple):
 
 
 def kd_loss(
-    hidden: torch.Tensor,
+    hidden_states: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
     teacher: TopKTargets | DenseTeacher,
@@ -105,7 +105,7 @@ def kd_loss(
     """Return the summed loss of the tokens that have a label.
 
     Args:
-        hidden: the hidden states of the student, [tokens, size].
+        hidden_states: the hidden states of the student, [tokens, size].
         weight: the weight of its output head, [vocabulary, size].
         labels: the token that each row predicts, [tokens].
         teacher: the teacher's distribution of the same tokens.
@@ -123,7 +123,7 @@ def kd_loss(
     rows = (labels != ignore_index).nonzero().squeeze(1)
     size = chunk_size or min(max(_CHUNK_BYTES // (4 * weight.shape[0]), 16), _MAX_ROWS)
     settings = _Settings(alpha, ce_alpha, temperature, beta, normalize_topk, scale, softcap, size)
-    total, *sums = _KDFunction.apply(hidden, weight, bias, labels, rows, teacher, settings)
+    total, *sums = _KDFunction.apply(hidden_states, weight, bias, labels, rows, teacher, settings)
     divergence, cross_entropy, num_targets, topk_mass, agreements = sums
     return KDLoss(total, divergence, cross_entropy, len(rows), num_targets, topk_mass, agreements)
 
@@ -132,7 +132,7 @@ class _KDFunction(ChunkedLoss):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
@@ -141,19 +141,19 @@ class _KDFunction(ChunkedLoss):
         settings: _Settings,
     ) -> tuple[torch.Tensor, ...]:
         wide = wide_dtype(weight.dtype)
-        gradients = HeadGradients(hidden, weight, bias, ctx.needs_input_grad[:3], sum_dtype=wide)
-        sums = torch.zeros(6, dtype=wide, device=hidden.device)
+        gradients = HeadGradients(hidden_states, weight, bias, ctx.needs_input_grad[:3], sum_dtype=wide)
+        sums = torch.zeros(6, dtype=wide, device=hidden_states.device)
         for start in range(0, len(rows), settings.rows):
-            chosen = rows[start : start + settings.rows]
-            chunk = hidden.index_select(0, chosen)
+            chunk_rows = rows[start : start + settings.rows]
+            chunk = hidden_states.index_select(0, chunk_rows)
             logits = _logits(chunk, weight, bias).to(wide)
             with torch.enable_grad():
                 leaf = logits.requires_grad_(bool(gradients))
-                found = _chunk_loss(leaf, labels.index_select(0, chosen), _select(teacher, chosen), settings)
-                slopes = torch.autograd.grad(found[0], leaf)[0] if gradients else None
+                parts = _chunk_loss(leaf, labels.index_select(0, chunk_rows), _select(teacher, chunk_rows), settings)
+                slopes = torch.autograd.grad(parts[0], leaf)[0] if gradients else None
             if slopes is not None:
-                gradients.add(chunk, chosen, weight, slopes.to(weight.dtype))
-            sums += torch.stack([entry.detach().to(wide) for entry in found])
+                gradients.add(chunk, chunk_rows, weight, slopes.to(weight.dtype))
+            sums += torch.stack([entry.detach().to(wide) for entry in parts])
         ctx.gradients = gradients
         results = tuple(entry.clone() for entry in sums)
         ctx.mark_non_differentiable(*results[1:])
@@ -164,15 +164,15 @@ def _chunk_loss(
     raw: torch.Tensor, labels: torch.Tensor, teacher: TopKTargets | DenseTeacher, settings: _Settings
 ) -> list[torch.Tensor]:
     """Return the loss of a chunk, and the sums of `KDLoss` in its order."""
-    logits = _transformed(raw, settings.scale, settings.softcap)
+    logits = _scale_and_cap(raw, settings.scale, settings.softcap)
     temperature = settings.temperature
     student = torch.log_softmax(logits / temperature, dim=1)
     if isinstance(teacher, DenseTeacher):
         with torch.no_grad():
-            theirs = _logits(teacher.hidden, teacher.weight, teacher.bias).to(raw.dtype)
-            theirs = _transformed(theirs, teacher.scale, teacher.softcap)
-            target = torch.log_softmax(theirs / temperature, dim=1)
-            best = theirs.argmax(1)
+            teacher_logits = _logits(teacher.hidden_states, teacher.weight, teacher.bias).to(raw.dtype)
+            teacher_logits = _scale_and_cap(teacher_logits, teacher.scale, teacher.softcap)
+            target = torch.log_softmax(teacher_logits / temperature, dim=1)
+            best = teacher_logits.argmax(1)
             has_target = torch.ones_like(labels, dtype=torch.bool)
             mass = has_target.to(raw.dtype)
         mask = None
@@ -212,11 +212,11 @@ def _divergence(target: torch.Tensor, student: torch.Tensor, mask: torch.Tensor 
     return terms.sum(1)
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(hidden, weight, bias)
+def _logits(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(hidden_states, weight, bias)
 
 
-def _transformed(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+def _scale_and_cap(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
     if scale != 1.0:
         logits = logits * scale
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -225,5 +225,5 @@ def _transformed(logits: torch.Tensor, scale: float, softcap: float | None) -> t
 def _select(teacher: TopKTargets | DenseTeacher, rows: torch.Tensor) -> TopKTargets | DenseTeacher:
     """Return the rows of a teacher."""
     if isinstance(teacher, DenseTeacher):
-        return teacher._replace(hidden=teacher.hidden.index_select(0, rows))
+        return teacher._replace(hidden_states=teacher.hidden_states.index_select(0, rows))
     return TopKTargets(*(entry.index_select(0, rows) for entry in teacher))

@@ -57,29 +57,29 @@ class TeacherServer:
             TeacherServerError: if the server cannot be reached.
         """
         if self._model is None:
-            listed = self._request("/v1/models").get("data") or []
-            if not listed:
+            models = self._request("/v1/models").get("data") or []
+            if not models:
                 raise TeacherServerError(f"{self.base_url}/v1/models lists no model")
-            self._model = str(listed[0]["id"])
+            self._model = str(models[0]["id"])
         return self._model
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
-        """Return the candidates of each token of each sequence; those of the first token are empty.
+        """Return the candidates of each token of each sequence; the first token has none.
 
         Raises:
             TeacherServerError: if the server fails, or answers something else.
         """
-        found = self._score_sglang(sequences) if self.kind == "sglang" else self._score_vllm(sequences)
-        for sequence, entries in zip(sequences, found, strict=True):
+        scores = self._score_sglang(sequences) if self.kind == "sglang" else self._score_vllm(sequences)
+        for sequence, entries in zip(sequences, scores, strict=True):
             if len(entries) != len(sequence):
                 raise TeacherServerError(
                     f"{self.base_url} scored {len(entries)} of {len(sequence)} tokens: "
                     f"check the maximum length of its model"
                 )
-        return found
+        return scores
 
     def _score_vllm(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
-        answer = self._request(
+        response = self._request(
             "/v1/completions",
             {
                 "model": self.connect(),
@@ -89,13 +89,13 @@ class TeacherServer:
                 "temperature": 1.0,
             },
         )
-        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice.get("index", 0)))
+        choices = sorted(response.get("choices") or [], key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != len(sequences) or any(choice.get("prompt_logprobs") is None for choice in choices):
             raise TeacherServerError(f"{self.base_url} returned no prompt_logprobs: is it a vLLM server?")
         return [parse_logprobs(choice["prompt_logprobs"]) for choice in choices]
 
     def _score_sglang(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
-        answers = self._request(
+        responses = self._request(
             "/generate",
             {
                 "input_ids": [list(sequence) for sequence in sequences],
@@ -105,18 +105,18 @@ class TeacherServer:
                 "top_logprobs_num": self.topk,
             },
         )
-        found = []
-        for answer in answers if isinstance(answers, list) else [answers]:
-            entries = (answer.get("meta_info") or {}).get("input_top_logprobs")
+        scores = []
+        for response in responses if isinstance(responses, list) else [responses]:
+            entries = (response.get("meta_info") or {}).get("input_top_logprobs")
             if entries is None:
                 raise TeacherServerError(f"{self.base_url} returned no input_top_logprobs: is it an SGLang server?")
-            found.append(parse_logprobs([_id_first(entry) for entry in entries]))
-        if len(found) != len(sequences):
-            raise TeacherServerError(f"{self.base_url} scored {len(found)} of {len(sequences)} sequences")
-        return found
+            scores.append(parse_logprobs([_id_first(entry) for entry in entries]))
+        if len(scores) != len(sequences):
+            raise TeacherServerError(f"{self.base_url} scored {len(scores)} of {len(sequences)} sequences")
+        return scores
 
     def _request(self, path: str, body: Any = None) -> Any:
-        """Return the answer to a request. One that may succeed later is repeated."""
+        """Return the response to a request; retry errors that may pass."""
         url = self.base_url + path
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310

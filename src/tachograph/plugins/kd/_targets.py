@@ -70,16 +70,16 @@ def _parse_entry(entry: Any) -> Candidates:
             pairs = list(zip(entry["token_ids"], entry["logprobs"], strict=True))
         else:
             pairs = [
-                (token, found["logprob"] if isinstance(found, Mapping) else found)
-                for token, found in entry.items()
-                if found is not None
+                (token, value["logprob"] if isinstance(value, Mapping) else value)
+                for token, value in entry.items()
+                if value is not None
             ]
     elif isinstance(entry, Sequence) and not isinstance(entry, str):
         pairs = [_parse_candidate(candidate) for candidate in entry]
     else:
         raise ValueError(f"log-probabilities of a token: expected a list or a mapping, got {_short(entry)}")
-    parsed = [(_token_id(token), float(logprob)) for token, logprob in pairs if logprob is not None]
-    return [(token, logprob) for token, logprob in parsed if math.isfinite(logprob)]
+    candidates = [(_token_id(token), float(logprob)) for token, logprob in pairs if logprob is not None]
+    return [(token, logprob) for token, logprob in candidates if math.isfinite(logprob)]
 
 
 def _parse_candidate(candidate: Any) -> tuple[Any, Any]:
@@ -127,16 +127,16 @@ def row_targets(
     Raises:
         ValueError: if the log-probabilities do not belong to these tokens.
     """
-    parsed = parse_logprobs(logprobs)
-    trained = [position for position, label in enumerate(labels) if label != ignore_index]
-    by_token = dict(zip(trained, parsed, strict=False))
-    if len(parsed) == len(input_ids):
-        by_every_token = {position: parsed[position] for position in trained}
+    entries = parse_logprobs(logprobs)
+    trained_positions = [position for position, label in enumerate(labels) if label != ignore_index]
+    by_token = dict(zip(trained_positions, entries, strict=False))
+    if len(entries) == len(input_ids):
+        by_every_token = {position: entries[position] for position in trained_positions}
         if _num_hits(by_every_token, input_ids) >= _num_hits(by_token, input_ids):
             by_token = by_every_token
-    _check_alignment(by_token, input_ids, trained, len(parsed))
-    shifted = [by_token.get(position + 1, []) for position in range(len(input_ids))]
-    return _columns([[(token, logprob * temperature) for token, logprob in entry] for entry in shifted])
+    _check_alignment(by_token, input_ids, trained_positions, len(entries))
+    targets = [by_token.get(position + 1, []) for position in range(len(input_ids))]
+    return _columns([[(token, logprob * temperature) for token, logprob in entry] for entry in targets])
 
 
 def _num_hits(by_token: Mapping[int, Candidates], input_ids: Sequence[int], shift: int = 0) -> int:
@@ -149,21 +149,22 @@ def _num_hits(by_token: Mapping[int, Candidates], input_ids: Sequence[int], shif
 
 
 def _check_alignment(
-    by_token: Mapping[int, Candidates], input_ids: Sequence[int], trained: Sequence[int], count: int
+    by_token: Mapping[int, Candidates], input_ids: Sequence[int], trained_positions: Sequence[int], count: int
 ) -> None:
-    """Raise an error if the tokens are not among their candidates, or those of the next or previous token fit better.
+    """Raise an error if the tokens are not among their candidates, or the candidates of a neighbour fit better.
 
     A teacher that scored a text finds most of its tokens likely, so both would mean that it scored another text.
     """
     num_scored = sum(bool(candidates) for candidates in by_token.values())
     hits = _num_hits(by_token, input_ids)
-    shifted = max(_num_hits(by_token, input_ids, shift) for shift in (-1, 1))
+    shifted_hits = max(_num_hits(by_token, input_ids, shift) for shift in (-1, 1))
     is_other_text = num_scored >= _MIN_SCORED and hits * 10 < num_scored
-    if is_other_text or 2 * (shifted - hits) > num_scored or (trained and not num_scored):
+    if is_other_text or 2 * (shifted_hits - hits) > num_scored or (trained_positions and not num_scored):
         raise ValueError(
-            f"{count} log-probabilities do not belong to the {len(input_ids)} tokens ({len(trained)} with a label): "
-            f"{hits} of {num_scored} tokens are among their candidates, and {shifted} if they are shifted by one. The "
-            f"teacher must have scored this text with the same tokenizer and chat template."
+            f"{count} log-probabilities do not belong to the {len(input_ids)} tokens "
+            f"({len(trained_positions)} with a label): {hits} of {num_scored} tokens are among their candidates, and "
+            f"{shifted_hits} if they are shifted by one. The teacher must have scored this text with the same "
+            f"tokenizer and chat template."
         )
 
 
@@ -183,7 +184,7 @@ def _columns(entries: Sequence[Candidates], width: int | None = None) -> dict[st
 
 
 def batch_targets(
-    scored: Sequence[Sequence[Candidates]],
+    candidates: Sequence[Sequence[Candidates]],
     positions: Sequence[Sequence[int]],
     shape: tuple[int, int],
     vocabulary: int,
@@ -191,7 +192,7 @@ def batch_targets(
     """Return the target columns of a batch whose rows were scored without their padding.
 
     Args:
-        scored: the candidates of each token of each row; that is, of the token that they predict.
+        candidates: the candidates of each token of each row; that is, of the token that they predict.
         positions: where these tokens are in the batch.
         shape: the rows and positions of the batch.
         vocabulary: the number of tokens of the student.
@@ -199,17 +200,17 @@ def batch_targets(
     Raises:
         ValueError: if the student does not have one of the candidates.
     """
-    width = max((len(entry) for row in scored for entry in row), default=0)
+    width = max((len(entry) for row in candidates for entry in row), default=0)
     batch = _empty_batch((*shape, max(width, 1)))
-    for line, (row, places) in enumerate(zip(scored, positions, strict=True)):
+    for line, (row, row_positions) in enumerate(zip(candidates, positions, strict=True)):
         columns = _columns(row[1:], width=max(width, 1))  # the first token is not predicted
         for key, values in columns.items():
             if values:
-                batch[key][line, list(places[:-1])] = torch.tensor(values, dtype=batch[key].dtype)
-    return _checked(batch, vocabulary)
+                batch[key][line, list(row_positions[:-1])] = torch.tensor(values, dtype=batch[key].dtype)
+    return _check_vocabulary(batch, vocabulary)
 
 
-def _checked(batch: dict[str, torch.Tensor], vocabulary: int) -> dict[str, torch.Tensor]:
+def _check_vocabulary(batch: dict[str, torch.Tensor], vocabulary: int) -> dict[str, torch.Tensor]:
     """Return a batch whose tokens the student has. On a GPU, others would end the process without a clear message."""
     largest = int(batch["target_token_ids"].max())
     if largest >= vocabulary:
@@ -229,7 +230,7 @@ def _empty_batch(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 class TargetCollator:
-    """Collates rows with targets: those of the batch are [rows, tokens, k], padded as the tokens are.
+    """Collates rows with targets. The targets of a batch are [rows, tokens, k], padded as the tokens are.
 
     A row has the target columns, or `logprobs` and perhaps `logprobs_temperature`, or neither.
 
@@ -250,7 +251,7 @@ class TargetCollator:
         if not any(rows):
             return batch
         tensors = [_row_tensors(row, len(feature["input_ids"])) for row, feature in zip(rows, features, strict=True)]
-        batch.update(self._padded(tensors, batch))
+        batch.update(self._pad_targets(tensors, batch))
         return batch
 
     def check(self, feature: Mapping[str, Any]) -> None:
@@ -259,36 +260,36 @@ class TargetCollator:
         if targets:
             length = len(feature["input_ids"])
             row = _row_tensors(targets, length)
-            self._padded([row], {"input_ids": torch.zeros((1, length))})
+            self._pad_targets([row], {"input_ids": torch.zeros((1, length))})
 
-    def _padded(self, rows: list[dict[str, torch.Tensor]], batch: Any) -> dict[str, torch.Tensor]:
+    def _pad_targets(self, rows: list[dict[str, torch.Tensor]], batch: Any) -> dict[str, torch.Tensor]:
         shape = batch["input_ids"].shape
         width = max(1, *(row["target_mask"].shape[1] for row in rows))
-        padded = _empty_batch((*shape, width))
-        place = 0
+        targets = _empty_batch((*shape, width))
+        offset = 0
         for index, row in enumerate(rows):
             length, size = row["target_mask"].shape
             if shape[0] == 1 and len(rows) > 1:  # rows are concatenated, without padding
-                line, first, place = 0, place, place + length
+                line, first, offset = 0, offset, offset + length
             else:
                 line, first = index, _first_token(batch, index)
             last = min(first + length, shape[1])
             for key, value in row.items():
-                padded[key][line, first:last, :size] = value[: last - first]
-        return _checked(padded, self.vocabulary)
+                targets[key][line, first:last, :size] = value[: last - first]
+        return _check_vocabulary(targets, self.vocabulary)
 
 
 def _targets_of(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the target columns of a row: its own, or those that its log-probabilities give."""
+    """Return the target columns of a row, computed from its log-probabilities if it has them."""
     logprobs = feature.get(LOGPROBS_COLUMN)
     if logprobs is None:
         return {key: feature[key] for key in TARGET_COLUMNS if key in feature}
     temperature = float(feature.get(TEMPERATURE_COLUMN) or 1.0)
-    ids, labels = (_listed(feature[key]) for key in ("input_ids", "labels"))
+    ids, labels = (_to_list(feature[key]) for key in ("input_ids", "labels"))
     return row_targets(logprobs, ids, labels, temperature=temperature)
 
 
-def _listed(values: Any) -> list[int]:
+def _to_list(values: Any) -> list[int]:
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 

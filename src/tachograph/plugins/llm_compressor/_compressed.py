@@ -34,7 +34,7 @@ _VERSION = 1
 _BITS, _VALUES = ":bits", ":values"
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type by the size of an element: tensors are compared and copied as integers, that is, bit by bit."""
-_COPIED = (".jinja", ".json", ".md", ".model", ".py", ".txt")
+_COPIED_SUFFIXES = (".jinja", ".json", ".md", ".model", ".py", ".txt")
 """Suffixes of a model's other files: its config, its tokenizer, its code."""
 
 
@@ -46,7 +46,7 @@ def compress(model_folder: str | os.PathLike[str], folder: str | os.PathLike[str
         folder: the new folder.
 
     Returns:
-        The size of the compressed weights, divided by that of the original ones.
+        The size of the compressed weights as a share of the original size.
 
     Raises:
         PluginError: if there are no weights, they cannot be read, or the folder exists and is something else.
@@ -60,10 +60,10 @@ def compress(model_folder: str | os.PathLike[str], folder: str | os.PathLike[str
     dense_bytes = compressed_bytes = 0
     with _new_folder(Path(folder)) as target:
         for path in files:
-            written = target / f"{path.name.removesuffix(_DENSE_SUFFIX)}{_SUFFIX}"
-            _compress_file(path, written)
+            compressed_path = target / f"{path.name.removesuffix(_DENSE_SUFFIX)}{_SUFFIX}"
+            _compress_file(path, compressed_path)
             dense_bytes += path.stat().st_size
-            compressed_bytes += written.stat().st_size
+            compressed_bytes += compressed_path.stat().st_size
         _copy_others(source, target)
     return compressed_bytes / dense_bytes
 
@@ -77,10 +77,10 @@ def load_compressed(folder: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     Example:
         >>> load_compressed("out/compressed")["lm_head.weight"]
     """
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for path in _compressed_files(Path(folder)):
-        found.update(_restore_file(path))
-    return found
+        weights.update(_restore_file(path))
+    return weights
 
 
 def load_compressed_model(folder: str | os.PathLike[str], **options: Any) -> Any:
@@ -117,17 +117,17 @@ def decompress(folder: str | os.PathLike[str], model_folder: str | os.PathLike[s
     from safetensors.torch import save_file
 
     files = _compressed_files(Path(folder))
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     num_bytes = 0
     with _new_folder(Path(model_folder)) as target:
         for path in files:
             tensors = _restore_file(path)
             name = f"{path.name.removesuffix(_SUFFIX)}{_DENSE_SUFFIX}"
             save_file(tensors, target / name, metadata={"format": "pt"})
-            places.update(dict.fromkeys(tensors, name))
+            weight_map.update(dict.fromkeys(tensors, name))
             num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if len(files) > 1:
-            index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
+            index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
             add_file(target / _INDEX, json.dumps(index, indent=2).encode(), below=target)
         _copy_others(Path(folder), target)
 
@@ -169,7 +169,7 @@ def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
 def _restore_file(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})[_METADATA])
@@ -177,14 +177,14 @@ def _restore_file(path: Path) -> dict[str, torch.Tensor]:
                 raise PluginError(f"{path} has version {header['version']} of the format: update Tachograph to read it")
             for name, shape in header["shapes"].items():
                 bits, values = file.get_tensor(name + _BITS), file.get_tensor(name + _VALUES)
-                found[name] = _join(bits, values, shape)
+                weights[name] = _join(bits, values, shape)
             parts = {name + suffix for name in header["shapes"] for suffix in (_BITS, _VALUES)}
-            found.update({name: file.get_tensor(name) for name in file.keys() if name not in parts})  # noqa: SIM118
+            weights.update({name: file.get_tensor(name) for name in file.keys() if name not in parts})  # noqa: SIM118
     except PluginError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise PluginError(f"cannot read {path}: {type(error).__name__}: {error}; the file is damaged") from error
-    return found
+    return weights
 
 
 def _join(bits: torch.Tensor, values: torch.Tensor, shape: list[int]) -> torch.Tensor:
@@ -192,9 +192,9 @@ def _join(bits: torch.Tensor, values: torch.Tensor, shape: list[int]) -> torch.T
     if int(is_stored.sum()) != values.numel():
         raise ValueError(f"{values.numel()} values for {int(is_stored.sum())} positions")
     integer = _INTEGERS[values.element_size()]
-    restored = torch.zeros(shape, dtype=integer)
-    restored[is_stored] = values.view(integer)
-    return restored.view(values.dtype)
+    tensor = torch.zeros(shape, dtype=integer)
+    tensor[is_stored] = values.view(integer)
+    return tensor.view(values.dtype)
 
 
 def _compressed_files(folder: Path) -> list[Path]:
@@ -205,10 +205,10 @@ def _compressed_files(folder: Path) -> list[Path]:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy what a model folder has besides weights: config, tokenizer and code."""
-    skipped = {_INDEX, "trainer_state.json"}
+    """Copy the files of a model folder besides weights: config, tokenizer and code."""
+    skipped_names = {_INDEX, "trainer_state.json"}
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in _COPIED and path.name not in skipped:
+        if path.is_file() and path.suffix in _COPIED_SUFFIXES and path.name not in skipped_names:
             add_file(target / path.name, path.read_bytes(), below=target)
 
 

@@ -25,7 +25,7 @@ def find_weights(model: Any, modifier: ConstantPruning) -> dict[str, Any]:
     Raises:
         ValueError: if a target selects nothing.
     """
-    selected: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     names: dict[int, str] = {}
     for target in modifier.targets:
         num_matched = 0
@@ -34,14 +34,14 @@ def find_weights(model: Any, modifier: ConstantPruning) -> dict[str, Any]:
                 continue
             num_matched += 1
             if not any(_matches(other, name, module_name, module) for other in modifier.ignore):
-                selected[names.setdefault(id(parameter), name)] = parameter  # tied weights have two names
+                weights[names.setdefault(id(parameter), name)] = parameter  # tied weights have two names
         if not num_matched:
             kinds = sorted({layer_type(name) for name, *_ in _matrices(model)})
             raise ValueError(
                 f"target {target.text!r} matches no matrix of {type(model).__name__}; the names of its matrices end "
                 f"with {', '.join(kinds)}. Correct the target, or remove it from the recipe."
             )
-    return selected
+    return weights
 
 
 def _matrices(model: Any) -> Iterable[tuple[str, Any, str, Any]]:
@@ -71,7 +71,7 @@ def fill_zeros(weights: Mapping[str, Any], masks: Mapping[str, torch.Tensor]) ->
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def count_violations(weights: Mapping[str, Any], masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the number of masked positions that are not zero, as a tensor: the device is not waited for."""
+    """Return the number of masked positions that are not zero, as a tensor, without waiting for the device."""
     counts = [((weight != 0) & masks[name]).sum() for name, weight in weights.items()]
     return torch.stack(counts).sum()
 
@@ -82,15 +82,15 @@ def pack_bits(mask: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(bits)
 
 
-def unpack_bits(packed: torch.Tensor, shape: Iterable[int]) -> torch.Tensor:
-    """Return the mask of which `pack_bits` made bytes.
+def unpack_bits(mask_bytes: torch.Tensor, shape: Iterable[int]) -> torch.Tensor:
+    """Return the mask that `pack_bits` packed.
 
     Raises:
         ValueError: if the number of bytes does not fit the shape.
     """
     shape = tuple(shape)
     count = int(np.prod(shape))
-    if packed.numel() != (count + 7) // 8:
-        raise ValueError(f"{packed.numel()} bytes of bits do not fit the shape {list(shape)}")
-    bits = np.unpackbits(packed.numpy(), count=count, bitorder="little")
+    if mask_bytes.numel() != (count + 7) // 8:
+        raise ValueError(f"{mask_bytes.numel()} bytes of bits do not fit the shape {list(shape)}")
+    bits = np.unpackbits(mask_bytes.numpy(), count=count, bitorder="little")
     return torch.from_numpy(bits.view(np.bool_)).reshape(shape)

@@ -74,7 +74,7 @@ class LLMCompressorPlugin(BasePlugin):
         """Return the number of weights that keep their zeros, and the memory of the masks."""
         if model is None:
             return []
-        weights = {name: weight for _, found in self._find(model) for name, weight in found.items()}
+        weights = {name: weight for _, matched_weights in self._find(model) for name, weight in matched_weights.items()}
         size = sum(weight.numel() for weight in weights.values())
         lines = [f"keeps the zeros of {len(weights)} matrices; {size / 2**20:.1f} MiB of masks"]
         if self.options.llmcompressor.save_compressed:
@@ -88,9 +88,9 @@ class LLMCompressorPlugin(BasePlugin):
         self._modifiers, self._masks = [], {}
         dense = []
         weights: dict[str, Any] = {}
-        for modifier, found in self._find(model):
-            self._modifiers.append((modifier, list(found)))
-            weights.update(found)
+        for modifier, matched_weights in self._find(model):
+            self._modifiers.append((modifier, list(matched_weights)))
+            weights.update(matched_weights)
         for name, weight in weights.items():
             if weight.is_meta or not weight.is_floating_point():
                 raise self.error(
@@ -102,8 +102,8 @@ class LLMCompressorPlugin(BasePlugin):
                 dense.append(name)
         if dense:
             raise self.error(
-                f"{_listed(dense)} of {len(weights)} matched matrices have no zeros to keep: prune the model before "
-                "training, or leave these matrices out, with other targets or with `ignore`"
+                f"{_shorten_list(dense)} of {len(weights)} matched matrices have no zeros to keep: prune the model "
+                "before training, or leave these matrices out, with other targets or with `ignore`"
             )
         if not any(weight.requires_grad for weight in weights.values()):
             raise self.error(
@@ -113,7 +113,7 @@ class LLMCompressorPlugin(BasePlugin):
         self.report.changed("matrices kept sparse", weights)
 
     def _find(self, model: Any) -> list[tuple[ConstantPruning, dict[str, Any]]]:
-        found = []
+        matches = []
         for modifier in parse_recipe(self.options.llmcompressor.recipe):
             try:
                 weights = find_weights(model, modifier)
@@ -121,8 +121,8 @@ class LLMCompressorPlugin(BasePlugin):
                 raise self.error(str(error)) from None
             if not weights:
                 raise self.error("`ignore` contains all weights that the targets match: remove some of its entries")
-            found.append((modifier, weights))
-        return found
+            matches.append((modifier, weights))
+        return matches
 
     def add_callbacks_post_trainer(self, cfg: PluginConfig, trainer: Any) -> list[Any]:
         """Return the callback that restores the zeros."""
@@ -193,13 +193,13 @@ class LLMCompressorPlugin(BasePlugin):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the masks of the weights that the recipe still selects."""
-        for name, saved in state.items():
+        for name, entry in state.items():
             mask = self._masks.get(name)
             if mask is None:
                 continue
-            if list(mask.shape) != saved["shape"]:
-                raise self.error(f"{name} has shape {list(mask.shape)}, but {saved['shape']} in the checkpoint")
-            self._masks[name] = unpack_bits(saved["bits"], saved["shape"])
+            if list(mask.shape) != entry["shape"]:
+                raise self.error(f"{name} has shape {list(mask.shape)}, but {entry['shape']} in the checkpoint")
+            self._masks[name] = unpack_bits(entry["bits"], entry["shape"])
 
     def post_train(self, cfg: PluginConfig, model: Any) -> None:
         """Save the compressed model after the dense one."""
@@ -226,25 +226,32 @@ class _MaskCallback(TrainerCallback):
         self._bound: list[tuple[range, dict[str, Any]]] = []
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the parameters that are trained; a resumed training has loaded its masks before."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         self._bound = self._plugin.bind(model, state.max_steps)
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore the zeros, and measure in the steps that the trainer logs."""
         step = state.global_step  # not counting this one
-        weights = {name: weight for steps, found in self._bound if step in steps for name, weight in found.items()}
+        weights = {
+            name: weight
+            for steps, bound_weights in self._bound
+            if step in steps
+            for name, weight in bound_weights.items()
+        }
         if not weights:
             return
         every = max(1, int(state.logging_steps)) if args.logging_strategy == "steps" else 1
         is_measured = (step + 1) % every == 0 or (step == 0 and args.logging_first_step)
         self._plugin.restore_zeros(weights, is_measured=is_measured)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Save the compressed model. A failure must not cost the trained model, which may not be saved yet."""
         if not self._saves:
             return
@@ -254,6 +261,6 @@ class _MaskCallback(TrainerCallback):
             warn("the compressed model is not saved: %s: %s", type(error).__name__, error, is_error=True)
 
 
-def _listed(names: list[str]) -> str:
+def _shorten_list(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} others" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

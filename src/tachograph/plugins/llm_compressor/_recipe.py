@@ -87,13 +87,13 @@ def parse_recipe(recipe: Any) -> list[ConstantPruning]:
     Raises:
         ValueError: if it cannot be read, has an unknown modifier, or a modifier has invalid arguments.
     """
-    found = [_parse_modifier(name, arguments) for name, arguments in _modifiers(_read(recipe))]
-    if not found:
+    modifiers = [_parse_modifier(name, arguments) for name, arguments in _modifiers(_load_recipe(recipe))]
+    if not modifiers:
         raise ValueError(f"the recipe has no modifier: expected {_EXAMPLE}")
-    return found
+    return modifiers
 
 
-def _read(recipe: Any) -> Mapping[str, Any]:
+def _load_recipe(recipe: Any) -> Mapping[str, Any]:
     if isinstance(recipe, str):
         text, origin = recipe, "the text"
         if "\n" not in recipe and not recipe.lstrip().startswith("{"):
@@ -129,16 +129,18 @@ def _modifiers(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                     raise ValueError(f"{name}.{group}: the name of a group of modifiers ends with {_GROUP_SUFFIX}")
         else:
             raise ValueError(
-                f"{name}: the name of a stage ends with {_STAGE_SUFFIX}, that of a group of modifiers with "
+                f"{name}: the name of a stage ends with {_STAGE_SUFFIX}, the name of a group of modifiers with "
                 f"{_GROUP_SUFFIX}: {_EXAMPLE}"
             )
 
 
-def _group(place: str, content: Any) -> Iterator[tuple[str, Any]]:
+def _group(location: str, content: Any) -> Iterator[tuple[str, Any]]:
     entries = content if isinstance(content, list) else [content]
     for entry in entries:
         if not isinstance(entry, Mapping):
-            raise ValueError(f"{place}: expected modifiers such as {{{_MODIFIER}: {{targets: [...]}}}}, got {entry!r}")
+            raise ValueError(
+                f"{location}: expected modifiers such as {{{_MODIFIER}: {{targets: [...]}}}}, got {entry!r}"
+            )
         for name, arguments in entry.items():
             yield str(name), arguments
 

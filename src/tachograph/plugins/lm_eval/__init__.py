@@ -1,6 +1,6 @@
 """Benchmarks of the LM Evaluation Harness: while a model is trained, afterwards, or of any model.
 
-`LMEvalPlugin` is the plugin; `evaluate_config` is what `tacho lm-eval` calls.
+`LMEvalPlugin` is the plugin; `tacho lm-eval` calls `evaluate_config`.
 """
 
 from tachograph.plugins.lm_eval._command import evaluate_config

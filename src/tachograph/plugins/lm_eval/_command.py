@@ -33,8 +33,8 @@ def evaluate_config(config: Mapping[str, Any], *, origin: str = "config") -> tup
         ConfigError: if an option is invalid, a task or the model does not exist, or the harness is not installed.
     """
     load_class(LMEvalPlugin)  # raises if the harness is not installed
-    given = {key: value for key, value in config.items() if str(key).startswith(_PREFIX)}
-    options = cast(LMEvalOptions, validate_config(given, [], LMEvalOptions, origin=origin).base)
+    option_values = {key: value for key, value in config.items() if str(key).startswith(_PREFIX)}
+    options = cast(LMEvalOptions, validate_config(option_values, [], LMEvalOptions, origin=origin).base)
     model = choose_model(options, config)
     groups = parse_tasks(options.lm_eval_tasks)
     manager = find_tasks(groups, options.lm_eval_include_path, include_defaults=options.lm_eval_include_defaults)

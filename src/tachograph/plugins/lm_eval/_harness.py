@@ -23,7 +23,7 @@ from tachograph.plugins.lm_eval._options import LMEvalOptions
 from tachograph.plugins.lm_eval._results import EvaluationResult
 from tachograph.plugins.lm_eval._tasks import LoadedTasks
 
-__all__ = ["choose_model", "evaluate", "load_model", "preserved", "wrap_model"]
+__all__ = ["choose_model", "evaluate", "load_model", "preserve_state", "wrap_model"]
 
 _RANDOM_SEED, _SEED = 0, 1234
 """The harness's own defaults, so that results can be compared."""
@@ -36,9 +36,9 @@ def choose_model(options: LMEvalOptions, config: Mapping[str, Any]) -> str:
     Raises:
         PluginError: if there is none of them, or the folder has no model.
     """
-    chosen = options.lm_eval_model or config.get("hub_model_id")
-    if chosen:
-        return str(chosen)
+    model = options.lm_eval_model or config.get("hub_model_id")
+    if model:
+        return str(model)
     output_dir = config.get("output_dir")
     if not output_dir:
         raise PluginError("no model to evaluate: set lm_eval_model, hub_model_id or output_dir")
@@ -65,8 +65,8 @@ def load_model(name: str, options: LMEvalOptions, base_model: str | None = None)
     try:
         if os.path.isfile(adapter):
             with open(adapter, encoding="utf-8") as file:
-                named = json.load(file).get("base_model_name_or_path")
-            arguments = {"pretrained": base_model or named, "peft": name}
+                adapter_base = json.load(file).get("base_model_name_or_path")
+            arguments = {"pretrained": base_model or adapter_base, "peft": name}
         if os.path.isdir(name) and not any(os.path.isfile(os.path.join(name, file)) for file in _TOKENIZER_FILES):
             if not base_model:
                 raise PluginError(f"{name} has no tokenizer: set base_model, whose tokenizer is then used")
@@ -81,7 +81,7 @@ def load_model(name: str, options: LMEvalOptions, base_model: str | None = None)
 
 
 def wrap_model(model: Any, tokenizer: Any, options: LMEvalOptions) -> Any:
-    """Return a model in memory for the harness; to be called inside `preserved`."""
+    """Return a model in memory for the harness; to be called inside `preserve_state`."""
     from lm_eval.models.huggingface import HFLM
 
     with _quiet():
@@ -108,7 +108,7 @@ def evaluate(lm: Any, name: str, options: LMEvalOptions, tasks: LoadedTasks) -> 
         np.random.seed(_SEED)
         torch.manual_seed(_SEED)
         with _quiet():
-            found = lm_eval.evaluate(
+            output = lm_eval.evaluate(
                 lm=lm,
                 task_dict=group,
                 limit=options.lm_eval_limit,
@@ -117,32 +117,32 @@ def evaluate(lm: Any, name: str, options: LMEvalOptions, tasks: LoadedTasks) -> 
                 bootstrap_iters=0,
                 log_samples=False,
             )
-        if found is not None:  # None on all ranks but the first
-            result.add(found, num_fewshot)
+        if output is not None:  # None on all ranks but the first
+            result.add(output, num_fewshot)
     return result
 
 
 @contextlib.contextmanager
-def preserved(model: Any) -> Iterator[None]:
+def preserve_state(model: Any) -> Iterator[None]:
     """Restore the mode of each module and the state of all random generators at the end of the block."""
     modes = [(module, module.training) for module in model.modules()]
-    python, numpy_state, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python_state, numpy_state, cpu_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
-        random.setstate(python)
+        random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        torch.set_rng_state(cpu_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what the harness logs below errors: it warns about models in memory and about every number of examples."""
+    """Hide warnings of the harness: it warns about models in memory and about every number of examples."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

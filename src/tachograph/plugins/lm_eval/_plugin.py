@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tachograph._base.guard import warn
 from tachograph.exceptions import NoRunError
 from tachograph.plugins._base import BasePlugin, PluginConfig
-from tachograph.plugins.lm_eval._harness import evaluate, load_model, preserved, wrap_model
+from tachograph.plugins.lm_eval._harness import evaluate, load_model, preserve_state, wrap_model
 from tachograph.plugins.lm_eval._options import LMEvalOptions
 from tachograph.plugins.lm_eval._tasks import LoadedTasks, find_tasks, load_tasks, parse_tasks
 from tachograph.recorder import current_run
@@ -37,16 +37,16 @@ class LMEvalPlugin(BasePlugin):
         self._base_model: str | None = None
 
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
-        """Return what is evaluated and when."""
+        """Return the tasks, and when they are evaluated."""
         self._find_tasks()
         options = self.options
         times = [f"every {options.lm_eval_steps} steps"] if options.lm_eval_steps else []
         times += ["after training"] if options.lm_eval_post_train else []
-        evaluated = f" of {options.lm_eval_model}" if options.lm_eval_model else ""
-        return [f"evaluates {', '.join(options.lm_eval_tasks)}{evaluated} {' and '.join(times)}"]
+        model_note = f" of {options.lm_eval_model}" if options.lm_eval_model else ""
+        return [f"evaluates {', '.join(options.lm_eval_tasks)}{model_note} {' and '.join(times)}"]
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
-        """Find the tasks and load their data, so that what is missing is reported before training."""
+        """Find the tasks and load their data, so that missing ones are reported before training."""
         self._tasks = load_tasks(self._find_tasks(), parse_tasks(self.options.lm_eval_tasks))
         self.report.changed("tasks evaluated", self.options.lm_eval_tasks)
 
@@ -88,7 +88,7 @@ class LMEvalPlugin(BasePlugin):
         step = trainer.state.global_step
         name = options.lm_eval_model or f"{output_dir} at step {step}"
         model = trainer.accelerator.unwrap_model(model)
-        with _evaluation_span(), preserved(model):
+        with _evaluation_span(), preserve_state(model):
             if options.lm_eval_model:
                 lm = load_model(options.lm_eval_model, options, self._base_model)
             else:
@@ -134,7 +134,7 @@ class _EvaluationCallback(TrainerCallback):
         self._num_failures = 0
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Evaluate if it is time to. The last step is left to the evaluation after training."""
         every = self._plugin.options.lm_eval_steps
@@ -143,7 +143,7 @@ class _EvaluationCallback(TrainerCallback):
             self._evaluate(args, model)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Evaluate after training."""
         if self._evaluates_at_end and self._plugin.options.lm_eval_post_train:

@@ -17,7 +17,7 @@ _STDERR = "_stderr"
 
 
 class EvaluationResult:
-    """What the harness measured, of one or more groups of tasks.
+    """The results of the harness, for one or more groups of tasks.
 
     Attributes:
         model: the model.
@@ -29,10 +29,10 @@ class EvaluationResult:
         self.rows: list[tuple[str, int | None, str, float]] = []
         self._details: list[dict[str, Any]] = []
 
-    def add(self, found: dict[str, Any], num_fewshot: int | None) -> None:
+    def add(self, output: dict[str, Any], num_fewshot: int | None) -> None:
         """Add the result of one call of the harness."""
-        shots = found.get("n-shot") or {}
-        for task, values in found["results"].items():
+        shots = output.get("n-shot") or {}
+        for task, values in output["results"].items():
             for key, value in values.items():
                 metric, _, filter_name = str(key).partition(",")
                 if not isinstance(value, (int, float)) or isinstance(value, bool) or metric.endswith(_STDERR):
@@ -41,7 +41,7 @@ class EvaluationResult:
                     continue  # such as the number of samples
                 name = metric if filter_name == "none" else f"{metric}/{filter_name}"
                 self.rows.append((task, shots.get(task, num_fewshot), name, float(value)))
-        self._details.append({"num_fewshot": num_fewshot, **found})
+        self._details.append({"num_fewshot": num_fewshot, **output})
 
     def metrics(self) -> dict[str, float]:
         """Return the results as `eval/<task>/<metric>`; a task with two numbers of examples is `<task>:<number>`."""

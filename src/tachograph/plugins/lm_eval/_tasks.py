@@ -86,12 +86,14 @@ def _check_names(manager: Any, names: list[str], *, include_defaults: bool) -> N
     missing = [name for name in names if not _is_known(manager, name)]
     if not missing:
         return
-    known = manager.all_tasks
+    task_names = manager.all_tasks
     problems = []
     for name in missing:
-        near = difflib.get_close_matches(name, known, n=_MAX_NEAR, cutoff=0.6)
-        problems.append(repr(name) + (f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""))
-    where = f"{len(known)} tasks, groups and tags are known"
+        similar_names = difflib.get_close_matches(name, task_names, n=_MAX_NEAR, cutoff=0.6)
+        problems.append(
+            repr(name) + (f" (did you mean {' or '.join(map(repr, similar_names))}?)" if similar_names else "")
+        )
+    where = f"{len(task_names)} tasks, groups and tags are known"
     if not include_defaults:
         where += ", all from lm_eval_include_path, because lm_eval_include_defaults is false"
     raise PluginError(
@@ -111,25 +113,25 @@ def load_tasks(manager: Any, groups: TaskGroups) -> LoadedTasks:
 
 def _load_group(manager: Any, names: list[str], num_fewshot: int | None) -> dict[str, Any]:
     try:
-        loaded: dict[str, Any] = manager.load(list(names))
+        group: dict[str, Any] = manager.load(list(names))
     except Exception as error:  # the code of a task may raise anything
         raise PluginError(
             f"lm_eval_tasks: cannot load {', '.join(names)}: {type(error).__name__}: {error}. Check the YAML file and "
             "whether the dataset can be reached"
         ) from error
-    for name, task in loaded["tasks"].items():
+    for name, task in group["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False):
             raise PluginError(
                 f"lm_eval_tasks: task {name!r} executes code that the model writes, which is not supported here: "
                 "remove it, and evaluate it with the harness in a sandbox"
             )
-        own_number = task.get_config("num_fewshot")
-        if num_fewshot and own_number == 0:
+        task_num_fewshot = task.get_config("num_fewshot")
+        if num_fewshot and task_num_fewshot == 0:
             raise PluginError(
                 f"lm_eval_tasks: task {name!r} allows no examples (num_fewshot: 0 in its YAML file), but "
                 f"{num_fewshot} are asked for: remove :{num_fewshot}"
             )
-        if num_fewshot is not None or own_number is None:
+        if num_fewshot is not None or task_num_fewshot is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=_SEED)
-    return loaded
+    return group

@@ -1,4 +1,4 @@
-"""Files with the SNR of layers: those of Spectrum, and a cache of our own in the same format.
+"""Files with the SNR of layers: written by Spectrum, and our own cache in the same format.
 
 ``{"model.layers.0.mlp.down_proj": {"snr": 0.35, "type": "mlp.down_proj"}, …}``, or sorted by type
 ``{"mlp.down_proj": {"model.layers.0.mlp.down_proj": 0.35, …}, …}``. Values may be Infinity and NaN, which JSON does not
@@ -62,19 +62,19 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def encode_scores(scores: Mapping[str, LayerScore], **added: Mapping[str, Any]) -> bytes:
+def encode_scores(scores: Mapping[str, LayerScore], **extra_values: Mapping[str, Any]) -> bytes:
     """Return scores as JSON in the format of Spectrum.
 
     Args:
         scores: the scores.
-        added: further values, each a mapping from the layer.
+        extra_values: further values by layer.
     """
     content: dict[str, dict[str, Any]] = {}
     for name, score in scores.items():
         content[name] = {"snr": score.snr, "type": score.type}
         if score.experts:
             content[name]["experts"] = list(score.experts)
-        content[name].update({key: values[name] for key, values in added.items()})
+        content[name].update({key: values[name] for key, values in extra_values.items()})
     return json.dumps(content, indent=1).encode()
 
 

@@ -1,4 +1,4 @@
-"""The plugin: scores the layers of a model, freezes those that are not selected, and records the choice."""
+"""The plugin: scores the layers of a model, selects the best, freezes the others, and records the choice."""
 
 from __future__ import annotations
 
@@ -116,43 +116,43 @@ class SpectrumPlugin(BasePlugin):
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
         """Return how many layers of each type would be trained."""
         self._check_config(cfg)
-        source = self._given_file(cfg)
+        source = self._snr_file(cfg)
         lines = [f"reads SNRs from {source}" if source else "computes SNRs from the weights"]
         if model is None:
             return lines
         self._check_model(model)
         parameters, extra = self._candidates(model)
-        scores = self._read(source, model) if source else None
+        scores = self._read_scores(source, model) if source else None
         if scores is None:
             scores = {name: LayerScore(0.0, layer_type(name)) for name in layer_weights(parameters)}
-        selected = select_layers(scores, self.options.spectrum_top_fraction)
-        trained = {name for name in parameters if layer_of(name, selected)} | extra
-        if not trained:
+        selected_layers = select_layers(scores, self.options.spectrum_top_fraction)
+        trained_names = {name for name in parameters if layer_of(name, selected_layers)} | extra
+        if not trained_names:
             raise self._nothing_trains()
         counts: dict[str, list[int]] = {}
         for name, score in scores.items():
-            counts.setdefault(score.type, []).append(name in selected)
-        lines += [f"{kind}: trains {sum(found)} of {len(found)}" for kind, found in counts.items()]
+            counts.setdefault(score.type, []).append(name in selected_layers)
+        lines += [f"{kind}: trains {sum(flags)} of {len(flags)}" for kind, flags in counts.items()]
         sizes = {name: value.numel() for name, value in model.named_parameters()}
-        share = sum(sizes[name] for name in trained) / sum(sizes.values())
+        share = sum(sizes[name] for name in trained_names) / sum(sizes.values())
         return [*lines, f"trains about {share:.0%} of all parameters, and freezes the rest"]
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
-        """Check what can be checked without a model, before it is loaded."""
+        """Check the config and the SNR file before the model is loaded."""
         self._check_config(cfg)
-        self._given_file(cfg)
+        self._snr_file(cfg)
 
     def post_model_build(self, cfg: PluginConfig, model: Any) -> None:
         """Score the layers, and freeze all parameters that are not selected."""
         self._check_model(model)
         parameters, extra = self._candidates(model)
-        source = self._given_file(cfg)
-        self.scores = self._read(source, model) if source else self._computed(cfg, model, parameters)
+        source = self._snr_file(cfg)
+        self.scores = self._read_scores(source, model) if source else self._compute_once(cfg, model, parameters)
         self.selected = select_layers(self.scores, self.options.spectrum_top_fraction)
-        trained = {name for name in parameters if layer_of(name, self.selected)} | extra
-        if not trained:
+        trained_names = {name for name in parameters if layer_of(name, self.selected)} | extra
+        if not trained_names:
             raise self._nothing_trains()
-        self._freeze(model, trained)
+        self._freeze(model, trained_names)
 
     def post_lora_load(self, cfg: PluginConfig, model: Any) -> None:
         """Check that no adapter was added."""
@@ -183,7 +183,7 @@ class SpectrumPlugin(BasePlugin):
         return [_SpectrumCallback(self)]
 
     def is_active(self) -> bool:
-        """Return whether the parameters that were frozen still are."""
+        """Return whether the parameters that the plugin froze are still frozen."""
         model = self._model() if self._model is not None else None
         if model is None or not self._frozen:
             return False
@@ -202,7 +202,7 @@ class SpectrumPlugin(BasePlugin):
         if cfg.unfrozen_parameters:
             raise self.error(
                 "it decides which parameters are trained, and so does `unfrozen_parameters`: remove one of them; "
-                "spectrum_always_train adds parameters to those that are selected"
+                "spectrum_always_train adds parameters to the selected ones"
             )
 
     def _check_model(self, model: Any) -> None:
@@ -222,42 +222,44 @@ class SpectrumPlugin(BasePlugin):
         )
 
     def _candidates(self, model: Any) -> tuple[dict[str, torch.Tensor], set[str]]:
-        """Return the parameters that are ranked, and the names of those that are trained in any case.
+        """Return the parameters to rank, and the names of parameters that are trained in any case.
 
         Embeddings and the output layer are not ranked: each is the only layer of its type. Parameters that are frozen
         already stay frozen.
         """
         options = self.options
-        found = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        if not found:
+        trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if not trainable:
             raise self.error("all parameters of the model are frozen already: nothing is left to choose from")
-        names = {id(value): name for name, value in found.items()}
+        names = {id(value): name for name, value in trainable.items()}
         extra: set[str] = set()
-        unranked: set[str] = set()
+        unranked_names: set[str] = set()
         for module, is_trained in (
             (model.get_input_embeddings(), options.spectrum_train_embeddings),
             (model.get_output_embeddings(), options.spectrum_train_lm_head),
         ):
-            own = {names[id(value)] for value in module.parameters() if id(value) in names} if module else set()
-            unranked |= own
-            extra |= own if is_trained else set()
+            parameter_names = (
+                {names[id(value)] for value in module.parameters() if id(value) in names} if module else set()
+            )
+            unranked_names |= parameter_names
+            extra |= parameter_names if is_trained else set()
         for pattern in options.spectrum_always_train:
-            matching = {name for name in found if re.search(pattern, name)}
+            matching = {name for name in trainable if re.search(pattern, name)}
             if not matching:
                 raise self.error(
                     f"no trainable parameter matches {pattern!r} of spectrum_always_train; names look like "
-                    f"{', '.join(list(found)[:3])}"
+                    f"{', '.join(list(trainable)[:3])}"
                 )
             extra |= matching
-        return {name: value for name, value in found.items() if name not in unranked}, extra
+        return {name: value for name, value in trainable.items() if name not in unranked_names}, extra
 
     # Scores -----------------------------------------------------------------------------------------------------------
 
-    def _given_file(self, cfg: PluginConfig) -> Path | None:
-        given = self.options.spectrum_snr_file
-        if not given:
+    def _snr_file(self, cfg: PluginConfig) -> Path | None:
+        file = self.options.spectrum_snr_file
+        if not file:
             return None
-        path = Path(os.path.expanduser(given))
+        path = Path(os.path.expanduser(file))
         if path.is_dir():
             path /= file_of_model(_model_name(self.options, cfg))
         if not path.is_file():
@@ -268,15 +270,15 @@ class SpectrumPlugin(BasePlugin):
             )
         return path
 
-    def _read(self, path: Path, model: Any) -> dict[str, LayerScore]:
+    def _read_scores(self, path: Path, model: Any) -> dict[str, LayerScore]:
         """Return the scores of a given file, without the layers that are not ranked."""
         try:
             scores = read_scores(path)
         except (OSError, ValueError) as error:
             raise self.error(f"cannot read {path}: {error}") from error
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-        known = {layer_of(name, scores) for name in names}
-        foreign = [name for name in scores if name not in known and not _is_tied_head(name, names)]
+        model_layers = {layer_of(name, scores) for name in names}
+        foreign = [name for name in scores if name not in model_layers and not _is_tied_head(name, names)]
         if foreign:
             raise self.error(
                 f"{path} has {len(foreign)} layers that the model does not have, such as {foreign[0]!r}; parameters of "
@@ -284,29 +286,31 @@ class SpectrumPlugin(BasePlugin):
                 f"spectrum_snr_file to compute the SNRs from the weights"
             )
         parameters, _ = self._candidates(model)
-        ranked = {layer_of(name, scores) for name in parameters}
+        ranked_layers = {layer_of(name, scores) for name in parameters}
         missing = [name for name in layer_weights(parameters) if layer_of(name, scores) is None]
         if missing:
             self.report.changed("layers without SNR, frozen", missing)
-        return {name: score for name, score in scores.items() if name in ranked}
+        return {name: score for name, score in scores.items() if name in ranked_layers}
 
-    def _computed(self, cfg: PluginConfig, model: Any, parameters: Mapping[str, torch.Tensor]) -> dict[str, LayerScore]:
-        """Return computed scores: by rank 0 alone in a distributed job, where all ranks have the same weights."""
+    def _compute_once(
+        self, cfg: PluginConfig, model: Any, parameters: Mapping[str, torch.Tensor]
+    ) -> dict[str, LayerScore]:
+        """Compute the scores. In a distributed job, only rank 0 computes them: all ranks have the same weights."""
         from torch import distributed
 
         if group_rank() is None or distributed.get_world_size() == 1:
             return self._compute(cfg, model, parameters)
-        answer: list[Any] = [None]
+        result: list[Any] = [None]
         if group_rank() == 0:
             try:
-                answer = [self._compute(cfg, model, parameters)]
+                result = [self._compute(cfg, model, parameters)]
             except Exception as error:  # noqa: BLE001 - the other ranks wait: they must raise as well
-                answer = [f"{type(error).__name__}: {error}"]
-        distributed.broadcast_object_list(answer, src=0)
-        if isinstance(answer[0], str):
-            raise self.error(f"rank 0 could not compute the SNRs: {answer[0]}")
-        found: dict[str, LayerScore] = answer[0]
-        return found
+                result = [f"{type(error).__name__}: {error}"]
+        distributed.broadcast_object_list(result, src=0)
+        if isinstance(result[0], str):
+            raise self.error(f"rank 0 could not compute the SNRs: {result[0]}")
+        scores: dict[str, LayerScore] = result[0]
+        return scores
 
     def _compute(self, cfg: PluginConfig, model: Any, parameters: Mapping[str, torch.Tensor]) -> dict[str, LayerScore]:
         weights = layer_weights(parameters)
@@ -319,8 +323,8 @@ class SpectrumPlugin(BasePlugin):
         options = self.options
         path = None
         if options.spectrum_cache_dir != "":
-            given = options.spectrum_cache_dir
-            folder = Path(os.path.expanduser(given)) if given else cache_folder()
+            cache_dir = options.spectrum_cache_dir
+            folder = Path(os.path.expanduser(cache_dir)) if cache_dir else cache_folder()
             path = cached_file(folder, weights_key(weights, options.spectrum_method), _model_name(options, cfg, model))
             if path.is_file():
                 try:
@@ -343,12 +347,12 @@ class SpectrumPlugin(BasePlugin):
                 warn(f"plugin spectrum: cannot write the cache of SNRs: {error}; set spectrum_cache_dir")
         return scores
 
-    def _freeze(self, model: Any, trained: set[str]) -> None:
+    def _freeze(self, model: Any, trained_names: set[str]) -> None:
         newly_frozen = []
         num_trained = num_all = 0
         for name, value in model.named_parameters():
             num_all += value.numel()
-            if name in trained:
+            if name in trained_names:
                 num_trained += value.numel()
             elif value.requires_grad:
                 value.requires_grad_(False)
@@ -358,13 +362,13 @@ class SpectrumPlugin(BasePlugin):
         reference, names = self._model, self._frozen
 
         def unfreeze() -> None:
-            if (found := reference()) is not None:
-                for name, value in found.named_parameters():
+            if (current_model := reference()) is not None:
+                for name, value in current_model.named_parameters():
                     if name in names:
                         value.requires_grad_(True)
 
         self.patches.on_undo(unfreeze)
-        self.report.changed("parameters trained", sorted(trained))
+        self.report.changed("parameters trained", sorted(trained_names))
         if newly_frozen:
             self.report.changed("parameters frozen", newly_frozen)
         else:
@@ -374,8 +378,8 @@ class SpectrumPlugin(BasePlugin):
             )
         self.report.set("trainable_params", num_trained)
         self.report.set("trainable_fraction", num_trained / max(num_all, 1))
-        for what, chosen in (("snr_trained", True), ("snr_frozen", False)):
-            values = [score.snr for name, score in self.scores.items() if (name in self.selected) is chosen]
+        for what, is_selected in (("snr_trained", True), ("snr_frozen", False)):
+            values = [score.snr for name, score in self.scores.items() if (name in self.selected) is is_selected]
             finite = [value for value in values if abs(value) < float("inf")]
             if finite:
                 self.report.set(what, sum(finite) / len(finite))
@@ -388,7 +392,7 @@ class _SpectrumCallback(TrainerCallback):
         self._plugin = plugin
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record the table."""
         if not state.is_world_process_zero:

@@ -35,8 +35,8 @@ class ProgressBar:
             return
         self._shown_s = now_s
         left_s = (now_s - self._start_s) * (1 - fraction) / max(fraction, 1e-9)
-        filled = round(_WIDTH * fraction)
-        bar = "#" * filled + "-" * (_WIDTH - filled)
+        num_filled = round(_WIDTH * fraction)
+        bar = "#" * num_filled + "-" * (_WIDTH - num_filled)
         self._write(f"{self._title} [{bar}] {num_done}/{self._num_layers}, about {_duration(left_s)} left")
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ The threshold has no factor for the size of the matrix, unlike the Marchenko-Pas
 Spectrum defines it, and the ratios must be comparable with published ones. See Hartford et al., 2024,
 https://arxiv.org/abs/2406.06623.
 
-Layers are compared with those of the same type: the name without the index of the layer, such as `mlp.down_proj`.
+Layers are compared with layers of the same type: the name without the index of the layer, such as `mlp.down_proj`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _singular_values(matrix: torch.Tensor, by_gram: bool) -> torch.Tensor:
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T  # LAPACK takes three times as long for a wide matrix as for a tall one
     if not by_gram:
-        # The default driver of CUDA is slower, and its SNRs differ by 0.2 % from those of a CPU.
+        # The default driver of CUDA is slower, and its SNRs differ by 0.2 % from the CPU's.
         driver = "gesvd" if matrix.is_cuda else None
         return torch.linalg.svdvals(matrix.float(), driver=driver).double().flip(0)
     # The eigenvalues are the squares of the singular values. In 32 bits, all singular values below 1/4000 of the
@@ -84,9 +84,9 @@ def _singular_values(matrix: torch.Tensor, by_gram: bool) -> torch.Tensor:
 
 def _quantile(ascending: torch.Tensor, fraction: float) -> torch.Tensor:
     """Return a quantile with linear interpolation. `torch.quantile` rejects more than 16 million values."""
-    place = fraction * (len(ascending) - 1)
-    below, above = ascending[math.floor(place)], ascending[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+    position = fraction * (len(ascending) - 1)
+    below, above = ascending[math.floor(position)], ascending[math.ceil(position)]
+    return below + (above - below) * (position - math.floor(position))
 
 
 # The layers of a model -----------------------------------------------------------------------------------------------
@@ -101,20 +101,20 @@ def layer_of(parameter: str, layers: Iterable[str] | Mapping[str, Any]) -> str |
 def layer_type(layer: str) -> str:
     """Return the name after the index of the layer, or the whole name if there is no index."""
     parts = layer.split(".")
-    index = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
+    index = next((position for position, part in enumerate(parts) if part.isdigit()), -1)
     return ".".join(parts[index + 1 :])
 
 
 def layer_weights(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weight of each layer by the name of the layer. Biases have no score of their own."""
-    found = {}
+    weights = {}
     for name, value in parameters.items():
         module, _, last = name.rpartition(".")
         is_bias = last == "bias" and f"{module}.weight" in parameters
         is_bias = is_bias or (name.endswith("_bias") and name.removesuffix("_bias") in parameters)
         if not is_bias and value.is_floating_point():
-            found[module if last == "weight" and module else name] = value
-    return found
+            weights[module if last == "weight" and module else name] = value
+    return weights
 
 
 def score_layers(
@@ -134,15 +134,15 @@ def score_layers(
         progress: called after each layer with the number of layers done, and the fraction of the work.
     """
     scores = {}
-    total = sum(map(_work, weights.values())) or 1.0
-    done = 0.0
+    total_work = sum(map(_work, weights.values())) or 1.0
+    work_done = 0.0
     for name, weight in weights.items():
         matrices = list(weight) if _holds_experts(name, weight) else [weight]
-        found = [signal_to_noise(matrix.detach().to(device or matrix.device), method) for matrix in matrices]
-        experts = tuple(found) if _holds_experts(name, weight) else ()
-        scores[name] = LayerScore(sum(found) / max(len(found), 1), layer_type(name), experts)
-        done += _work(weight)
-        progress(len(scores), done / total)
+        ratios = [signal_to_noise(matrix.detach().to(device or matrix.device), method) for matrix in matrices]
+        experts = tuple(ratios) if _holds_experts(name, weight) else ()
+        scores[name] = LayerScore(sum(ratios) / max(len(ratios), 1), layer_type(name), experts)
+        work_done += _work(weight)
+        progress(len(scores), work_done / total_work)
     return scores
 
 
@@ -151,7 +151,7 @@ def _holds_experts(name: str, weight: torch.Tensor) -> bool:
 
 
 def _work(weight: torch.Tensor) -> float:
-    """Return a number that the time for a weight is about proportional to."""
+    """Return the relative cost of scoring a weight."""
     if weight.ndim < 2:
         return 1.0
     sides = sorted(weight.shape[-2:])
@@ -166,11 +166,12 @@ def select_layers(scores: Mapping[str, LayerScore], fraction: float) -> set[str]
     by_type: dict[str, list[str]] = {}
     for name, score in scores.items():
         by_type.setdefault(score.type, []).append(name)
-    selected: set[str] = set()
+    selected_layers: set[str] = set()
     for names in by_type.values():
-        ranked = sorted(names, key=lambda name: (_descending(scores[name].snr), _natural(name)))
-        selected.update(ranked[: math.floor(len(names) * fraction + 1e-9)])  # 100 * 0.29 is 28.999999999999996
-    return selected
+        ordered_names = sorted(names, key=lambda name: (_descending(scores[name].snr), _natural(name)))
+        num_selected = math.floor(len(names) * fraction + 1e-9)  # 100 * 0.29 is 28.999999999999996
+        selected_layers.update(ordered_names[:num_selected])
+    return selected_layers
 
 
 def _descending(snr: float) -> float:
