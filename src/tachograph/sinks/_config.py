@@ -26,17 +26,17 @@ SINKS = Registry(
 )
 
 
-def build_sinks(chosen: Mapping[str, Mapping[str, Any]]) -> list[Sink]:
+def build_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[Sink]:
     """Build sinks from their names and options.
 
     Args:
-        chosen: the options of each sink, by its name; `Settings.sinks` has this form.
+        options_by_name: the options of each sink, by its name; `Settings.sinks` has this form.
 
     Raises:
         ConfigError: if a sink is unknown or broken, its package is missing, or an option is wrong.
     """
     sinks: dict[str, Sink] = {}
-    for name, options in chosen.items():
+    for name, options in options_by_name.items():
         sink = _build_sink(name, options)
         if sink.name in sinks:
             raise ConfigError(f"sinks: {name!r} and another sink are both named {sink.name!r}; remove one of them")
@@ -68,14 +68,14 @@ def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [key for key, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
+    names = [key for key, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
     for option in options:
-        if option not in known:
-            hint = did_you_mean(option, known) or "."
-            available = f"Available: {', '.join(known)}" if known else "It has no options"
+        if option not in names:
+            hint = did_you_mean(option, names) or "."
+            available = f"Available: {', '.join(names)}" if names else "It has no options"
             raise ConfigError(f"sink {name!r} has no option {option!r}{hint} {available}")
     missing = [
-        option for option in known if option not in options and parameters[option].default is inspect.Parameter.empty
+        option for option in names if option not in options and parameters[option].default is inspect.Parameter.empty
     ]
     if missing:
         raise ConfigError(f"sink {name!r} needs the option {missing[0]!r}: sinks=[{{{name!r}: {{{missing[0]!r}: …}}}}]")

@@ -7,7 +7,7 @@ How it works. Each driver has one daemon thread, which polls the journal and pas
 
 Cursor. The cursor is the journal offset up to which the sink has accepted records. It is saved *after* each `write`,
 so a crash between the two repeats a block instead of skipping it. Delivery is therefore at least once, and a sink
-whose receiver must not get a record twice has to remember what it sent. The cursor is stored in the run folder, in
+whose receiver must not get a record twice must remember the sent ones. The cursor is stored in the run folder, in
 `.tacho/sink-<name>.json`, so a resumed run continues where the last attempt stopped, and readers see with `read_lags`
 which sinks lack records, and why. A `BackgroundSink` stores the cursor itself, next to its queue, because the two must
 change in one atomic write.
@@ -25,7 +25,7 @@ Replay. A `ReplayingSink` first gets the records before the cursor, once per dri
 
 Close. `Run.finish` calls `close(0)` on every driver and then `close(remaining time)`: all of them start on their last
 round at once, and one that hangs does not use up the time of the others. The last round has a few attempts without
-pauses other than those that the receiver asks for, then the thread closes the sink and ends. If the deadline passes
+pauses other than the ones that the receiver asks for, then the thread closes the sink and ends. If the deadline passes
 first, `close` returns False and leaves the daemon thread behind; the cursor shows the next attempt, or a later export,
 where to continue.
 """
@@ -129,21 +129,21 @@ class SinkDriver:
         self._report = report
         self._poll_interval_s = self._background.poll_interval_s if self._background else _POLL_INTERVAL_S
         self._is_open = False
-        self._reported: set[str] = set()
-        self._rejected: dict[tuple[str, str], list[int]] = {}
+        self._reported_errors: set[str] = set()
+        self._rejection_counts: dict[tuple[str, str], list[int]] = {}
         """By reason and kind of item: how many were rejected, and how many of them were reported."""
         self._num_failures = 0
         self._not_before_s = 0.0
         """When the receiver may be called again, on `time.monotonic`."""
         self._stopping = threading.Event()
         self._cursor_path = folder.private / f"sink-{sink.name}.json"
-        begin = self._background.load_cursor(folder) if self._background else self._load_cursor()
-        if begin is None:
-            begin = 0 if from_start or not folder.exists() else journal_size(folder.journal)
-        self._follower = JournalFollower(folder.journal, begin, block_bytes=_BLOCK_BYTES)
+        cursor = self._background.load_cursor(folder) if self._background else self._load_cursor()
+        if cursor is None:
+            cursor = 0 if from_start or not folder.exists() else journal_size(folder.journal)
+        self._follower = JournalFollower(folder.journal, cursor, block_bytes=_BLOCK_BYTES)
         if self._background is None:
             # With from_start=False the starting point must survive a crash before the first write.
-            self._save_cursor(begin)
+            self._save_cursor(cursor)
         self._is_replayed = False
         if isinstance(sink, RejectingSink):
             sink.on_rejected = self._handle_rejection
@@ -193,12 +193,12 @@ class SinkDriver:
         is_last = False
         while not is_last:
             pause_s = backoff_s(self._poll_interval_s, self._num_failures, _MAX_BACKOFF_S)
-            is_last = self._stopping.wait(max(pause_s, self._asked_pause_s()))
+            is_last = self._stopping.wait(max(pause_s, self._requested_pause_s()))
             for _ in range(_MAX_LAST_ATTEMPTS if is_last else 1):
-                asked_s = self._asked_pause_s()
-                if asked_s > _MAX_BACKOFF_S:
+                requested_s = self._requested_pause_s()
+                if requested_s > _MAX_BACKOFF_S:
                     break
-                time.sleep(asked_s)
+                time.sleep(requested_s)
                 try:
                     self._write_new_records()
                     self._num_failures = 0
@@ -209,8 +209,8 @@ class SinkDriver:
         with contextlib.suppress(Exception):
             self._sink.close()
 
-    def _asked_pause_s(self) -> float:
-        """Return how long the receiver wants to be left alone."""
+    def _requested_pause_s(self) -> float:
+        """Return how long the receiver asked the driver to wait."""
         return max(self._not_before_s - time.monotonic(), 0.0)
 
     def _write_new_records(self) -> None:
@@ -221,14 +221,14 @@ class SinkDriver:
                 self._is_replayed = True
             self._is_open = True
         while True:
-            before = self._follower.offset
+            block_offset = self._follower.offset
             records = self._follower.poll_block()
-            if self._follower.offset == before:
+            if self._follower.offset == block_offset:
                 break
             try:
                 self._sink.write(records)
             except Exception:
-                self._follower.offset = before
+                self._follower.offset = block_offset
                 raise
             self._save_cursor(self._follower.offset)
             time.sleep(0)  # release the interpreter: a long backlog must not starve the training thread
@@ -253,28 +253,28 @@ class SinkDriver:
         # The text may quote a token, and a failing sink must not fill the journal.
         reason = mask_text(f"{type(error).__name__}: {error}")[:500]
         if self._background is None:
-            self._save_cursor(self._follower.offset, reason)  # before the report, so that who reads that finds the lag
-        if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(reason)
+            self._save_cursor(self._follower.offset, reason)  # before the report, whose readers look for the lag
+        if reason not in self._reported_errors and len(self._reported_errors) < _MAX_REPORTED:
+            self._reported_errors.add(reason)
             self._report("sink_failed", self._sink.name, f"{reason}; will be retried")
 
     def _handle_rejection(self, num_items: int, items: str, reason: str) -> None:
         key = (mask_text(reason)[:500], items)
-        if key not in self._rejected and len(self._rejected) >= _MAX_REPORTED:
+        if key not in self._rejection_counts and len(self._rejection_counts) >= _MAX_REPORTED:
             key = ("other reasons", "items")
-        counts = self._rejected.setdefault(key, [0, 0])
+        counts = self._rejection_counts.setdefault(key, [0, 0])
         counts[0] += num_items
         if not counts[1]:
             self._report_rejection(key)
 
     def _report_rejections(self) -> None:
         """Report the totals of reasons that occurred again after their report."""
-        for key, (num_rejected, num_reported) in self._rejected.items():
+        for key, (num_rejected, num_reported) in self._rejection_counts.items():
             if num_rejected > num_reported:
                 self._report_rejection(key)
 
     def _report_rejection(self, key: tuple[str, str]) -> None:
-        counts, (reason, items) = self._rejected[key], key
+        counts, (reason, items) = self._rejection_counts[key], key
         counts[1] = counts[0]
         text = f"the receiver rejected {counts[0]} {items} for good: {reason}; the journal has the records"
         self._report("sink_rejected", self._sink.name, text)

@@ -12,10 +12,10 @@ The life of the process:
    option is still an error of `init`, before the run folder exists.
 2. It gets the run folder and drives the sink with a `SinkDriver`. Failures are replies, which the training process
    records as `telemetry_error`.
-3. When the run ends, it gets a last request. The training process waits for the reply `done`, at most for what is left
-   of `exit_timeout_s`, and leaves.
-4. Without anyone waiting, the process continues for `give_up_s` at most, then it is ended by a timer that no code of
-   the sink can delay. The cursor in the run folder shows what is missing.
+3. When the run ends, it gets a last request. The training process waits for the reply `done`, at most for the rest of
+   `exit_timeout_s`, and leaves.
+4. The process then continues for `give_up_s` at most, until a timer ends it that no code of the sink can delay. The
+   cursor in the run folder shows which records are missing.
 
 If the training process is killed, the pipe ends. The process then exports the rest of the journal and ends the same
 way; a sink that saw no `end` record knows that the run crashed.
@@ -105,8 +105,8 @@ class SinkProcess:
         self._is_closing = False
         self._folder: RunFolder | None = None
         self._report: Callable[[str, str, str], None] = lambda kind, field, reason: None
-        self._ready = threading.Event()
-        self._done = threading.Event()
+        self._ready_event = threading.Event()
+        self._finished_event = threading.Event()
         try:
             self._process = DetachedProcess("tachograph.sinks._process_main", "sink", name)
         except OSError as error:
@@ -128,7 +128,7 @@ class SinkProcess:
         Raises:
             ConfigError: if it cannot be built.
         """
-        if not self._ready.wait(timeout_s):
+        if not self._ready_event.wait(timeout_s):
             self.cancel()
             raise ConfigError(f"sink {self.name!r} was not ready within {timeout_s:g} s")
         if self._error is not None:
@@ -172,7 +172,7 @@ class SinkProcess:
         if not self._is_closing:
             self._is_closing = True
             self._process.send(Close())
-        self._done.wait(max(timeout_s, 0.0))
+        self._finished_event.wait(max(timeout_s, 0.0))
         return self._is_complete
 
     # The thread ----------------------------------------------------------------------------------------------------
@@ -181,49 +181,49 @@ class SinkProcess:
         for line in self._process.replies():
             with contextlib.suppress(Exception):  # a fault of one reply must not stop the thread
                 self._handle(decode_json(line, Reply))
-        if not self._ready.is_set():
+        if not self._ready_event.is_set():
             self._fail_to_build(f"sink {self.name!r}: its process ended while it was starting")
         elif not self._is_closing:
             with contextlib.suppress(Exception):
                 reason = "the process of the sink ended unexpectedly; a resumed run exports the rest"
                 self._report("sink_failed", self.name, reason)
-        self._done.set()
+        self._finished_event.set()
 
     def _handle(self, reply: Reply) -> None:
         if reply.ready is not None:
             self.name = reply.ready
-            self._ready.set()
+            self._ready_event.set()
         elif reply.error is not None:
             self._fail_to_build(reply.error)
         elif reply.failure is not None:
             self._report(*reply.failure)
         elif reply.done is not None:
             self._is_complete = reply.done
-            self._done.set()
+            self._finished_event.set()
 
     def _fail_to_build(self, reason: str) -> None:
         self._error = reason
-        self._ready.set()
+        self._ready_event.set()
         with contextlib.suppress(Exception):  # of a run that did not wait for it
             self._report("sink_failed", self.name, reason)
 
 
-def start_sinks(chosen: Mapping[str, Mapping[str, Any]]) -> list[SinkProcess]:
+def start_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[SinkProcess]:
     """Start a process for each sink and wait until all sinks are built.
 
     Args:
-        chosen: the options of each sink, by its name; `Settings.sinks` has this form.
+        options_by_name: the options of each sink, by its name; `Settings.sinks` has this form.
 
     Raises:
         ConfigError: if a sink is unknown or broken, its package is missing, or an option is wrong.
     """
     processes: list[SinkProcess] = []
     try:
-        for name, options in chosen.items():
+        for name, options in options_by_name.items():
             processes.append(SinkProcess(name, options))
         deadline_s = time.monotonic() + _READY_TIMEOUT_S
         names: dict[str, str] = {}
-        for name, process in zip(chosen, processes, strict=True):
+        for name, process in zip(options_by_name, processes, strict=True):
             process.wait_until_ready(max(deadline_s - time.monotonic(), 0.1))
             if process.name in names:
                 raise ConfigError(

@@ -25,7 +25,7 @@ from tachograph.sinks._sink import FollowingSink, Sink, SinkFollower
 
 __all__ = ["main"]
 
-_ORPHANED = object()
+_PARENT_ENDED = object()
 _POLL_S = 1.0
 _LOCK_POLL_S = 0.2
 _GIVE_UP_UNUSED_S = 5.0
@@ -52,7 +52,7 @@ class _SinkHost:
     def __init__(self, replies: ReplyChannel) -> None:
         self._replies = replies
         self._parent_pid = os.getppid()
-        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._give_up_s = _GIVE_UP_UNUSED_S
         self._is_closing = False
 
@@ -62,12 +62,12 @@ class _SinkHost:
             self._give_up_s = request.give_up_s
         elif request is None or isinstance(request, Close):
             self._start_closing()  # here, because the main thread may be inside code of the client
-        self._received.put(request)
+        self._requests.put(request)
 
     def run(self) -> None:
         """Act on the requests until the run has ended."""
         sink = self._build()
-        attach = self._received.get() if sink is not None else None
+        attach = self._requests.get() if sink is not None else None
         if sink is None or not isinstance(attach, Attach):
             self._start_closing()
             return
@@ -89,14 +89,14 @@ class _SinkHost:
                     driver.move(folder)
             elif isinstance(request, Close):
                 is_last = True
-            elif request is _ORPHANED and not is_last:
+            elif request is _PARENT_ENDED and not is_last:
                 is_last = True
                 time.sleep(min(_LATE_RECORDS_S, 0.1 * self._give_up_s))
         driver.close(0)
         self._send(Reply(done=driver.close(self._give_up_s)))
 
     def _build(self) -> Sink | FollowingSink | None:
-        request = self._received.get()
+        request = self._requests.get()
         sink: Sink | FollowingSink
         try:
             if isinstance(request, Exception):
@@ -114,15 +114,15 @@ class _SinkHost:
         return sink
 
     def _next_request(self, timeout_s: float) -> Any:
-        """Return the next request, None at the timeout, or `_ORPHANED` if the training process has ended."""
+        """Return the next request, None at the timeout, or `_PARENT_ENDED` if the training process has ended."""
         try:
-            request = self._received.get(timeout=timeout_s)
+            request = self._requests.get(timeout=timeout_s)
         except queue.Empty:
             if not is_orphan(self._parent_pid):
                 return None
             self._start_closing()
-            return _ORPHANED
-        return _ORPHANED if request is None else request
+            return _PARENT_ENDED
+        return _PARENT_ENDED if request is None else request
 
     def _start_closing(self) -> None:
         """Start a timer that ends the process, in a thread of C code that nothing else in the process can hold up."""

@@ -49,12 +49,12 @@ _MAX_PARAM_CHARS = 6_000
 _MAX_TAG_CHARS = 8_000
 _MAX_NAME_CHARS = 250
 _MAX_TABLE_ROWS = 1_000
-_INTERRUPTED = re.compile(r"KeyboardInterrupt|SIG[A-Z]+|killed by .*")
+_INTERRUPT_REASON = re.compile(r"KeyboardInterrupt|SIG[A-Z]+|killed by .*")
 """Reasons of an end that someone asked for."""
 
 
 class _Content(msgspec.Struct):
-    """What some records have for MLflow."""
+    """The content of some records for MLflow."""
 
     tags: dict[str, str] = {}
     params: list[Any] = []
@@ -102,9 +102,9 @@ class MlflowSink:
         experiment_id = self._find_experiment()
         run_id = str(start.get("run_id") or folder.name)
         # `_name` has no quotes, which the filter could not escape.
-        found = self._client.search_runs([experiment_id], f"tags.`{_RUN_ID_TAG}` = '{_name(run_id)}'", max_results=1)
-        if found:
-            run = found[0]
+        runs = self._client.search_runs([experiment_id], f"tags.`{_RUN_ID_TAG}` = '{_name(run_id)}'", max_results=1)
+        if runs:
+            run = runs[0]
         else:
             time_ms = _to_ms(start.get("time"))
             tags = {_RUN_ID_TAG: _name(run_id)}
@@ -124,15 +124,15 @@ class MlflowSink:
     def replay(self, records: Iterable[dict[str, Any]]) -> None:
         """Find the latest step, for records without one, and the latest samples."""
         for record in records:
-            self._set_place(record)
+            self._set_step_and_time(record)
             if record["event"] == "completions":
                 self._add_rows(record)
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Send the records: what they say about the run first, then points, files and the state."""
+        """Send the records: parameters and tags first, then points, files and the state."""
         content = _Content()
         for record in records:
-            self._set_place(record)
+            self._set_step_and_time(record)
             self._add(record, content)
         tags = [RunTag(_name(name), text[:_MAX_TAG_CHARS]) for name, text in content.tags.items()]
         for batch in _batches(content.params):
@@ -148,13 +148,13 @@ class MlflowSink:
             self._set_state(content.state)
 
     def _send(self, items: str, batch: list[Any]) -> None:
-        """Send a batch. If the server refuses it, such as a parameter that another program has set, find what it is."""
+        """Send a batch. If the server rejects an item, such as a parameter that another program has set, find it."""
         try:
             self._client.log_batch(self._run_id, **{items: batch})
         except MlflowException as error:
-            is_refused = error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
-            if not is_refused or self._client.get_run(self._run_id).info.lifecycle_stage != "active":
-                raise  # the run may have been deleted, which refuses everything
+            is_rejected = error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+            if not is_rejected or self._client.get_run(self._run_id).info.lifecycle_stage != "active":
+                raise  # a deleted run rejects everything
             if len(batch) == 1:
                 self.on_rejected(1, items, f"{batch[0].key}: {str(error).strip().splitlines()[0]}")
                 return
@@ -162,7 +162,7 @@ class MlflowSink:
             self._send(items, batch[:middle])
             self._send(items, batch[middle:])
 
-    def _set_place(self, record: dict[str, Any]) -> None:
+    def _set_step_and_time(self, record: dict[str, Any]) -> None:
         self._time_ms = _to_ms(record.get("time")) or self._time_ms
         step = step_of(record)
         self._step = self._step if step is None else step
@@ -230,7 +230,7 @@ class MlflowSink:
             self._client.update_run(self._run_id, status="RUNNING")
             return
         state = "FINISHED" if status == "finished" else "FAILED"
-        if state == "FAILED" and _INTERRUPTED.fullmatch(str(end.get("reason"))):
+        if state == "FAILED" and _INTERRUPT_REASON.fullmatch(str(end.get("reason"))):
             state = "KILLED"
         self._client.set_terminated(self._run_id, state, _to_ms(end.get("time")) or self._time_ms)
 
@@ -268,7 +268,7 @@ def _check_uri(uri: str) -> None:
 def _tags_of_start(record: dict[str, Any]) -> dict[str, str]:
     git = _dict(record.get("git"))
     command = record.get("command")
-    known = {
+    tags = {
         "mlflow.note.content": record.get("notes"),
         "mlflow.source.name": " ".join(map(str, command)) if isinstance(command, list) else command,
         "mlflow.source.git.commit": git.get("commit"),
@@ -279,7 +279,7 @@ def _tags_of_start(record: dict[str, Any]) -> dict[str, str]:
         "tachograph.perf_tag": record.get("perf_tag"),
         "tachograph.host": record.get("host"),
     }
-    return {name: str(value) for name, value in known.items() if value}
+    return {name: str(value) for name, value in tags.items() if value}
 
 
 def _name(name: str) -> str:

@@ -91,7 +91,7 @@ class OtlpEncoder:
 
     Args:
         run_id: the id of the run, if its `start` records have none.
-        attributes: attributes of the resource that win over those of the run.
+        attributes: attributes of the resource that override the attributes of the run.
     """
 
     def __init__(self, run_id: str, attributes: Mapping[str, Any]) -> None:
@@ -109,9 +109,9 @@ class OtlpEncoder:
 
     def copy(self) -> OtlpEncoder:
         """Return an encoder that continues here, without an effect on this one."""
-        copied = copy.copy(self)
-        copied._roots, copied._spans = dict(self._roots), dict(self._spans)
-        return copied
+        encoder = copy.copy(self)
+        encoder._roots, encoder._spans = dict(self._roots), dict(self._spans)
+        return encoder
 
     def new_output(self) -> Encoded:
         """Return an empty output for the current attempt."""
@@ -169,7 +169,7 @@ class OtlpEncoder:
         self._open_root(_INTERVAL_SPAN, time_s, attributes, output)
 
     def _end_attempt(self, output: Encoded, status: str) -> None:
-        """Complete what is open. Only the spans of a process that was killed are open."""
+        """End the open spans. Only a process that was killed leaves spans open."""
         for span_id in list(self._spans):
             self._add_span(self._spans.pop(span_id), span_id_bytes(span_id), self._last_s, "died", {}, output)
         for interval in sorted(self._roots, reverse=True):
@@ -187,21 +187,21 @@ class OtlpEncoder:
     # Spans ---------------------------------------------------------------------------------------------------------
 
     def _start_span(self, span_id: str, record: dict[str, Any], output: Encoded) -> None:
-        self._spans[span_id] = self._opened(record, finite_or_none(record.get("time")) or 0.0)
+        self._spans[span_id] = self._new_span(record, finite_or_none(record.get("time")) or 0.0)
         self._announce(self._spans[span_id], span_id_bytes(span_id), output)
 
-    def _opened(self, record: dict[str, Any], start_s: float) -> _OpenSpan:
-        parent = str(record["parent_id"]) if record.get("parent_id") else None
-        known = self._spans.get(parent) if parent else None
-        parent_interval = known.interval if known else self._interval
+    def _new_span(self, record: dict[str, Any], start_s: float) -> _OpenSpan:
+        parent_id = str(record["parent_id"]) if record.get("parent_id") else None
+        parent = self._spans.get(parent_id) if parent_id else None
+        parent_interval = parent.interval if parent else self._interval
         attributes = _attributes(record)
-        return _OpenSpan(str(record.get("name")), self._interval, parent, parent_interval, start_s, attributes)
+        return _OpenSpan(str(record.get("name")), self._interval, parent_id, parent_interval, start_s, attributes)
 
     def _stop_span(self, record: dict[str, Any], output: Encoded) -> None:
         span_id = str(record.get("span_id"))
         stop_s = finite_or_none(record.get("time")) or 0.0
         start_s = stop_s - max(finite_or_none(record.get("duration_s")) or 0.0, 0.0)
-        span = self._spans.pop(span_id, None) or self._opened(record, start_s)
+        span = self._spans.pop(span_id, None) or self._new_span(record, start_s)
         self._add_span(span, span_id_bytes(span_id), stop_s, str(record.get("status", "")), _attributes(record), output)
 
     def _add_span(
@@ -312,7 +312,7 @@ class OtlpEncoder:
 
 
 def _attributes(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a span, and those of its start and stop."""
+    """Return the attributes of a span, of its start and of its stop."""
     sections = (record.get(name) for name in ("start_attributes", "stop_attributes", "attributes"))
     return {key: value for section in sections if isinstance(section, dict) for key, value in section.items()}
 
@@ -346,7 +346,7 @@ def _body(record: dict[str, Any], name: str) -> str:
 
 
 def _log_attributes(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record: those of an event under their own names, all others below `tachograph.`."""
+    """Return the fields of a record: fields of an event under their own names, all others below `tachograph.`."""
     event = record["event"]
     values: dict[str, Any] = {}
     for field, value in record.items():

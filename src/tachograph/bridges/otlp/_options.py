@@ -66,22 +66,22 @@ def resolve_targets(options: OtlpOptions, signals: Any = None) -> list[OtlpTarge
 def _check_signals(signals: Any) -> list[str]:
     if signals is None:
         return list(SIGNALS)
-    chosen = list(signals) if isinstance(signals, Iterable) and not isinstance(signals, (str, Mapping)) else []
-    for signal in chosen:
+    names = list(signals) if isinstance(signals, Iterable) and not isinstance(signals, (str, Mapping)) else []
+    for signal in names:
         if signal not in SIGNALS:
             hint = did_you_mean(str(signal), SIGNALS)
             raise ConfigError(f"signals: {signal!r} is not one of {', '.join(SIGNALS)}{hint}")
-    if not chosen:
+    if not names:
         raise ConfigError(f"signals must be a list of some of {', '.join(SIGNALS)}, got {signals!r}")
-    return [signal for signal in SIGNALS if signal in chosen]
+    return [signal for signal in SIGNALS if signal in names]
 
 
 def _resolve(options: OtlpOptions, signal: str) -> OtlpTarget:
     def find(name: str) -> tuple[Any, str]:
         """Return a value and the name under which it was given."""
-        given = getattr(options, name, None)
-        if given is not None:
-            return given, name
+        option = getattr(options, name, None)
+        if option is not None:
+            return option, name
         for variable in (f"OTEL_EXPORTER_OTLP_{signal}_{name}".upper(), f"OTEL_EXPORTER_OTLP_{name}".upper()):
             if os.environ.get(variable, "").strip():
                 return os.environ[variable].strip(), variable
@@ -125,19 +125,23 @@ def _parse_endpoint(value: Any, origin: str, protocol: str, signal: str) -> tupl
         scheme, _, rest = text.rpartition("://")
         host = rest.rstrip("/")
         if scheme not in {"", "http", "https"} or "/" in host or not host:
-            raise ConfigError(f"{origin} must be host:port or http(s)://host:port for gRPC, got {_shown(text)!r}")
+            raise ConfigError(
+                f"{origin} must be host:port or http(s)://host:port for gRPC, got {_without_secrets(text)!r}"
+            )
         return scheme, host
     url = urlsplit(text)
     if url.scheme not in {"http", "https"} or not url.hostname:
-        raise ConfigError(f"{origin} must start with http:// or https://, got {_shown(text)!r}")
+        raise ConfigError(f"{origin} must start with http:// or https://, got {_without_secrets(text)!r}")
     if origin.endswith(f"_{signal.upper()}_ENDPOINT"):
         return url.scheme, text  # the variable of a signal has the whole URL
     if url.path.rstrip("/").endswith(tuple(f"/v1/{name}" for name in SIGNALS)):
-        raise ConfigError(f"{origin} must not end with the path of a signal, which is added to it: {_shown(text)!r}")
+        raise ConfigError(
+            f"{origin} must not end with the path of a signal, which is added to it: {_without_secrets(text)!r}"
+        )
     return url.scheme, url._replace(path=f"{url.path.rstrip('/')}/v1/{signal}").geturl()
 
 
-def _shown(endpoint: str) -> str:
+def _without_secrets(endpoint: str) -> str:
     """Return an endpoint without user, password and query, which may be secrets."""
     return endpoint.rpartition("@")[2].partition("?")[0][:200]
 
@@ -178,6 +182,6 @@ def _is_secure(insecure: Any, origin: str, scheme: str, address: str) -> bool:
         return not insecure
     if origin == "insecure" and insecure is not None and insecure is (scheme == "https"):
         raise ConfigError(
-            f"insecure={insecure} contradicts {scheme}:// in the endpoint {_shown(address)!r}; remove one"
+            f"insecure={insecure} contradicts {scheme}:// in the endpoint {_without_secrets(address)!r}; remove one"
         )
     return scheme == "https"

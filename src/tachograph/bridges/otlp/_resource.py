@@ -20,7 +20,7 @@ def resource_of(start: Mapping[str, Any], run_id: str, attempt: int, attributes:
         start: the `start` record of the attempt.
         run_id: the id of the run.
         attempt: the number of the attempt, from 1.
-        attributes: attributes that win over those of the run.
+        attributes: attributes that override the attributes of the run.
     """
     process = start["process"] if isinstance(start.get("process"), dict) else {}
     git = start["git"] if isinstance(start.get("git"), dict) else {}

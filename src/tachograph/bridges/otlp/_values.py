@@ -31,7 +31,7 @@ def any_value(value: Any) -> AnyValue:
 
 
 def key_values(values: Mapping[str, Any]) -> list[KeyValue]:
-    """Return attributes, without those that have no value."""
+    """Return attributes, without the ones that are None."""
     return [KeyValue(key=utf8(key), value=any_value(value)) for key, value in values.items() if value is not None]
 
 

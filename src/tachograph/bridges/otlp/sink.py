@@ -34,7 +34,7 @@ _ITEMS = {"traces": "spans", "logs": "log records", "metrics": "data points"}
 
 
 class OtlpSink:
-    """Sends a run over OTLP. What is not given here comes from the variables `OTEL_EXPORTER_OTLP_…`.
+    """Sends a run over OTLP. The environment variables `OTEL_EXPORTER_OTLP_…` are the defaults.
 
     Args:
         endpoint: the base address of the receiver, such as `http://localhost:4318`.
@@ -44,7 +44,7 @@ class OtlpSink:
         compression: `none` or `gzip`.
         insecure: whether gRPC is not encrypted, for an endpoint without `http://` or `https://`.
         service_name: the attribute `service.name`.
-        signals: what to send: some of `traces`, `logs`, `metrics`.
+        signals: the signals to send: some of `traces`, `logs`, `metrics`.
     """
 
     name = "otlp"
@@ -64,8 +64,8 @@ class OtlpSink:
         self._targets: list[OtlpTarget] = resolve_targets(options, signals)
         if service_name is not None and (not isinstance(service_name, str) or not service_name.strip()):
             raise ConfigError(f"service_name must be a non-empty string, got {service_name!r}")
-        given = dict(OTELResourceDetector().detect().attributes)
-        self._attributes = {"service.name": "tachograph", **given}
+        environment = dict(OTELResourceDetector().detect().attributes)
+        self._attributes = {"service.name": "tachograph", **environment}
         if service_name is not None:
             self._attributes["service.name"] = service_name
         self.on_rejected: Callable[[int, str, str], None] = lambda num_items, items, reason: None
@@ -141,25 +141,25 @@ def _encode(encoder: OtlpEncoder, records: list[dict[str, Any]], cuts: set[int])
 
 
 def _trace_request(outputs: list[Encoded]) -> tuple[int, ExportTraceServiceRequest]:
-    sent = [
+    resource_spans = [
         ResourceSpans(resource=output.resource, scope_spans=[ScopeSpans(scope=_SCOPE, spans=output.spans)])
         for output in outputs
         if output.spans
     ]
-    return sum(len(output.spans) for output in outputs), ExportTraceServiceRequest(resource_spans=sent)
+    return sum(len(output.spans) for output in outputs), ExportTraceServiceRequest(resource_spans=resource_spans)
 
 
 def _logs_request(outputs: list[Encoded]) -> tuple[int, ExportLogsServiceRequest]:
-    sent = [
+    resource_logs = [
         ResourceLogs(resource=output.resource, scope_logs=[ScopeLogs(scope=_SCOPE, log_records=output.logs)])
         for output in outputs
         if output.logs
     ]
-    return sum(len(output.logs) for output in outputs), ExportLogsServiceRequest(resource_logs=sent)
+    return sum(len(output.logs) for output in outputs), ExportLogsServiceRequest(resource_logs=resource_logs)
 
 
 def _metrics_request(outputs: list[Encoded]) -> tuple[int, ExportMetricsServiceRequest]:
-    sent = [
+    resource_metrics = [
         ResourceMetrics(
             resource=output.resource,
             scope_metrics=[ScopeMetrics(scope=_SCOPE, metrics=output.metrics.values())],
@@ -172,7 +172,7 @@ def _metrics_request(outputs: list[Encoded]) -> tuple[int, ExportMetricsServiceR
         for output in outputs
         for metric in output.metrics.values()
     )
-    return num_points, ExportMetricsServiceRequest(resource_metrics=sent)
+    return num_points, ExportMetricsServiceRequest(resource_metrics=resource_metrics)
 
 
 _REQUESTS: dict[str, Callable[[list[Encoded]], tuple[int, Any]]] = {

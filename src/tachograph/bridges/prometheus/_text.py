@@ -75,7 +75,7 @@ class RunMetrics:
         self._families: dict[str, tuple[str, str, dict[tuple[tuple[str, str], ...], float]]] = {}
         self.state: str | None = None
         """`running`, `finished` or `failed`; None before the first record that tells."""
-        self._dropped: set[str] = set()
+        self._dropped_names: set[str] = set()
         self._open_alerts: dict[str, str] = {}
         labels = {key: str(start[key]) for key in _INFO if start.get(key)}
         labels = {("version" if key == "tachograph" else key): value for key, value in labels.items()}
@@ -86,18 +86,18 @@ class RunMetrics:
     @property
     def num_dropped(self) -> int:
         """How many names of metrics are left out, because there are too many."""
-        return len(self._dropped)
+        return len(self._dropped_names)
 
     def set_state(self, state: str) -> None:
         """Set the state of the run."""
         if state == self.state:
             return
         self.state = state
-        for known in _STATES:
-            self._set("run_state", float(known == state), "1 for the state of the run.", {"state": known})
+        for each_state in _STATES:
+            self._set("run_state", float(each_state == state), "1 for the state of the run.", {"state": each_state})
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take over the values of a record."""
+        """Update the values from a record."""
         kind = record["event"]
         self._count("records_total", "Records by kind.", {"kind": kind if kind in KINDS else "other"})
         if is_number(record.get("time")):
@@ -125,8 +125,8 @@ class RunMetrics:
 
     def clear_values(self) -> None:
         """Drop all values except the facts about the run and how it ended."""
-        kept = {"run_info", "run_state", "run_start_time_seconds", "run_end_time_seconds", "last_record_time_seconds"}
-        self._families = {name: family for name, family in self._families.items() if name in kept}
+        facts = {"run_info", "run_state", "run_start_time_seconds", "run_end_time_seconds", "last_record_time_seconds"}
+        self._families = {name: family for name, family in self._families.items() if name in facts}
 
     def render(self) -> bytes:
         """Return all values in Prometheus' text format."""
@@ -152,8 +152,8 @@ class RunMetrics:
         key = (("name", name),)
         if key in samples or len(samples) < _MAX_NAMES:
             samples[key] = value
-        elif len(self._dropped) < _MAX_DROPPED_NAMES:
-            self._dropped.add(name)
+        elif len(self._dropped_names) < _MAX_DROPPED_NAMES:
+            self._dropped_names.add(name)
         help_text = f"Metrics that are left out because there are more than {_MAX_NAMES} names."
         self._set("metric_names_dropped", self.num_dropped, help_text)
 

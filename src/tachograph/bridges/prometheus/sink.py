@@ -1,8 +1,8 @@
 """Prometheus: the latest values of a run, at an address that Prometheus scrapes or in a file of the node exporter.
 
-The address exists as long as the run: afterwards its series end, as those of any program do. A file outlives the
-run, so at the end it keeps only what the run was and how it ended. The next run with this sink removes files that have
-not been written for a day.
+The address exists as long as the run: afterwards its series end, like the series of any program. A file outlives the
+run, so at the end it keeps only the facts about the run and its final state. The next run with this sink removes files
+that have not been written for a day.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PrometheusSink:
 
     @property
     def page(self) -> bytes:
-        """What a scrape gets."""
+        """The response to a scrape."""
         return self._page
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
@@ -179,6 +179,6 @@ def _remove_old_files(folder: Path) -> None:
     oldest_s = time.time() - _MAX_FILE_AGE_S
     for file in folder.glob(f"{_FILE_PREFIX}*.prom"):
         with contextlib.suppress(OSError):  # of another user
-            found = file.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_mtime < oldest_s:
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_mtime < oldest_s:
                 file.unlink()

@@ -79,21 +79,21 @@ class SwanLabConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_config(cls, config: Any) -> tuple[SwanLabConfig, list[str]]:
-        """Return the options in a training config, and warnings about those that have no effect."""
-        given = {str(name): value for name, value in fields_of(config).items() if value is not None}
+        """Return the options in a training config, and warnings about options without effect."""
+        fields = {str(name): value for name, value in fields_of(config).items() if value is not None}
         names = cls.__struct_fields__
-        values = {name: given[name] for name in names if name in given}
+        values = {name: fields[name] for name in names if name in fields}
         for name in _SWITCHES:
             if name in values:
                 values[name] = parse_switch(values[name])
-        unknown = [name for name in given if name.startswith(_PREFIX) and name not in names]
+        unknown = [name for name in fields if name.startswith(_PREFIX) and name not in names]
         warnings = [f"the option {name} of the config is unknown{did_you_mean(name, names)}" for name in unknown]
-        found = cls(**values)
-        if found.is_enabled and found.swanlab_log_model:
+        options = cls(**values)
+        if options.is_enabled and options.swanlab_log_model:
             warnings.append("swanlab_log_model has no effect: checkpoints are recorded, but not uploaded")
-        if found.is_enabled and found.swanlab_lark_secret and not found.lark_options():
+        if options.is_enabled and options.swanlab_lark_secret and not options.lark_options():
             warnings.append("swanlab_lark_secret has no effect without swanlab_lark_webhook_url")
-        return found, warnings[:_MAX_WARNINGS]
+        return options, warnings[:_MAX_WARNINGS]
 
     @property
     def is_enabled(self) -> bool:
@@ -111,8 +111,8 @@ class SwanLabConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the section `notify.lark`; empty if there is no address."""
         variables = {"url": "SWANLAB_LARK_WEBHOOK_URL", "secret": "SWANLAB_LARK_SECRET"}
         options = {"url": self.swanlab_lark_webhook_url, "secret": self.swanlab_lark_secret}
-        found = {name: value or os.environ.get(variables[name]) for name, value in options.items()}
-        return {name: value for name, value in found.items() if value} if found["url"] else {}
+        values = {name: value or os.environ.get(variables[name]) for name, value in options.items()}
+        return {name: value for name, value in values.items() if value} if values["url"] else {}
 
     def add_to_section(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Return a `telemetry` section with these options, where it does not have others."""
@@ -122,8 +122,8 @@ class SwanLabConfig(msgspec.Struct, frozen=True, kw_only=True):
             "completions_every": self.swanlab_completion_log_interval,
             "completions_buffer": self.swanlab_completion_max_buffer,
         }
-        chosen = {name: number for name, number in numbers.items() if number is not None}
-        return {**chosen, **section, "sinks": [{name: options} for name, options in sinks.items()]}
+        settings = {name: number for name, number in numbers.items() if number is not None}
+        return {**settings, **section, "sinks": [{name: options} for name, options in sinks.items()]}
 
     def add_to_notify(self, section: Any) -> Any:
         """Return a `telemetry.notify` section with Lark, unless it has Lark already or is turned off."""

@@ -3,12 +3,12 @@
 Steps. SwanLab keeps one value per metric and step, and ignores a second one. A run that is resumed from a checkpoint
 repeats steps, so each step is sent as itself plus an offset, which grows when a metric goes back to an earlier step:
 the repeated part follows after everything sent before. The metric `global_step` is always the step of the run.
-Metrics that are sampled by time, such as those of the system, take the next free step instead.
+Metrics that are sampled by time, such as system metrics, take the next free step instead.
 
 Delivery. `swanlab.log` only queues; threads of SwanLab write its file and upload. `write` therefore waits until SwanLab
-has stored the values and, online, until the server has confirmed them. Otherwise the cursor of the sink would promise
-what may still be lost. If that takes too long, `write` raises and the driver repeats it: the offset is then the same
-as before, so SwanLab ignores the values that it already has. The next attempt finds the offset in the journal.
+has stored the values and, online, until the server has confirmed them. Otherwise the cursor of the sink would cover
+values that may still be lost. If that takes too long, `write` raises and the driver repeats it: the offset is then the
+same as before, so SwanLab ignores the values that it already has. The next attempt finds the offset in the journal.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _QUIET_S = 5.0
 """SwanLab drops a value that it cannot store. If its queue makes no progress for this long, nothing more will come."""
 
 
-class _Sent(msgspec.Struct):
-    """What was sent to SwanLab; see the module."""
+class _SentState(msgspec.Struct):
+    """The steps and rows that were sent to SwanLab; see the module."""
 
     offset: int = 0
     largest: int = -1
@@ -59,20 +59,20 @@ class _Sent(msgspec.Struct):
     rows: dict[str, deque[dict[str, Any]]] = {}
     """The latest rows of each table."""
 
-    def copy(self) -> _Sent:
+    def copy(self) -> _SentState:
         """Return a copy, so that a failed `write` changes nothing."""
-        rows = {name: deque(kept, kept.maxlen) for name, kept in self.rows.items()}
-        return _Sent(self.offset, self.largest, dict(self.last), rows)
+        rows = {name: deque(table, table.maxlen) for name, table in self.rows.items()}
+        return _SentState(self.offset, self.largest, dict(self.last), rows)
 
 
 class SwanLabSink:
-    """Sends a run to SwanLab. What is not given here comes from SwanLab's own settings and environment variables.
+    """Sends a run to SwanLab. SwanLab's own settings and environment variables are the defaults.
 
     Args:
         project: the project; SwanLab's own setting, else "tachograph" if not given.
         workspace: the user or organization that owns the project.
         mode: `cloud` (or `online`), `local`, `offline` or `disabled`.
-        experiment_name: the name of the experiment; that of the run if not given.
+        experiment_name: the name of the experiment; the name of the run if not given.
         description: the description of the experiment; the notes of the run if not given.
         api_key: the key for `cloud`, if neither the environment nor `swanlab login` provides it.
         api_host: the address of a private server.
@@ -130,17 +130,17 @@ class SwanLabSink:
         self._mode: Any = self._settings.mode
         _check_mode(self._settings)
         with contextlib.suppress(AttributeError):
-            swanlab.pkg.console.c.quiet = True  # what it prints would mix with the output of `tacho sync`
+            swanlab.pkg.console.c.quiet = True  # its output would mix with the output of `tacho sync`
         self._run: Any = None
         self._queue = _FlushCounter()
-        self._sent = _Sent()
+        self._sent_state = _SentState()
         self._end: dict[str, Any] = {}
         """The `end` record of the current attempt, also if it could not be delivered yet."""
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Start the experiment, or resume the one with the id of the run."""
         if self._run is not None and self._run.alive:
-            return  # SwanLab itself tries again to send what it has; to finish the experiment would wait for that
+            return  # SwanLab itself retries its unsent values; finishing the experiment would wait for them
         if self._mode == "online":
             # Not left to `swanlab.init`, which first creates a folder, at each attempt.
             swanlab.login(api_key=self._settings.api_key, host=self._settings.api_host, relogin=True)
@@ -164,22 +164,22 @@ class SwanLabSink:
 
     def replay(self, records: Iterable[dict[str, Any]]) -> None:
         """Find the steps, the config and the latest samples that earlier attempts have sent."""
-        state = _Sent()
+        state = _SentState()
         for record in records:
-            _place(state, record, self._values(record, state))
-        self._sent = state
+            _assign_step(state, record, self._values(record, state))
+        self._sent_state = state
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Log what SwanLab can show of each record, and wait until it is safe."""
-        state = self._sent.copy()
+        """Log the values that SwanLab can show, and wait until they are stored."""
+        state = self._sent_state.copy()
         for record in records:
             values = self._values(record, state)
-            step = _place(state, record, values)
+            step = _assign_step(state, record, values)
             if values:
                 self._queue.num_expected += len(values)
                 self._run.log(values, step=step)
-        self._wait_until_safe()
-        self._sent = state
+        self._wait_until_stored()
+        self._sent_state = state
 
     def close(self) -> None:
         """Finish the experiment with the state that the run ended in."""
@@ -196,8 +196,8 @@ class SwanLabSink:
 
     # The content of records ------------------------------------------------------------------------------------------
 
-    def _values(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
-        """Return what to log for a record; pass on the config."""
+    def _values(self, record: dict[str, Any], state: _SentState) -> dict[str, Any]:
+        """Return the values to log for a record; pass on the config."""
         values: dict[str, Any] = scalar_metrics(record)
         match record["event"]:
             case "start":
@@ -218,7 +218,7 @@ class SwanLabSink:
         return {key: value for name, value in values.items() if (key := _key(name))}
 
     def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return what to log for an event; pass on changes of the config."""
+        """Return the values to log for an event; pass on changes of the config."""
         name, tag = record.get("name"), str(record.get("tag"))
         if name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
             self._run.config.update(record["config"])
@@ -232,21 +232,21 @@ class SwanLabSink:
             return {} if chart is None else {tag: chart}
         return {}
 
-    def _table(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
+    def _table(self, record: dict[str, Any], state: _SentState) -> dict[str, Any]:
         """Return samples as a table. SwanLab shows one table per step, so it has the latest ones of earlier records."""
         name = str(record.get("table", "completions"))
-        kept = state.rows.setdefault(name, deque(maxlen=self._max_rows))
-        kept.extend(row for row in record.get("rows") or () if isinstance(row, dict))
-        columns = list(dict.fromkeys(str(column) for row in kept for column in row))
-        cells = [[_cell(row.get(column)) for column in columns] for row in kept]
+        rows = state.rows.setdefault(name, deque(maxlen=self._max_rows))
+        rows.extend(row for row in record.get("rows") or () if isinstance(row, dict))
+        columns = list(dict.fromkeys(str(column) for row in rows for column in row))
+        cells = [[_cell(row.get(column)) for column in columns] for row in rows]
         return {name: swanlab.echarts.Table().add(columns, cells)} if columns else {}
 
     # Delivery --------------------------------------------------------------------------------------------------------
 
-    def _wait_until_safe(self) -> None:
+    def _wait_until_stored(self) -> None:
         """Wait until the values are in SwanLab's file and, online, on the server; see the module.
 
-        SwanLab has no public method for that. What a version lacks is not waited for.
+        SwanLab has no public method for that; the wait is skipped in versions without the private ones.
 
         Raises:
             ConnectionError: if the server has not confirmed everything in time.
@@ -278,7 +278,7 @@ class _FlushCounter(swanlab.Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         self.num_expected = 0
         self._num_flushed = 0
-        self._changed = threading.Condition()
+        self._progress = threading.Condition()
 
     def on_scalar_flush(self, scalar_records: Any, *args: Any, **kwargs: Any) -> None:
         self._add(len(scalar_records))
@@ -287,15 +287,15 @@ class _FlushCounter(swanlab.Callback):  # type: ignore[misc]
         self._add(len(media_records))
 
     def _add(self, count: int) -> None:
-        with self._changed:
+        with self._progress:
             self._num_flushed += count
-            self._changed.notify_all()
+            self._progress.notify_all()
 
     def wait(self) -> None:
         """Wait until SwanLab has taken everything, or makes no progress any more."""
-        with self._changed:
+        with self._progress:
             while self._num_flushed < self.num_expected:
-                if not self._changed.wait(_QUIET_S):
+                if not self._progress.wait(_QUIET_S):
                     self._num_flushed = self.num_expected
 
 
@@ -305,18 +305,18 @@ def _check_texts(**options: Any) -> None:
             raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
 
 
-def _read_settings(given: dict[str, str | None]) -> Any:
-    """Return SwanLab's settings: those given here, else its environment variables, files and login."""
+def _read_settings(options: dict[str, str | None]) -> Any:
+    """Return SwanLab's settings: these options, else its environment variables, files and login."""
     try:
-        return swanlab.Settings(**{name: value for name, value in given.items() if value is not None})
+        return swanlab.Settings(**{name: value for name, value in options.items() if value is not None})
     except ValueError as error:  # pydantic's own text quotes the values
-        found: list[Any] = getattr(error, "errors", list)()
-        names = ", ".join(".".join(map(str, one.get("loc", ()))) or str(one.get("msg")) for one in found)
+        problems: list[Any] = getattr(error, "errors", list)()
+        names = ", ".join(".".join(map(str, one.get("loc", ()))) or str(one.get("msg")) for one in problems)
         raise ConfigError(f"SwanLab rejects its settings{f': {names}' if names else ''}") from None
 
 
 def _check_mode(settings: Any) -> None:
-    """Check that a mode has what it needs.
+    """Check that the key or the package that a mode needs is there.
 
     Raises:
         ConfigError: with the remedy.
@@ -335,15 +335,15 @@ def _check_mode(settings: Any) -> None:
 
 def _process_settings(settings: Any) -> Any:
     """Return settings that keep SwanLab from describing this process instead of the training process."""
-    given = settings.model_dump(include={"api_key", "api_host", "web_host"}, exclude_none=True)
+    options = settings.model_dump(include={"api_key", "api_host", "web_host"}, exclude_none=True)
     kind = swanlab.Settings
-    wanted = dict.fromkeys(("runtime", "requirements", "conda", "git", "swanlab", "monitor"), False)
-    probe = kind.Probe(**{name: value for name, value in wanted.items() if name in kind.Probe.model_fields})
-    return kind(**given, interactive=False, terminal=kind.Terminal(proxy_type="none"), probe=probe)
+    probes = dict.fromkeys(("runtime", "requirements", "conda", "git", "swanlab", "monitor"), False)
+    probe = kind.Probe(**{name: value for name, value in probes.items() if name in kind.Probe.model_fields})
+    return kind(**options, interactive=False, terminal=kind.Terminal(proxy_type="none"), probe=probe)
 
 
-def _place(state: _Sent, record: dict[str, Any], values: dict[str, Any]) -> int:
-    """Return the step to log the values of a record at, and add `global_step` to them; see the module."""
+def _assign_step(state: _SentState, record: dict[str, Any], values: dict[str, Any]) -> int:
+    """Return the step at which to log the values of a record, and add `global_step` to them; see the module."""
     step = record.get(_STEP)
     if record["event"] in _SAMPLED_KINDS or not isinstance(step, int) or step < 0:
         at = step + state.offset if isinstance(step, int) and step >= 0 else max(state.largest, 0)
@@ -378,7 +378,7 @@ def _histogram(counts: Any, edges: Any) -> Any:
     if not all(type(number) in (int, float) for number in (*counts, *edges)):
         return None
     chart = swanlab.echarts.Bar()
-    chart.add_xaxis([f"{left:.4g} … {right:.4g}" for left, right in itertools.pairwise(edges)])
+    chart.add_xaxis([f"{low:.4g} … {high:.4g}" for low, high in itertools.pairwise(edges)])
     chart.add_yaxis("count", counts)
     return chart
 

@@ -73,7 +73,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def _summaries(self, record: dict[str, Any]) -> Iterator[Summary]:
-        """Yield what TensorBoard shows of a record."""
+        """Yield the summaries that TensorBoard shows for a record."""
         if metrics := scalar_metrics(record):
             yield _scalars_pb(metrics)
         if record["event"] == "start":

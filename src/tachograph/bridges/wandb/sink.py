@@ -32,16 +32,16 @@ def client_settings(pid: int, **more: Any) -> wandb.Settings:
 
     Args:
         pid: the training process, which W&B measures.
-        more: further settings; those that this version of W&B does not have are left out.
+        more: further settings; the ones that this version of W&B does not have are left out.
     """
     program = sys.argv[0] if sys.argv else ""
     settings: dict[str, Any] = {"silent": True, "console": "off", "program": program, "x_stats_pid": pid, **more}
-    known = wandb.Settings.model_fields
-    return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
+    fields = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in settings.items() if name in fields})
 
 
 class WandbSink:
-    """Sends a run to W&B. What is not given here comes from W&B's own environment variables.
+    """Sends a run to W&B. W&B's own environment variables are the defaults.
 
     Args:
         project: the W&B project; `WANDB_PROJECT` or "tachograph" if not given.
@@ -116,7 +116,7 @@ class WandbSink:
                 self._run.log(values)
 
     def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return what to log for an event; pass on changes of the config and results of the run."""
+        """Return the values to log for an event; pass on changes of the config and results of the run."""
         name = record.get("name")
         if name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
             self._run.config.update(record["config"], allow_val_change=True)

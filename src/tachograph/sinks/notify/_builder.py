@@ -36,7 +36,7 @@ _NO_EXIT_RECORD = "The previous attempt ended without an exit record: the proces
 
 
 class BuilderState(msgspec.Struct, kw_only=True):
-    """What the builder must remember of the records so far. Saved in the outbox file: field names must not change."""
+    """The state of the builder after the records so far. Saved in the outbox file: field names must not change."""
 
     run_id: str = ""
     project: str = ""

@@ -107,7 +107,7 @@ def message_fields(message: Message) -> list[tuple[str, str]]:
 
 
 def format_advice(message: Message) -> str:
-    """Return what an alert means and what to do about it, or an empty string."""
+    """Return the meaning of an alert and the suggested actions, or an empty string."""
     lines = [message.meaning] if message.meaning else []
     if message.advice:
         lines += ["Suggested actions:", *(f"- {line}" for line in message.advice)]
@@ -123,8 +123,8 @@ def format_text(message: Message) -> str:
 
 def clean_text(text: Any, max_chars: int) -> str:
     """Return a string without control characters other than newlines, truncated to a length."""
-    cleaned = "".join(char if char.isprintable() or char == "\n" else " " for char in str(text)[: 2 * max_chars])
-    return truncate(cleaned.strip(), max_chars)
+    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in str(text)[: 2 * max_chars])
+    return truncate(printable.strip(), max_chars)
 
 
 def single_line(text: Any, max_chars: int = 200) -> str:
@@ -140,11 +140,11 @@ def truncate(text: str, max_chars: int) -> str:
 def escape_within(text: str, escape: Callable[[str], str], max_chars: int) -> str:
     """Escape a string character by character up to a length, so that no escape sequence is cut in half."""
     pieces: list[str] = []
-    left = max_chars - 1
+    num_free_chars = max_chars - 1
     for char in text:
         piece = escape(char)
-        left -= len(piece)
-        if left < 0:
+        num_free_chars -= len(piece)
+        if num_free_chars < 0:
             return "".join([*pieces, "…"])
         pieces.append(piece)
     return "".join(pieces)

@@ -28,18 +28,18 @@ class Milestone:
         Raises:
             ConfigError: if the text is not a condition.
         """
-        form = _FORM.fullmatch(text)
-        threshold = _parse_number(form["threshold"]) if form is not None else None
-        if form is None or threshold is None:
-            shown = MASK if "://" in text else repr(text)[:100]
+        match = _FORM.fullmatch(text)
+        threshold = _parse_number(match["threshold"]) if match is not None else None
+        if match is None or threshold is None:
+            quoted_text = MASK if "://" in text else repr(text)[:100]
             raise ConfigError(
-                f"{origin}: {shown} is not a milestone; expected a metric, one of < <= > >= and a number, "
+                f"{origin}: {quoted_text} is not a milestone; expected a metric, one of < <= > >= and a number, "
                 "such as 'train_loss < 0.5'"
             )
-        self.metric = form["metric"]
+        self.metric = match["metric"]
         self.threshold = threshold
-        self.text = f"{self.metric} {form['operator']} {threshold:g}"
-        self._is_met = _OPERATORS[form["operator"]]
+        self.text = f"{self.metric} {match['operator']} {threshold:g}"
+        self._is_met = _OPERATORS[match["operator"]]
         self._field = "global_step" if self.metric == "step" else self.metric
 
     def value_if_met(self, record: Mapping[str, Any]) -> float | None:

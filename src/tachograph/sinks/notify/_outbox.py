@@ -61,10 +61,10 @@ class Outbox:
         self._save_lock = threading.Lock()
         self._is_closed = False
         self._folder = folder
-        loaded = self._load()
-        self.is_new = loaded is None
+        state = self._load()
+        self.is_new = state is None
         """Whether no earlier attempt has left an outbox."""
-        self._state = loaded or _OutboxState()
+        self._state = state or _OutboxState()
         self._channels = tuple(channels)
 
     @property
@@ -100,11 +100,11 @@ class Outbox:
         oldest_s = time.time() - MAX_AGE_S
         previous, self._state.queues = self._state.queues, {name: _ChannelQueue() for name in self._channels}
         for name, queue in previous.items():
-            kept = [message for message in queue.waiting if message.time >= oldest_s and name in self._channels]
+            recent = [message for message in queue.waiting if message.time >= oldest_s and name in self._channels]
             if name in self._channels:
-                self._state.queues[name] = _ChannelQueue(kept, queue.held)
+                self._state.queues[name] = _ChannelQueue(recent, queue.held)
             if queue.waiting:
-                leftovers.append((name, len(kept), len(queue.waiting) - len(kept)))
+                leftovers.append((name, len(recent), len(queue.waiting) - len(recent)))
         return leftovers
 
     def put(self, message: Message) -> None:
@@ -112,7 +112,7 @@ class Outbox:
         for queue in self._state.queues.values():
             queue.waiting.append(message)
             if len(queue.waiting) > _MAX_WAITING:
-                not_urgent = (waiting for waiting in queue.waiting if not waiting.is_urgent)
+                not_urgent = (each for each in queue.waiting if not each.is_urgent)
                 _hold_back(queue, next(not_urgent, queue.waiting[0]))
 
     def waiting(self, channel: str) -> list[Message]:
@@ -133,18 +133,18 @@ class Outbox:
         return self._state.queues[channel].held.num_messages
 
     def queue_summary(self, channel: str) -> Message | None:
-        """Queue one message that summarises those held back, and return it."""
+        """Queue one message that summarises the messages held back, and return it."""
         queue = self._state.queues[channel]
-        held, queue.held = queue.held, _HeldMessages()
-        if held.last is None:
+        messages, queue.held = queue.held, _HeldMessages()
+        if messages.last is None:
             return None
-        num_untitled = held.num_messages - len(held.titles)
-        titles = [*held.titles, *([f"and {num_untitled} more"] if num_untitled else [])]
+        num_untitled = messages.num_messages - len(messages.titles)
+        titles = [*messages.titles, *([f"and {num_untitled} more"] if num_untitled else [])]
         summary = msgspec.structs.replace(
-            held.last,
-            key=f"more:{held.last.key}:{held.num_messages}",
+            messages.last,
+            key=f"more:{messages.last.key}:{messages.num_messages}",
             event="more",
-            title=f"… and {held.num_messages} more",
+            title=f"… and {messages.num_messages} more",
             reason="Not sent separately because of the rate limit:\n" + "\n".join(f"- {title}" for title in titles),
             severity="info",
             rule="",

@@ -29,7 +29,7 @@ _INVALID_IN_URL = re.compile(r"[^!-~]|[<>|\"\\^`{}]")
 
 
 class _SourcedValue(NamedTuple):
-    """A value as it was given, and where it came from."""
+    """The raw value of a setting, and its source."""
 
     value: Any
     origin: str
@@ -47,15 +47,15 @@ def resolve_notify(
     Raises:
         ConfigError: for an unknown key or an invalid value, naming its source but no secret.
     """
-    given = _flatten_section(section, "telemetry.notify.") | _read_environment() | _flatten_section(argument, "notify.")
-    values = _convert_section(NotifySettings, "", given)
+    raw = _flatten_section(section, "telemetry.notify.") | _read_environment() | _flatten_section(argument, "notify.")
+    values = _convert_section(NotifySettings, "", raw)
     if values.get("enabled") is False:
         return NotifySettings(enabled=False)
     for channel in CHANNELS:
-        found = _convert_section(CHANNELS[channel], f"{channel}.", given)
-        if found:
-            values[channel] = _build_channel(channel, found, given)
-    _check_values(values, given)
+        channel_values = _convert_section(CHANNELS[channel], f"{channel}.", raw)
+        if channel_values:
+            values[channel] = _build_channel(channel, channel_values, raw)
+    _check_values(values, raw)
     return NotifySettings(**values)
 
 
@@ -63,8 +63,8 @@ def config_warnings(settings: NotifySettings) -> list[str]:
     """Return a line for each setting that is valid but insecure, with the remedy."""
     lines = []
     for channel in ("lark", "webhook"):
-        chosen = getattr(settings, channel)
-        if chosen is not None and chosen.secret is None:
+        channel_settings = getattr(settings, channel)
+        if channel_settings is not None and channel_settings.secret is None:
             lines.append(
                 f"notify.{channel} has no secret, so its messages are not signed: "
                 f"set notify.{channel}.secret or {env_name(f'{channel}.secret')}"
@@ -137,10 +137,10 @@ def _is_blank(value: Any) -> bool:
 def _read_environment() -> dict[str, _SourcedValue]:
     names = [name for name in NotifySettings.__struct_fields__ if name not in CHANNELS]
     names += [f"{channel}.{name}" for channel in CHANNELS for name in CHANNELS[channel].__struct_fields__]
-    found = {name: os.environ.get(env_name(name), "") for name in names}
+    variables = {name: os.environ.get(env_name(name), "") for name in names}
     return {
         name: _SourcedValue(value, f"environment variable {env_name(name)}")
-        for name, value in found.items()
+        for name, value in variables.items()
         if value.strip()
     }
 
@@ -148,17 +148,17 @@ def _read_environment() -> dict[str, _SourcedValue]:
 # Converting ----------------------------------------------------------------------------------------------------------
 
 
-def _convert_section(section: type[msgspec.Struct], prefix: str, given: Mapping[str, _SourcedValue]) -> dict[str, Any]:
+def _convert_section(section: type[msgspec.Struct], prefix: str, raw: Mapping[str, _SourcedValue]) -> dict[str, Any]:
     fields = [field for field in msgspec.structs.fields(section) if field.name not in CHANNELS]
     return {
-        field.name: _convert(field.type, *given[f"{prefix}{field.name}"])
+        field.name: _convert(field.type, *raw[f"{prefix}{field.name}"])
         for field in fields
-        if f"{prefix}{field.name}" in given
+        if f"{prefix}{field.name}" in raw
     }
 
 
-def _convert(wanted: Any, value: Any, origin: str) -> Any:
-    base = unwrap_type(wanted)
+def _convert(type_: Any, value: Any, origin: str) -> Any:
+    base = unwrap_type(type_)
     if base is Any:
         return parse_template(value, origin)
     if isinstance(value, Mapping) and set(value) == {"env"}:
@@ -175,14 +175,14 @@ def _convert(wanted: Any, value: Any, origin: str) -> Any:
     if get_origin(base) is Literal and value not in get_args(base):
         hint = did_you_mean(str(value), get_args(base))
         raise ConfigError(f"{origin}: expected one of {', '.join(get_args(base))}, got {_quote(value)}{hint}")
-    given, value = value, parse_switch(value) if base is bool else value
+    raw_value, value = value, parse_switch(value) if base is bool else value
     try:
         if isinstance(value, bool) and base is not bool:
             raise msgspec.ValidationError(f"Expected `{base.__name__}`")
-        return convert(value, wanted, strict=False)
+        return convert(value, type_, strict=False)
     except msgspec.ValidationError as error:
-        wanted_text = str(error).partition(", got ")[0]
-        raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {_quote(given)}") from None
+        expectation = str(error).partition(", got ")[0]
+        raise ConfigError(f"{origin}: {expectation[0].lower()}{expectation[1:]}, got {_quote(raw_value)}") from None
 
 
 def _parse_list(value: Any, origin: str) -> tuple[str, ...]:
@@ -195,33 +195,31 @@ def _parse_list(value: Any, origin: str) -> tuple[str, ...]:
 # Checking ------------------------------------------------------------------------------------------------------------
 
 
-def _build_channel(channel: str, values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> msgspec.Struct:
-    first = next(name for name in CHANNELS[channel].__struct_fields__ if name in ("url", "host"))
-    if first not in values:
-        others = ", ".join(given[f"{channel}.{name}"].origin for name in values)
+def _build_channel(channel: str, values: dict[str, Any], raw: Mapping[str, _SourcedValue]) -> msgspec.Struct:
+    required_key = next(name for name in CHANNELS[channel].__struct_fields__ if name in ("url", "host"))
+    if required_key not in values:
+        others = ", ".join(raw[f"{channel}.{name}"].origin for name in values)
         raise ConfigError(
-            f"{others}: has no effect without {channel}.{first}; set notify.{channel}.{first} or "
-            f"{env_name(f'{channel}.{first}')}"
+            f"{others}: has no effect without {channel}.{required_key}; set notify.{channel}.{required_key} or "
+            f"{env_name(f'{channel}.{required_key}')}"
         )
     if "url" in values:
-        _check_url(values["url"].reveal(), given[f"{channel}.url"].origin)
+        _check_url(values["url"].reveal(), raw[f"{channel}.url"].origin)
     for name in ("secret", "authorization", "password"):
         # Never quoted: a malformed value may still contain the secret.
         if name in values and not values[name].reveal().isprintable():
-            raise ConfigError(
-                f"{given[f'{channel}.{name}'].origin}: contains a line break or another control character"
-            )
+            raise ConfigError(f"{raw[f'{channel}.{name}'].origin}: contains a line break or another control character")
     if channel == "webhook" and not str(values.get("authorization", Secret("")).reveal()).isascii():
-        raise ConfigError(f"{given['webhook.authorization'].origin}: a header may contain only ASCII characters")
+        raise ConfigError(f"{raw['webhook.authorization'].origin}: a header may contain only ASCII characters")
     if channel == "email":
-        return _build_email(values, given)
+        return _build_email(values, raw)
     return CHANNELS[channel](**values)
 
 
-def _build_email(values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> EmailSettings:
+def _build_email(values: dict[str, Any], raw: Mapping[str, _SourcedValue]) -> EmailSettings:
     if _INVALID_IN_URL.search(values["host"]) or "/" in values["host"]:
         raise ConfigError(
-            f"{given['email.host'].origin}: expected the host name of a mail server, such as smtp.example.org"
+            f"{raw['email.host'].origin}: expected the host name of a mail server, such as smtp.example.org"
         )
     if not values.get("to"):
         raise ConfigError(f"notify.email has no recipients: set notify.email.to or {env_name('email.to')}")
@@ -239,19 +237,19 @@ def _build_email(values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> 
     return EmailSettings(**values)
 
 
-def _check_values(values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> None:
+def _check_values(values: dict[str, Any], raw: Mapping[str, _SourcedValue]) -> None:
     for event in values.get("on", ()):
         if event not in EVENTS:
             hint = did_you_mean(event, EVENTS) or f"; available: {', '.join(EVENTS)}"
-            raise ConfigError(f"{given['on'].origin}: unknown event {_quote(event)}{hint}")
+            raise ConfigError(f"{raw['on'].origin}: unknown event {_quote(event)}{hint}")
     for text in values.get("milestones", ()):
-        Milestone(text, given["milestones"].origin)
+        Milestone(text, raw["milestones"].origin)
     address = values.get("dashboard_url", "")
     if address:
-        _check_url(address, given["dashboard_url"].origin)
+        _check_url(address, raw["dashboard_url"].origin)
         if "?" in address or "#" in address:
             raise ConfigError(
-                f"{given['dashboard_url'].origin}: expected an address without a query (?) or a fragment (#)"
+                f"{raw['dashboard_url'].origin}: expected an address without a query (?) or a fragment (#)"
             )
         values["dashboard_url"] = address.rstrip("/")
 

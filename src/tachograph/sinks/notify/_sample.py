@@ -48,14 +48,14 @@ _RECORDS: dict[str, list[dict[str, Any]]] = {
 
 def sample_message(event: str, settings: NotifySettings, *, host: str) -> Message:
     """Return a message for an event, built from sample records as for a real run."""
-    chosen = NotifySettings(
+    sample_settings = NotifySettings(
         milestones=("train_loss < 0.5",),
         metrics=("train_loss", "lr", "val_loss"),
         project=settings.project,
         dashboard_url=settings.dashboard_url,
     )
     # The run id is unique, so that a receiver does not treat the second sample as a repetition of the first.
-    builder = MessageBuilder("sample-run", chosen, BuilderState())
+    builder = MessageBuilder("sample-run", sample_settings, BuilderState())
     start_s = time.time() - 754.0
     start = {"event": "start", "time": start_s, "run_id": str(time.time_ns()), "host": host, "max_steps": 500}
     step = {"event": "step", "global_step": 120, "train_loss": 0.6123, "lr": 3e-4, "val_loss": 0.66}

@@ -80,10 +80,10 @@ class ChannelSender:
         self._report = report
         self._timeout_s = timeout_s
         self._limiter = limiter
-        self._reported: set[str] = set()
+        self._reported_reasons: set[str] = set()
         self._wake = threading.Event()
         self._in_flight: set[str] = set()
-        self._admitted: set[str] = set()  # passed the rate limit: a retry does not count again
+        self._admitted_keys: set[str] = set()  # passed the rate limit: a retry does not count again
         self._num_failures = 0
         self._not_before_s = 0.0
         self._must_wait = False  # the receiver asked for the pause, so it also holds at exit
@@ -162,8 +162,8 @@ class ChannelSender:
             if final_first:
                 waiting.sort(key=lambda message: not message.is_final)  # stable: the others stay in order
             for message in waiting:
-                if message.is_urgent or message.key in self._admitted or self._limiter.try_acquire():
-                    self._admitted.add(message.key)
+                if message.is_urgent or message.key in self._admitted_keys or self._limiter.try_acquire():
+                    self._admitted_keys.add(message.key)
                     self._in_flight.add(message.key)
                     return message
                 outbox.hold_back(self.name, message)
@@ -183,8 +183,8 @@ class ChannelSender:
         except Exception as error:  # noqa: BLE001 - a bug of ours, whose text may quote a secret
             self._remove(message)
             self.num_lost += 1
-            masked = RuntimeError(self._channel.mask_secrets(f"{type(error).__name__}: {error}"))
-            guard.report(f"notifying {self.name}", masked)
+            masked_error = RuntimeError(self._channel.mask_secrets(f"{type(error).__name__}: {error}"))
+            guard.report(f"notifying {self.name}", masked_error)
         else:
             self._remove(message)
             self._num_failures, self._not_before_s, self.last_error = 0, 0.0, ""
@@ -209,9 +209,9 @@ class ChannelSender:
 
     def _remove(self, message: Message) -> None:
         self._outbox.remove(self.name, message)
-        self._admitted.discard(message.key)
+        self._admitted_keys.discard(message.key)
 
     def _report_once(self, kind: str, reason: str) -> None:
-        if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(reason)
+        if reason not in self._reported_reasons and len(self._reported_reasons) < _MAX_REPORTED:
+            self._reported_reasons.add(reason)
             self._report(kind, self.name, reason)

@@ -110,7 +110,9 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
         "lr",
         "grad_norm",
     )
-    project: Annotated[str, Meta(description="Name of the project; that of the run or its config if not given.")] = ""
+    project: Annotated[
+        str, Meta(description="Name of the project; the project of the run or its config if not given.")
+    ] = ""
     dashboard_url: Annotated[str, Meta(description="Address of the dashboard, for a link to the run.")] = ""
     timeout_s: Annotated[float, Meta(description="Maximum time of one attempt to send.", ge=0.1, le=60)] = 10.0
     burst: Annotated[
@@ -174,9 +176,9 @@ def env_name(name: str) -> str:
     return f"TACHO_NOTIFY_{name.replace('.', '_').upper()}"
 
 
-def _type_name(wanted: Any) -> str:
+def _type_name(type_: Any) -> str:
     """Return the name of a type in the documentation."""
-    base = unwrap_type(wanted)
+    base = unwrap_type(type_)
     if get_origin(base) is Literal:
         return ", ".join(get_args(base))
     if get_origin(base) is tuple:
@@ -184,9 +186,9 @@ def _type_name(wanted: Any) -> str:
     return {Secret: "secret", Any: "JSON"}.get(base) or str(base.__name__)
 
 
-def unwrap_type(wanted: Any) -> Any:
+def unwrap_type(type_: Any) -> Any:
     """Return a type without its annotation, and without None."""
-    base = wanted.__origin__ if get_origin(wanted) is Annotated else wanted
+    base = type_.__origin__ if get_origin(type_) is Annotated else type_
     if get_origin(base) in (Union, types.UnionType):
         return next(kind for kind in get_args(base) if kind is not type(None))
     return base

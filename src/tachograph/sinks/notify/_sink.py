@@ -49,7 +49,7 @@ class NotifySink:
             settings: the events, metrics and limits.
             channels: the channels to send to.
             report: records a failure: its kind, the channel and the reason.
-            print_line: prints a summary of what was not sent, when the run ends.
+            print_line: prints a summary of unsent messages when the run ends.
             start_s: when this attempt started. Without an outbox file, earlier events are not sent.
         """
         self._settings = settings
@@ -125,7 +125,7 @@ class NotifySink:
 
     def poll(self) -> None:
         """Save the cursor if much was read since the last time, and report messages that were too old to send."""
-        if self._outbox.journal_bytes - self._saved_bytes > _SAVE_BYTES:  # bounds what a resume reads again
+        if self._outbox.journal_bytes - self._saved_bytes > _SAVE_BYTES:  # limits how much a resume reads again
             self._save()
         if self._num_expired:
             num_expired, self._num_expired = self._num_expired, 0
@@ -148,7 +148,7 @@ class NotifySink:
         self._outbox.move(folder)
 
     def flush(self, deadline_s: float) -> None:
-        """Wait for the senders, then print what could not be sent."""
+        """Wait for the senders, then print how many messages could not be sent."""
         for sender in self._senders:
             sender.set_deadline(deadline_s)
         for sender in self._senders:

@@ -21,7 +21,7 @@ PLACEHOLDERS: dict[str, str] = {
     "title": "the message in a few words, such as `Training complete`",
     "text": "the whole message as plain text of several lines",
     "reason": "the exception, the alert's message, or the value that met a condition",
-    "meaning": "what an alert usually means",
+    "meaning": "the usual meaning of an alert",
     "advice": "suggested actions, as a list",
     "severity": "`info`, `warning` or `critical`",
     "rule": "the rule that opened the alert",
@@ -55,10 +55,10 @@ def parse_template(template: Any, origin: str) -> Any:
         except msgspec.MsgspecError:
             raise ConfigError(f'{origin}: not valid JSON; try \'{{"text": "{{title}}"}}\'') from None
     for text in _strings(template, origin):
-        for place in _PLACEHOLDER.finditer(text):
-            if place[1] is not None and place[1] not in PLACEHOLDERS:
-                hint = did_you_mean(place[1], PLACEHOLDERS) or f"; available: {', '.join(PLACEHOLDERS)}."
-                raise ConfigError(f"{origin}: unknown placeholder {{{place[1]:.40}}}{hint} Write a literal brace twice")
+        for match in _PLACEHOLDER.finditer(text):
+            if match[1] is not None and match[1] not in PLACEHOLDERS:
+                hint = did_you_mean(match[1], PLACEHOLDERS) or f"; available: {', '.join(PLACEHOLDERS)}."
+                raise ConfigError(f"{origin}: unknown placeholder {{{match[1]:.40}}}{hint} Write a literal brace twice")
     return template
 
 
@@ -70,10 +70,10 @@ def fill_template(template: Any, values: Mapping[str, Any]) -> Any:
         return [fill_template(item, values) for item in template]
     if not isinstance(template, str):
         return template
-    alone = _PLACEHOLDER.fullmatch(template)
-    if alone is not None and alone[1] is not None:
-        return values.get(alone[1])
-    return _PLACEHOLDER.sub(lambda place: place[0][0] if place[1] is None else _text(values.get(place[1])), template)
+    whole_match = _PLACEHOLDER.fullmatch(template)
+    if whole_match is not None and whole_match[1] is not None:
+        return values.get(whole_match[1])
+    return _PLACEHOLDER.sub(lambda match: match[0][0] if match[1] is None else _text(values.get(match[1])), template)
 
 
 def _text(value: Any) -> str:

@@ -43,8 +43,8 @@ def open_channel(settings: DiscordSettings) -> DiscordChannel:
 
 def _wait_s(response: HttpResponse) -> float | None:
     """Return the pause Discord asks for: from the body if possible, because the header has only whole seconds."""
-    given = finite_or_none(response.json().get("retry_after")) if response.status == 429 else None
-    return response.wait_s if given is None else min(max(given, 0.0), 3_600.0)
+    retry_after_s = finite_or_none(response.json().get("retry_after")) if response.status == 429 else None
+    return response.wait_s if retry_after_s is None else min(max(retry_after_s, 0.0), 3_600.0)
 
 
 def _payload(message: Message) -> dict[str, Any]:

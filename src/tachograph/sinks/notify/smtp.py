@@ -33,30 +33,32 @@ class EmailChannel:
         failure = None
         try:
             with self._connect(timeout_s) as server:
-                refused = server.send_message(self._build_mail(message))
+                rejected_recipients = server.send_message(self._build_mail(message))
         except (OSError, smtplib.SMTPException, ValueError) as error:
             failure = self._delivery_error(error, timeout_s)
         if failure is not None:
             # Raised outside the except block: the original error may quote the password and must not be its context.
             raise failure
-        if refused:
-            raise DeliveryError(f"the mail server rejected {len(refused)} of {len(self._settings.to)} recipients")
+        if rejected_recipients:
+            raise DeliveryError(
+                f"the mail server rejected {len(rejected_recipients)} of {len(self._settings.to)} recipients"
+            )
 
     @contextlib.contextmanager
     def _connect(self, timeout_s: float) -> Iterator[smtplib.SMTP]:
-        chosen = self._settings
-        port = chosen.port or _PORTS[chosen.security]
-        if chosen.security == "ssl":
+        settings = self._settings
+        port = settings.port or _PORTS[settings.security]
+        if settings.security == "ssl":
             server: smtplib.SMTP = smtplib.SMTP_SSL(
-                chosen.host, port, timeout=timeout_s, context=ssl.create_default_context()
+                settings.host, port, timeout=timeout_s, context=ssl.create_default_context()
             )
         else:
-            server = smtplib.SMTP(chosen.host, port, timeout=timeout_s)
+            server = smtplib.SMTP(settings.host, port, timeout=timeout_s)
         try:
-            if chosen.security == "starttls":
+            if settings.security == "starttls":
                 server.starttls(context=ssl.create_default_context())
-            if chosen.user and chosen.password is not None:
-                server.login(chosen.user, chosen.password.reveal())
+            if settings.user and settings.password is not None:
+                server.login(settings.user, settings.password.reveal())
             yield server
             with contextlib.suppress(smtplib.SMTPException, OSError):
                 server.quit()  # the mail is accepted by now, so a failure here does not matter
