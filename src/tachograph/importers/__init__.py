@@ -16,7 +16,7 @@ from tachograph.importers._source import (
     RowSource,
     RunSource,
     SourceRecord,
-    read_only_run,
+    read_single_run,
     source_changed,
 )
 from tachograph.importers._watch import LogWatcher, WatchedLog
@@ -39,6 +39,6 @@ __all__ = [
     "field_name",
     "import_runs",
     "read_log",
-    "read_only_run",
+    "read_single_run",
     "source_changed",
 ]

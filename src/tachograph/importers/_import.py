@@ -1,10 +1,10 @@
 """Makes run folders from the logs of other tools; `tacho import` is this function.
 
 The journal of an imported run has two parts. The first is final: `.tacho/import.json` has its size and the position in
-the source that belongs to it. What follows comes from the end of the source, or from an import that was killed. The
-next import reads the source from the stored position and compares what it makes with what is there. As long as both
-are equal, nothing is written; at the first difference, the rest of the journal is cut off and written anew. So an
-import can be killed and repeated at any time, and an unchanged source changes nothing.
+the source that belongs to it. The second part comes from the end of the source, or from an import that was killed. The
+next import reads the source from the stored position and compares its lines with the second part. As long as both are
+equal, nothing is written; at the first difference, the rest of the journal is truncated and written anew. So an import
+can be killed and repeated at any time, and an unchanged source changes nothing.
 
 The journal is written before the position that includes it. A position is stored for every few megabytes, so memory
 does not grow with the source.
@@ -65,7 +65,7 @@ _NOT_METRICS = {"global_step", "time"}
 
 
 class ImportReport(msgspec.Struct):
-    """What became of one run of a source."""
+    """The result of importing one run of a source."""
 
     format: str
     source: str
@@ -75,14 +75,14 @@ class ImportReport(msgspec.Struct):
     num_records: int = 0
     """Records that were added, or would be."""
     num_rows: int = 0
-    """Those of them that have metrics."""
+    """The added records that have metrics."""
     metrics: dict[str, int] = {}
     """The number of points of each metric that were added."""
     first_step: int | None = None
     last_step: int | None = None
     damage: list[Damage] = []
     left_out: dict[str, int] = {}
-    """What the source has that is not imported, by kind."""
+    """The number of items of the source that are not imported, by kind."""
     notes: list[str] = []
     error: str | None = None
 
@@ -112,14 +112,14 @@ def import_runs(
     name: str | None = None,
     dry_run: bool = False,
 ) -> list[ImportReport]:
-    """Make a run folder from each run in some logs, or add to it what is new; return a report on each.
+    """Make a run folder from each run in some logs, or add new records to it; return a report on each.
 
     Args:
         format_name: the name of an importer, such as `tensorboard`.
         paths: files and folders.
         log_dir: the folder that contains the runs.
         name: the name of the run, if there is only one.
-        dry_run: only report what would be done.
+        dry_run: only report the changes that an import would make.
 
     Raises:
         ConfigError: if a path does not exist or is a log of another format, or if `name` does not fit.
@@ -129,11 +129,11 @@ def import_runs(
         check_run_name(name)
         if len({source.id for source in sources}) > 1:
             raise ConfigError(f"--name {name}: there are {len(sources)} runs, and only one can have the name")
-    imported = _find_imports(log_dir)
+    run_folders = _find_imports(log_dir)
     reports: list[ImportReport] = []
     for source in sources:
         run_id = hashlib.blake2b(f"{format_name} {source.id}".encode(), digest_size=8).hexdigest()
-        folder = imported.get(run_id)
+        folder = run_folders.get(run_id)
         run_name = folder.name if folder else name or suggest_run_name(source.name) or "imported"
         report = ImportReport(format_name, str(source.path), run_name)
         try:
@@ -141,7 +141,7 @@ def import_runs(
                 raise ConfigError(f"it was imported as {folder.name!r}; delete that run to give it another name")
             folder = _import_run(source, folder, log_dir, run_id, report, dry_run=dry_run)
             if folder is not None:
-                imported[run_id] = folder  # another source may be a part of the same run
+                run_folders[run_id] = folder  # another source may be a part of the same run
         except (TachographError, EOFError, OSError, zlib.error) as error:
             report.outcome, report.error = "failed", _describe_error(error)
         report.damage, report.left_out = source.damage, dict(source.left_out)
@@ -157,15 +157,15 @@ def _describe_error(error: Exception) -> str:
 
 def _find_imports(log_dir: str) -> dict[str, RunFolder]:
     """Return the imported runs by their run id, which depends only on the format and the id of the source."""
-    found: dict[str, RunFolder] = {}
+    folders: dict[str, RunFolder] = {}
     for folder in list_runs(log_dir):
         try:
             first = JournalFollower(folder.journal, block_bytes=_FIRST_BYTES).poll_block()
         except OSError:  # a run of another user
             continue
         if first and "imported_from" in first[0]:
-            found[str(first[0].get("run_id"))] = folder
-    return found
+            folders[str(first[0].get("run_id"))] = folder
+    return folders
 
 
 def _import_run(
@@ -194,7 +194,7 @@ def _import_run(
         journal = _ImportedJournal(folder, cursor, report.run, stack, dry_run=dry_run)
         origin = {"format": report.format, "id": source.id, "path": str(source.path.resolve()), "name": source.name}
         while item is not None:
-            record, reached = item
+            record, position = item
             if record["event"] == "start":
                 identity = {"run_name": report.run, "run_id": run_id, "schema": SCHEMA_VERSION}
                 identity |= {"resumed": journal.offset > 0, "imported_from": origin}
@@ -204,8 +204,8 @@ def _import_run(
                 source.left_out["value that cannot be stored"] += num_problems
             if journal.add(encode(plain) + b"\n"):
                 report.add(plain)
-            if reached is not None:
-                journal.commit_later(reached)
+            if position is not None:
+                journal.commit_later(position)
             item = next(records, None)
         journal.finish()
         if report.num_records:
@@ -254,7 +254,7 @@ def _load_cursor(folder: RunFolder) -> _ImportCursor:
 
 
 class _ImportedJournal:
-    """Compares lines with those that the journal has after the cursor, and appends from the first difference on."""
+    """Compares lines with the journal after the cursor, and appends from the first difference on."""
 
     def __init__(
         self,
@@ -272,26 +272,26 @@ class _ImportedJournal:
         self._name = name
         self._dry_run = dry_run
         self._fd = -1
-        self._known: BinaryIO | None = None
+        self._existing_journal: BinaryIO | None = None
         self._size = 0
         self._buffer = bytearray()
-        self._stored = cursor.journal_bytes
-        self._reached: tuple[int, Position] | None = None
+        self._committed_bytes = cursor.journal_bytes
+        self._next_commit: tuple[int, Position] | None = None
         if folder is not None and folder.exists() and stat_journal(folder.journal).st_size:
-            self._known = stack.enter_context(open_journal(folder.journal))
+            self._existing_journal = stack.enter_context(open_journal(folder.journal))
             self._size = journal_size(folder.journal)
 
     def add(self, line: bytes) -> bool:
         """Add a line; return False if the journal has it already."""
         if self.offset < self._size:
-            if self._read_known(len(line)) == line:
+            if self._read_existing(len(line)) == line:
                 self.offset += len(line)
                 return False
-            self._cut()
+            self._truncate()
         self.offset += len(line)
         if self._folder is None or self._dry_run:
             return True
-        if self._fd < 0 and self._known is None:
+        if self._fd < 0 and self._existing_journal is None:
             # All at once: the next import recognises the run by this line.
             replace_file(self._folder.journal, line, below=self._folder.path)
             self._open(self._folder)
@@ -301,10 +301,10 @@ class _ImportedJournal:
             self._flush()
         return True
 
-    def _read_known(self, num_bytes: int) -> bytes:
-        assert self._known is not None  # noqa: S101 - there are lines
-        self._known.seek(self.offset)
-        return self._known.read(num_bytes)
+    def _read_existing(self, num_bytes: int) -> bytes:
+        assert self._existing_journal is not None  # noqa: S101 - there are lines
+        self._existing_journal.seek(self.offset)
+        return self._existing_journal.read(num_bytes)
 
     def _open(self, folder: RunFolder) -> None:
         restore_journal(folder.journal, below=folder.path)  # if it is compressed: it is continued now
@@ -312,24 +312,29 @@ class _ImportedJournal:
         self._stack.callback(os.close, self._fd)
 
     def commit_later(self, position: Position) -> None:
-        """Note that everything so far is final; store it now and then."""
-        self._reached = self.offset, position
-        if self.offset - self._stored >= _COMMIT_BYTES:
+        """Mark all lines so far as final; store the position every few megabytes."""
+        self._next_commit = self.offset, position
+        if self.offset - self._committed_bytes >= _COMMIT_BYTES:
             self._commit()
 
     def finish(self) -> None:
-        """Write the rest, and cut off what the source no longer has."""
+        """Write the rest, and truncate lines that the source no longer has."""
         if self.offset < self._size and self._find_other_start() is None:
-            self._cut()
+            self._truncate()
         self._flush()
         self._commit()
 
     def _commit(self) -> None:
         self._flush()
-        if self._reached is None or self._folder is None or self._dry_run or self._reached[0] == self._stored:
+        if (
+            self._next_commit is None
+            or self._folder is None
+            or self._dry_run
+            or self._next_commit[0] == self._committed_bytes
+        ):
             return
-        self._stored, position = self._reached
-        data = msgspec.json.encode(_ImportCursor(self._stored, position))
+        self._committed_bytes, position = self._next_commit
+        data = msgspec.json.encode(_ImportCursor(self._committed_bytes, position))
         replace_file(_cursor_path(self._folder), data, below=self._folder.path)
 
     def _flush(self) -> None:
@@ -339,8 +344,8 @@ class _ImportedJournal:
             write_all(self._fd, bytes(self._buffer))
             self._buffer.clear()
 
-    def _cut(self) -> None:
-        """Cut off the lines that differ, unless a process has recorded into the run since."""
+    def _truncate(self) -> None:
+        """Remove the lines that differ, unless a process has recorded into the run since."""
         if self._find_other_start() is not None:
             raise ConfigError(f"run {self._name!r} was continued after its import, so nothing can be added to it")
         self._size = self.offset

@@ -26,7 +26,7 @@ class Importer(Protocol):
         A row maps names to values, such as ``{"step": 10, "loss": 0.5}``, and becomes a `step` record; see `STEP_NAMES`
         and `TIME_NAMES` for the columns with a meaning. A row that is a record already (with `event` and `time`) is
         passed on unchanged, and so is ``{"event": "start", "max_steps": 500}``. For `tacho import`, the rows of a log
-        that has grown must begin with those that it had before. Raise `ConfigError` with the remedy if the log cannot
+        that has grown must begin with the rows it had before. Raise `ConfigError` with the remedy if the log cannot
         be read.
         """
         ...

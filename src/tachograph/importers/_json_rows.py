@@ -28,40 +28,40 @@ def read_json_rows(file: IO[str], path: Path, name: str) -> Iterator[Any]:
         ConfigError: if the text is neither, is not valid JSON, or has a value that is too large.
     """
     text = _JsonText(file, path)
-    found = False
+    has_list = False
     match text.next_character():
         case "[":
-            found = True
+            has_list = True
             yield from text.items()
         case "{":
             for key in text.names():
                 if key == name and text.next_character() == "[":
-                    found = True
+                    has_list = True
                     yield from text.items()
                 else:
                     text.value()
         case _:
             text.value()
     text.expect_end()
-    if not found:
+    if not has_list:
         raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
 
 
 def read_json_fields(file: IO[str], path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return some fields of an object, without keeping the others; those before the damage if the text is damaged."""
+    """Return some fields of an object, without keeping the others; if the text is damaged, the fields before that."""
     text = _JsonText(file, path)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     with contextlib.suppress(ConfigError):
         if text.next_character() == "{":
             for key in text.names():
                 if key in names:
-                    found[key] = text.value()
+                    fields[key] = text.value()
                 elif text.next_character() == "[":
                     for _ in text.items():
                         pass
                 else:
                     text.value()
-    return found
+    return fields
 
 
 class _JsonText:
@@ -71,7 +71,7 @@ class _JsonText:
         self._file = file
         self._path = path
         self._text = ""
-        self._at = 0
+        self._offset = 0
         self._num_dropped = 0
         # Accepts NaN and Infinity, which many tools write; msgspec does not.
         self._decode = json.JSONDecoder().raw_decode
@@ -79,18 +79,18 @@ class _JsonText:
     def next_character(self) -> str:
         """Return the next character that is not space, without consuming it; an empty string at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in _SPACE:
-                self._at += 1
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._read_on():
+            while self._offset < len(self._text) and self._text[self._offset] in _SPACE:
+                self._offset += 1
+            if self._offset < len(self._text):
+                return self._text[self._offset]
+            if not self._read_more():
                 return ""
 
     def items(self) -> Iterator[Any]:
         """Yield the items of the list that starts here."""
         self._expect("[")
         if self.next_character() == "]":
-            self._at += 1
+            self._offset += 1
             return
         while True:
             yield self.value()
@@ -101,7 +101,7 @@ class _JsonText:
         """Yield the names of the object that starts here; the caller consumes the value of each."""
         self._expect("{")
         if self.next_character() == "}":
-            self._at += 1
+            self._offset += 1
             return
         while True:
             key = self.value()
@@ -117,16 +117,16 @@ class _JsonText:
         self.next_character()
         while True:
             try:
-                value, end = self._decode(self._text, self._at)
+                value, end = self._decode(self._text, self._offset)
             except RecursionError as error:
                 raise self._error("nested too deeply") from error
             except json.JSONDecodeError as error:
-                if not self._read_on():
+                if not self._read_more():
                     raise self._error(error.msg) from error
                 continue
             # A number near the end of the text may continue: `1` with `.5`, or `1e+` with `5`.
-            if end + 2 < len(self._text) or not self._read_on():
-                self._at = end
+            if end + 2 < len(self._text) or not self._read_more():
+                self._offset = end
                 return value
 
     def expect_end(self) -> None:
@@ -138,25 +138,25 @@ class _JsonText:
         character = self.next_character()
         if character not in {",", closing}:
             raise self._error(f"expected ',' or {closing!r}")
-        self._at += 1
+        self._offset += 1
         return character == ","
 
     def _expect(self, character: str) -> None:
         if self.next_character() != character:
             raise self._error(f"expected {character!r}")
-        self._at += 1
+        self._offset += 1
 
-    def _read_on(self) -> bool:
+    def _read_more(self) -> bool:
         """Read more and drop the text that was parsed; at the end of the file, change nothing and return False."""
-        num_left = len(self._text) - self._at
+        num_left = len(self._text) - self._offset
         if num_left > _MAX_VALUE_CHARS:
             raise ConfigError(f"{str(self._path)!r} has a value of more than {_MAX_VALUE_CHARS >> 20} MiB")
         more = self._file.read(max(_READ_CHARS, num_left))
         if more:
-            self._num_dropped += self._at
-            self._text, self._at = self._text[self._at :] + more, 0
+            self._num_dropped += self._offset
+            self._text, self._offset = self._text[self._offset :] + more, 0
         return bool(more)
 
     def _error(self, problem: str) -> ConfigError:
-        where = f"at character {self._num_dropped + self._at}"
+        where = f"at character {self._num_dropped + self._offset}"
         return ConfigError(f"{str(self._path)!r} is not valid JSON: {problem} {where}")

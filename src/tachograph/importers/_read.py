@@ -36,7 +36,7 @@ IMPORTERS = Registry(
     },
 )
 
-_EXPECTED = (
+_EXPECTED_PATHS = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
     "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow, trackio or Aim"
 )
@@ -44,8 +44,8 @@ _EXPECTED = (
 
 def describe(path: str | os.PathLike[str]) -> str | None:
     """Return the name of the importer for a path, such as `csv`; None if no importer reads it."""
-    found, _ = _find_importer(Path(path))
-    return found[0] if found else None
+    match, _ = _find_importer(Path(path))
+    return match[0] if match else None
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -54,13 +54,13 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError: if no importer reads the path, the log is damaged, or a package is missing.
     """
-    place = Path(path)
-    found, problems = _find_importer(place)
-    if found is None:
-        what = "is not a known log" if place.exists() else "does not exist"
-        raise ConfigError("; ".join([f"{os.fspath(path)!r} {what}: {_EXPECTED}", *problems]))
-    name, importer = found
-    return rows_to_records(_until_cut(_read_rows(name, importer, place)))
+    log = Path(path)
+    match, problems = _find_importer(log)
+    if match is None:
+        problem = "is not a known log" if log.exists() else "does not exist"
+        raise ConfigError("; ".join([f"{os.fspath(path)!r} {problem}: {_EXPECTED_PATHS}", *problems]))
+    name, importer = match
+    return rows_to_records(_rows_before_truncation(_read_rows(name, importer, log)))
 
 
 def find_runs(name: str, path: str | os.PathLike[str]) -> list[RunSource]:
@@ -70,23 +70,23 @@ def find_runs(name: str, path: str | os.PathLike[str]) -> list[RunSource]:
         ConfigError: if there is no such importer or path, or the path is a log of another format.
     """
     importer: Importer = IMPORTERS.load(name)()
-    place = Path(path)
-    if not place.exists():
+    log = Path(path)
+    if not log.exists():
         raise ConfigError(f"{os.fspath(path)!r} does not exist")
-    if not importer.detects(place):
-        other = describe(place)
-        if other is not None:
-            hint = f"tacho import {other.replace('_', '-')} {os.fspath(path)}"
-            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log but a {other} log: {hint}")
-        if name not in {"csv", "jsonl"} or not place.is_file():  # these may have any extension
-            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log: {_EXPECTED}")
+    if not importer.detects(log):
+        other_format = describe(log)
+        if other_format is not None:
+            hint = f"tacho import {other_format.replace('_', '-')} {os.fspath(path)}"
+            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log but a {other_format} log: {hint}")
+        if name not in {"csv", "jsonl"} or not log.is_file():  # these may have any extension
+            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log: {_EXPECTED_PATHS}")
     if hasattr(importer, "runs"):
-        runs: list[RunSource] = importer.runs(place)
+        runs: list[RunSource] = importer.runs(log)
         return runs
     damage: list[Damage] = getattr(importer, "damage", [])
-    file = place.resolve()
+    file = log.resolve()
     stem = file.name.removesuffix(".gz").removesuffix(Path(file.name.removesuffix(".gz")).suffix)
-    return [RowSource(place, str(file), stem, lambda: _read_rows(name, importer, place), damage)]
+    return [RowSource(log, str(file), stem, lambda: _read_rows(name, importer, log), damage)]
 
 
 def _find_importer(path: Path) -> tuple[tuple[str, Importer] | None, list[str]]:
@@ -110,14 +110,14 @@ def _names_by_priority() -> Iterator[str]:
     yield from (name for name in IMPORTERS.names() if name not in IMPORTERS.built_in)  # slow: scans all packages
 
 
-def _until_cut(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows before the cut of a truncated .gz file."""
+def _rows_before_truncation(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, up to the end of a truncated .gz file."""
     with contextlib.suppress(EOFError):
         yield from rows
 
 
 def _read_rows(name: str, importer: Importer, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield an importer's rows; turn its errors into one that names the file, except for the cut of a .gz file."""
+    """Yield an importer's rows; turn its errors into one that names the file, except for a truncated .gz file."""
     try:
         yield from importer.read(path)
     except (ConfigError, EOFError):

@@ -18,12 +18,12 @@ TIME_NAMES = ("time", "timestamp", "_timestamp", "wall_time", "Wall time", "date
 """Names of the column with the time: seconds since the epoch, or an ISO date."""
 
 _MAX_STEP_S = 86_400.0
-_OWN_FIELDS = RESERVED_FIELDS | {"global_step"}
+_RECORD_FIELDS = RESERVED_FIELDS | {"global_step"}
 
 
 def field_name(name: str) -> str:
     """Return the name of a metric in a record; some names have a meaning of their own."""
-    return f"{name}_" if name in _OWN_FIELDS else name
+    return f"{name}_" if name in _RECORD_FIELDS else name
 
 
 def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -38,8 +38,8 @@ def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         if isinstance(event, str) and (isinstance(row.get("time"), (int, float)) or event == "start"):
             yield dict(row)  # already a record, as in a copied journal; the first one may have no time
             continue
-        given = _first_number(row, STEP_NAMES)
-        step = int(given) if given is not None and math.isfinite(given) else last_step + 1
+        row_step = _first_number(row, STEP_NAMES)
+        step = int(row_step) if row_step is not None and math.isfinite(row_step) else last_step + 1
         record: dict[str, Any] = {"event": "step", "global_step": step}
         time_s = _parse_time(row)
         if time_s is not None:

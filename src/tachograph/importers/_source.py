@@ -1,4 +1,4 @@
-"""What an importer offers to `tacho import`: the runs at a path, each a stream of records that can be resumed.
+"""The runs at a path, as an importer offers them to `tacho import`: each a stream of records that can be resumed.
 
 A source yields its records in order, each with a position or with None. The position says how much of the log the
 records so far contain; the importer of runs stores it now and then, and later reads on from there. After a record with
@@ -30,7 +30,7 @@ __all__ = [
     "RowSource",
     "RunSource",
     "SourceRecord",
-    "read_only_run",
+    "read_single_run",
     "source_changed",
 ]
 
@@ -38,7 +38,7 @@ Position = dict[str, Any]
 SourceRecord = tuple[dict[str, Any], Position | None]
 
 MAX_DAMAGE = 100
-"""How many places of damage a report names."""
+"""The maximum number of damaged parts in a report."""
 
 _STEP_FIELDS = {"event", "time", "global_step", "sec_per_step"}
 
@@ -66,23 +66,23 @@ class RunSource(ABC):
         self.id = source_id
         self.name = name
         self.damage: list[Damage] = []
-        """What could not be read, known after `read`."""
+        """The parts that could not be read, known after `read`."""
         self.left_out: Counter[str] = Counter()
-        """What was read but has no place in a journal, known after `read`."""
+        """The number of items that a journal cannot store, by kind, known after `read`."""
 
     @abstractmethod
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the records after a position, which is empty for a new run; see the module.
 
-        The first record of a new run is a `start` record with what the source knows of the run.
+        The first record of a new run is a `start` record with the facts that the source has about the run.
 
         Raises:
             ConfigError: if the log cannot be read, or has changed other than by growing.
         """
 
 
-def read_only_run(
-    runs: list[RunSource], path: Path, format_name: str, *, places: Iterable[str] = ()
+def read_single_run(
+    runs: list[RunSource], path: Path, format_name: str, *, choices: Iterable[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the only run at a path, for `Importer.read`.
 
@@ -90,14 +90,14 @@ def read_only_run(
         runs: the runs at the path.
         path: the path.
         format_name: the name of the importer.
-        places: paths below it of which each has one run, if there are such paths.
+        choices: paths below it of which each has one run, if there are such paths.
 
     Raises:
         ConfigError: if there are several.
     """
     if len(runs) > 1:
-        if choices := ", ".join(sorted(places)[:10]):
-            raise ConfigError(f"{str(path)!r} holds several runs: name one of {choices}")
+        if first_choices := ", ".join(sorted(choices)[:10]):
+            raise ConfigError(f"{str(path)!r} holds several runs: name one of {first_choices}")
         names = ", ".join(run.name for run in runs[:10])
         raise ConfigError(f"{str(path)!r} holds several runs ({names}): import them with tacho import {format_name}")
     for run in runs:
@@ -107,7 +107,7 @@ def read_only_run(
 
 
 def source_changed(path: Path) -> ConfigError:
-    """Return the error for a log that no longer begins with what was imported."""
+    """Return the error for a log that no longer begins with the imported rows."""
     return ConfigError(
         f"{str(path)!r} has changed since it was imported, other than by growing; delete the run to import it again"
     )
@@ -151,10 +151,10 @@ class RowSource(RunSource):
 
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the records of the rows after a position; the last one may be incomplete."""
-        num_imported, expected = position.get("rows", 0), position.get("checksum", 0)
+        num_imported, imported_checksum = position.get("rows", 0), position.get("checksum", 0)
         start: dict[str, Any] | None = None if num_imported else {"event": "start", **self._start}
         last_time_s: float | None = None
-        held: tuple[dict[str, Any], Position] | None = None
+        last_row: tuple[dict[str, Any], Position] | None = None
         number = checksum = 0
         for record in rows_to_records(self._rows_up_to_damage()):
             number += 1
@@ -163,7 +163,7 @@ class RowSource(RunSource):
             if number < num_imported:
                 continue
             if number == num_imported:
-                if checksum != expected:
+                if checksum != imported_checksum:
                     raise source_changed(self.path)
                 continue
             if record["event"] == "start" and start is not None:
@@ -177,17 +177,17 @@ class RowSource(RunSource):
                     start.setdefault("time", record["time"])
                 yield start, None
                 start = None
-            if held is not None:
-                position.update(held[1])
-                yield held[0], position
-            held = record, {"rows": number, "checksum": checksum}
+            if last_row is not None:
+                position.update(last_row[1])
+                yield last_row[0], position
+            last_row = record, {"rows": number, "checksum": checksum}
         if number < num_imported:
             raise source_changed(self.path)
         time = {} if last_time_s is None else {"time": last_time_s}
-        last = [{**record, **({} if "time" in record else time)} for record in self._last()]
-        if start is not None and (last or held):
+        last_records = [{**record, **({} if "time" in record else time)} for record in self._last()]
+        if start is not None and (last_records or last_row):
             yield start, None
-        for record in [*([held[0]] if held else []), *last]:
+        for record in [*([last_row[0]] if last_row else []), *last_records]:
             yield record, None
 
     def _rows_up_to_damage(self) -> Iterator[dict[str, Any]]:

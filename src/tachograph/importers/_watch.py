@@ -2,7 +2,7 @@
 
 A process of its own imports the logs again and again: a long import must not slow down the dashboard. An import can be
 killed at any time, so the process ends at once when its pipe does, that is, with the process that started it. It
-rests at least four times as long as an import took.
+pauses at least four times as long as an import took.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tachograph.importers._read import IMPORTERS, describe
 __all__ = ["LogWatcher", "WatchedLog", "main"]
 
 _INTERVAL_S = 2.0
-_REST_FACTOR = 4.0
+_PAUSE_FACTOR = 4.0
 
 
 class WatchedLog(NamedTuple):
@@ -86,19 +86,19 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     if hasattr(os, "nice"):
         os.nice(10)
     threading.Thread(target=read_requests, args=(requests, lambda _: os._exit(0)), daemon=True).start()
-    known: set[str] = set()
+    reported_problems: set[str] = set()
     while True:
         start_s = time.monotonic()
         for log in logs:
             for problem in _import(WatchedLog(*log), log_dir):
-                if problem not in known:
-                    known.add(problem)
+                if problem not in reported_problems:
+                    reported_problems.add(problem)
                     replies.write(" ".join(problem.split()).encode() + b"\n")
-        time.sleep(max(_INTERVAL_S, _REST_FACTOR * (time.monotonic() - start_s)))
+        time.sleep(max(_INTERVAL_S, _PAUSE_FACTOR * (time.monotonic() - start_s)))
 
 
 def _import(log: WatchedLog, log_dir: str) -> Iterator[str]:
-    """Import what is new; yield what went wrong."""
+    """Import new records; yield the problems."""
     try:
         if IMPORTERS.load(log.format)().detects(Path(log.path)):  # otherwise nothing has been logged yet
             for report in import_runs(log.format, [log.path], log_dir):

@@ -40,8 +40,8 @@ def read_chunked_records(
         ConfigError: if the file is shorter than the offset.
     """
 
-    def stop(at: int, reason: str) -> None:
-        damage.append(Damage(str(path), f"byte {at}", reason))
+    def stop(byte: int, reason: str) -> None:
+        damage.append(Damage(str(path), f"byte {byte}", reason))
 
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size < offset:

@@ -40,21 +40,21 @@ class _LimitedGzipFile(gzip.GzipFile):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._compressed = open(path, "rb")  # noqa: SIM115 - closed with this file
-        super().__init__(fileobj=self._compressed)
+        self._raw_file = open(path, "rb")  # noqa: SIM115 - closed with this file
+        super().__init__(fileobj=self._raw_file)
 
     def close(self) -> None:
         super().close()
-        self._compressed.close()
+        self._raw_file.close()
 
     def read(self, size: int | None = -1) -> bytes:
-        return self._checked(super().read(size))
+        return self._check_expansion(super().read(size))
 
     def read1(self, size: int = -1) -> bytes:
-        return self._checked(super().read1(size))
+        return self._check_expansion(super().read1(size))
 
-    def _checked(self, data: bytes) -> bytes:
-        if self.tell() > _MIN_EXPANDED_BYTES and self.tell() > _MAX_EXPANSION * self._compressed.tell():
+    def _check_expansion(self, data: bytes) -> bytes:
+        if self.tell() > _MIN_EXPANDED_BYTES and self.tell() > _MAX_EXPANSION * self._raw_file.tell():
             raise ConfigError(
                 f"{str(self._path)!r} expands to more than {_MAX_EXPANSION} times its size, which no log does; "
                 "decompress it yourself if you trust it"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph.exceptions import ConfigError
-from tachograph.importers import RowSource, RunSource, field_name, read_only_run
+from tachograph.importers import RowSource, RunSource, field_name, read_single_run
 
 __all__ = ["AimImporter"]
 
@@ -34,7 +34,7 @@ class AimImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the values of a run."""
-        return read_only_run(self.runs(path), path, "aim")
+        return read_single_run(self.runs(path), path, "aim")
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return all runs.
@@ -127,24 +127,24 @@ def _read_rows(run: Any, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
         streams.append(_object_points(run, name, context))
     for dtype, kind in _LEFT_OUT.items():
         left_out[kind] += len(list(run.iter_sequence_info_by_type(dtype)))
-        left_out += Counter()  # drop those that are 0
+        left_out += Counter()  # removes the zeros
     record: dict[str, Any] = {}
-    for time_s, place, values in heapq.merge(*streams, key=lambda point: point[0]):
+    for time_s, head, values in heapq.merge(*streams, key=lambda point: point[0]):
         is_same = (
-            place["event"] != "event"
-            and all(record.get(key) == value for key, value in place.items())
+            head["event"] != "event"
+            and all(record.get(key) == value for key, value in head.items())
             and not any(name in record and name != "epoch" for name in values)
         )
         if record and not is_same:
             yield record
             record = {}
-        record = {**place, **record, **values, "time": time_s}
+        record = {**head, **record, **values, "time": time_s}
     if record:
         yield record
 
 
 def _metric_points(sequence: Any) -> Iterator[tuple[float, dict[str, Any], dict[str, Any]]]:
-    """Yield the time, the place and the value of each point of a metric."""
+    """Yield the time, the head (kind of record and step) and the value of each point of a metric."""
     import numpy as np
 
     steps, (values, epochs, times) = sequence.data.view(("val", "epoch", "time")).numpy()
@@ -153,9 +153,9 @@ def _metric_points(sequence: Any) -> Iterator[tuple[float, dict[str, Any], dict[
     name = _metric_name(sequence.name, context)
     for index in np.argsort(times, kind="stable").tolist():
         # The steps of Aim's system metrics count samples, not steps of the training.
-        place = {"event": "system"} if is_system else {"event": "step", "global_step": int(steps[index])}
+        head = {"event": "system"} if is_system else {"event": "step", "global_step": int(steps[index])}
         epoch = {} if is_system or math.isnan(epochs[index]) else {"epoch": float(epochs[index])}
-        yield float(times[index]), place, {**epoch, name: float(values[index])}
+        yield float(times[index]), head, {**epoch, name: float(values[index])}
 
 
 def _metric_name(name: str, context: dict[str, Any]) -> str:
@@ -175,13 +175,13 @@ def _object_points(run: Any, name: str, context: Any) -> Iterator[tuple[float, d
     tag = _metric_name(name, dict(context.to_dict()))
     for step, (values, _, time_s) in sequence.data.view(("val", "epoch", "time")).items():
         for value in values if isinstance(values, list) else [values]:
-            place = {"event": "event", "global_step": int(step), "tag": tag}
+            head = {"event": "event", "global_step": int(step), "tag": tag}
             if isinstance(value, aim.Text):
-                yield float(time_s), {**place, "name": "text"}, {"text": value.data}
+                yield float(time_s), {**head, "name": "text"}, {"text": value.data}
             elif isinstance(value, aim.Distribution):
                 counts, edges = value.to_np_histogram()
                 fields = {"counts": counts.tolist(), "edges": edges.tolist()}
-                yield float(time_s), {**place, "name": "histogram"}, fields
+                yield float(time_s), {**head, "name": "histogram"}, fields
 
 
 def _find_repository(path: Path) -> Path | None:

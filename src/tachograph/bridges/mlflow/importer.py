@@ -29,7 +29,7 @@ from tachograph.importers import (
     RunSource,
     SourceRecord,
     field_name,
-    read_only_run,
+    read_single_run,
     source_changed,
 )
 from tachograph.importers.sqlite import find_tables, open_database, rows_up_to_damage
@@ -47,17 +47,17 @@ _NOT_OF_USERS = ("mlflow.", "tachograph.")
 
 
 class _MlflowPoint(NamedTuple):
-    """A value, and how the position changes after it."""
+    """A value, and the changes of the position after it."""
 
     time_ms: float
     step: int
     name: str
     value: float
-    reached: dict[str, Any]
+    position: dict[str, Any]
 
 
 class _MlflowFacts(msgspec.Struct):
-    """What MLflow knows of a run besides its points."""
+    """The facts about a run that MLflow stores besides its points."""
 
     id: str
     name: str | None
@@ -78,7 +78,7 @@ class MlflowImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the points of a run."""
-        return read_only_run(self.runs(path), path, "mlflow")
+        return read_single_run(self.runs(path), path, "mlflow")
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs that were not deleted."""
@@ -89,7 +89,7 @@ class MlflowImporter:
 
 
 class _MlflowSource(RunSource):
-    """A run. The position has what was read of its points, and the parameters that the journal has."""
+    """A run. The position says how far its points were read, and has the parameters that the journal has."""
 
     def __init__(self, path: Path, facts: _MlflowFacts) -> None:
         super().__init__(path, facts.id, facts.name or facts.tags.get("mlflow.runName") or facts.id)
@@ -98,18 +98,18 @@ class _MlflowSource(RunSource):
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the `start` record, the points as records, later parameters, and the end."""
         facts, config = self._facts, {name: parse_literal(text) for name, text in self._facts.params.items()}
-        known = position.get("config", config)
+        journal_config = position.get("config", config)
         if not position:
             yield {"event": "start", **_start_fields(facts, config)}, None
         last_s: float = position.get("time", (facts.start_ms or 0) / 1_000)
-        for record, reached in _group(self._points(position)):
+        for record, record_position in _group(self._points(position)):
             last_s = max(record["time"], last_s)
-            if reached is not None:
-                position.update(reached, config=known, time=last_s)
-            yield record, None if reached is None else position
+            if record_position is not None:
+                position.update(record_position, config=journal_config, time=last_s)
+            yield record, None if record_position is None else position
         end_s = last_s if facts.end_ms is None else facts.end_ms / 1_000
         # Parameters cannot change in MLflow, but they may be added at any time.
-        if new := {name: value for name, value in config.items() if name not in known}:
+        if new := {name: value for name, value in config.items() if name not in journal_config}:
             yield {"event": "event", "time": end_s, "name": CONFIG_CHANGED, "config": new}, None
         if facts.state in _ENDS:
             status, reason = _ENDS[facts.state]
@@ -138,31 +138,33 @@ def _start_fields(facts: _MlflowFacts, config: dict[str, Any]) -> dict[str, Any]
 
 
 def _read_tags(tags: dict[str, str]) -> list[str]:
-    """Return the tags of the user, not those that MLflow or our sink set; the sink stores a list in one of them."""
-    own = [f"{name}={text}" if text else name for name, text in tags.items() if not name.startswith(_NOT_OF_USERS)]
-    return [*filter(None, tags.get("tachograph.tags", "").split(", ")), *own]
+    """Return the tags of the user, without the tags of MLflow and of our sink, which stores a list in one of them."""
+    user_tags = [
+        f"{name}={text}" if text else name for name, text in tags.items() if not name.startswith(_NOT_OF_USERS)
+    ]
+    return [*filter(None, tags.get("tachograph.tags", "").split(", ")), *user_tags]
 
 
 def _group(points: Iterator[_MlflowPoint]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield records, each with the position after it, or None for those at the end, which may get more values."""
+    """Yield records, each with the position after it; None at the end, where a record may get more values."""
     record: dict[str, Any] = {}
-    reached: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     for point in points:
         is_system = point.name.startswith(_SYSTEM)
         # MLflow's own system metrics have steps that count samples, not steps of the training.
-        place = {"event": "system"} if is_system else {"event": "step", "global_step": point.step}
+        head = {"event": "system"} if is_system else {"event": "step", "global_step": point.step}
         name = field_name(point.name.removeprefix(_SYSTEM) if is_system else point.name)
-        is_same = all(record.get(key) == value for key, value in place.items()) and name not in record
+        is_same = all(record.get(key) == value for key, value in head.items()) and name not in record
         if is_system and record:
             is_same = is_same and record["time"] == point.time_ms / 1_000
         if record and not is_same:
-            yield record, dict(reached)
+            yield record, dict(position)
             record = {}
         if not record:
-            record = {**place, "time": point.time_ms / 1_000}
+            record = {**head, "time": point.time_ms / 1_000}
         record["time"] = max(record["time"], point.time_ms / 1_000)
         record[name] = point.value
-        reached |= point.reached
+        position |= point.position
     if record:
         yield record, None
 
@@ -184,11 +186,11 @@ class _DatabaseSource(_MlflowSource):
             rows = rows_up_to_damage(database, self.path, self.damage, query, (self.id, begin))
             if num_rows and zlib.crc32(repr(next(rows, None)).encode()) != position.get("checksum"):
                 raise source_changed(self.path)
-            for number, row in enumerate(rows, num_rows + 1):
+            for row_number, row in enumerate(rows, num_rows + 1):
                 key, value, time_ms, step, is_nan = row
                 number_value = math.nan if is_nan else _with_infinity(value)
-                reached = {"rows": number, "checksum": zlib.crc32(repr(row).encode())}
-                yield _MlflowPoint(time_ms, step, key, number_value, reached)
+                row_position = {"rows": row_number, "checksum": zlib.crc32(repr(row).encode())}
+                yield _MlflowPoint(time_ms, step, key, number_value, row_position)
 
 
 def _with_infinity(value: float) -> float:
@@ -210,11 +212,11 @@ def _read_database(path: Path) -> list[_MlflowFacts]:
         "ORDER BY start_time, run_uuid"
     )
     with open_database(path) as database:
-        found = [_MlflowFacts(*row) for row in database.execute(query)]
-        for facts in found:
+        runs = [_MlflowFacts(*row) for row in database.execute(query)]
+        for facts in runs:
             facts.params = _read_pairs(database, "SELECT key, value FROM params WHERE run_uuid = ?", facts.id)
             facts.tags = _read_pairs(database, "SELECT key, value FROM tags WHERE run_uuid = ?", facts.id)
-    return found
+    return runs
 
 
 def _read_pairs(database: sqlite3.Connection, query: str, run_id: str) -> dict[str, str]:
@@ -274,7 +276,7 @@ def _find_folders(path: Path) -> Iterator[Path]:
 
 
 def _read_folder(folder: Path) -> _MlflowFacts | None:
-    """Return what is known of a run; None if it was deleted, or is not a run but a model."""
+    """Return the facts about a run; None if it was deleted, or is not a run but a model."""
     meta = _read_meta(folder)
     run_id = meta.get("run_id") or meta.get("run_uuid")
     if not run_id or meta.get("lifecycle_stage") == "deleted":

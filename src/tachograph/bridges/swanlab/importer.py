@@ -1,8 +1,8 @@
 """SwanLab: the `.swanlab` files that it writes next to a run, online or offline.
 
 All files with the same id are one run: SwanLab begins a new folder when a run is resumed, which is a new attempt. Each
-value is a message of its own; those of one call of `log` have the same step and time and follow each other, so they
-become one record. Config, texts and tables are files next to the `.swanlab` file. The config changes while the run
+value is a message of its own. The values of one call of `log` have the same step and time and follow each other, so
+they become one record. Config, texts and tables are files next to the `.swanlab` file. The config changes while the run
 grows, so it is read when the file ends.
 """
 
@@ -20,7 +20,7 @@ import yaml
 from tachograph._base.config import parse_yaml
 from tachograph._base.files import read_small
 from tachograph._base.typed import decode_json
-from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_only_run
+from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_single_run
 from tachograph.importers.chunked_file import read_chunked_records
 from tachograph.importers.protobuf import as_double, as_signed, as_text, read_fields
 from tachograph.records import CONFIG_CHANGED, RESERVED_FIELDS
@@ -63,8 +63,8 @@ class SwanLabImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the metrics of a run."""
-        places = {file.parent.name for file in _swanlab_files(path)}
-        return read_only_run(self.runs(path), path, "swanlab", places=places)
+        folder_names = {file.parent.name for file in _swanlab_files(path)}
+        return read_single_run(self.runs(path), path, "swanlab", choices=folder_names)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
@@ -72,15 +72,15 @@ class SwanLabImporter:
         for file in _swanlab_files(path):
             start = _read_start(file)
             # Without a start the file is damaged at its beginning, which reading it will report.
-            known = (start.get("workspace"), start.get("project"), start.get("id"))
-            source_id = "/".join(filter(None, known)) or str(file.resolve())
+            id_parts = (start.get("workspace"), start.get("project"), start.get("id"))
+            source_id = "/".join(filter(None, id_parts)) or str(file.resolve())
             groups.setdefault(source_id, []).append((start.get("time", 0.0), file, start))
         sources: list[RunSource] = []
-        for source_id, found in groups.items():
-            found.sort(key=lambda item: item[:2])
-            start = found[0][2]
-            name = start.get("name") or start.get("id") or found[0][1].stem
-            sources.append(SwanLabSource(found[0][1], source_id, name, [(file, time_s) for time_s, file, _ in found]))
+        for source_id, group in groups.items():
+            group.sort(key=lambda item: item[:2])
+            start = group[0][2]
+            name = start.get("name") or start.get("id") or group[0][1].stem
+            sources.append(SwanLabSource(group[0][1], source_id, name, [(file, time_s) for time_s, file, _ in group]))
         return sources
 
 
@@ -95,20 +95,20 @@ class SwanLabSource(RunSource):
         """Yield `start`, `step`, `system`, `completions` and `end` records, and events for config and texts."""
         self._offsets: dict[str, int] = dict(position.get("offsets", {}))
         self._now_s: float = position.get("time", 0.0)
-        self._done: list[str] = list(position.get("done", []))  # files whose config is final
+        self._final_keys: list[str] = list(position.get("done", []))  # of files whose config is final
         for file, started_s in self._files:
             key = f"{file.name}@{started_s!r}"  # attempts have the same id, and maybe folders of the same name
             row = yield from self._read_messages(file, key, position)
-            # The end of the last file may still change: the row may get more values, and the config is that of now.
+            # The end of the last file may still change: the row may get more values, and the config other ones.
             is_last = file is self._files[-1][0]
             if row is not None and not is_last:
                 yield self._store(position, key, row[1], _finish_row(row[0]))
             elif row is not None:
                 self._now_s = max(row[0]["time"], self._now_s)
                 yield _finish_row(row[0]), None
-            if key in self._offsets and key not in self._done:
+            if key in self._offsets and key not in self._final_keys:
                 if not is_last:
-                    self._done.append(key)
+                    self._final_keys.append(key)
                 if config := self._config(file):
                     yield {"event": "event", "time": self._now_s, "name": CONFIG_CHANGED, "config": config}, None
 
@@ -145,7 +145,7 @@ class SwanLabSource(RunSource):
         self._now_s = max(record.get("time", self._now_s), self._now_s)
         record.setdefault("time", self._now_s)
         self._offsets[key] = end
-        position.update(offsets=dict(self._offsets), time=self._now_s, done=list(self._done))
+        position.update(offsets=dict(self._offsets), time=self._now_s, done=list(self._final_keys))
         return record, position
 
     def _to_records(self, file: Path, key: str, data: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
@@ -171,10 +171,10 @@ class SwanLabSource(RunSource):
         return None, []
 
     def _finish_records(self, file: Path, key: str, content: bytes) -> list[dict[str, Any]]:
-        self._done.append(key)
+        self._final_keys.append(key)
         end, config = _parse_finish(content), self._config(file)
-        changed = {"event": "event", "time": end["time"], "name": CONFIG_CHANGED, "config": config}
-        return [changed, end] if config else [end]
+        config_change = {"event": "event", "time": end["time"], "name": CONFIG_CHANGED, "config": config}
+        return [config_change, end] if config else [end]
 
     def _media_records(self, file: Path, content: bytes) -> list[dict[str, Any]]:
         point, items = _parse_point(content)
@@ -213,8 +213,8 @@ class SwanLabSource(RunSource):
         except FileNotFoundError:
             return {}
         except (OSError, yaml.YAMLError) as error:
-            what = "the config is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error)
-            self.damage.append(Damage(str(path), "the whole file", what))
+            reason = "the config is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error)
+            self.damage.append(Damage(str(path), "the whole file", reason))
             return {}
         if not isinstance(content, dict):
             return {}
@@ -272,8 +272,10 @@ def _parse_scalar(content: bytes) -> dict[str, Any]:
 
 def _is_same_row(row: dict[str, Any], values: dict[str, Any]) -> bool:
     """Return whether a value belongs to a row, whose names it may not repeat."""
-    shared = ("event", "time", "global_step")
-    return all(row.get(name) == values.get(name) for name in shared) and not (row.keys() & values.keys()) - {*shared}
+    row_fields = ("event", "time", "global_step")
+    return all(row.get(name) == values.get(name) for name in row_fields) and not (row.keys() & values.keys()) - {
+        *row_fields
+    }
 
 
 def _finish_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -313,5 +315,5 @@ def _swanlab_files(path: Path) -> list[Path]:
     """Return the files at a path."""
     if path.is_file():
         return [path] if path.suffix == ".swanlab" else []
-    found = (file for pattern in ("*.swanlab", "*/*.swanlab", "*/*/*.swanlab") for file in path.glob(pattern))
-    return sorted({file.resolve() for file in found if file.is_file()})
+    files = (file for pattern in ("*.swanlab", "*/*.swanlab", "*/*/*.swanlab") for file in path.glob(pattern))
+    return sorted({file.resolve() for file in files if file.is_file()})

@@ -40,7 +40,7 @@ class LoggedValue(NamedTuple):
 
     tag: str
     kind: str
-    """`scalar`, `text`, `histogram` or `hparams`; anything else names what is not imported."""
+    """`scalar`, `text`, `histogram` or `hparams`; values of any other kind are not imported."""
     content: Any = None
 
 
@@ -102,10 +102,10 @@ def _parse_event(data: bytes, end: int) -> LoggedEvent:
 
 def _parse_scalar_event(data: bytes, end: int) -> LoggedEvent | None:
     """Return an event with one scalar, as most are, several times faster than field by field; None for any other."""
-    found = _SCALAR_EVENT.fullmatch(data)
-    if found is None:
+    match = _SCALAR_EVENT.fullmatch(data)
+    if match is None:
         return None
-    time, step, summary_size, value_size, tag_size, tag, value = found.groups()
+    time, step, summary_size, value_size, tag_size, tag, value = match.groups()
     num_bytes = len(tag)
     if (tag_size[0], value_size[0], summary_size[0]) != (num_bytes, num_bytes + 7, num_bytes + 9):
         return None
@@ -129,25 +129,25 @@ def _parse_any_event(data: bytes, end: int) -> LoggedEvent:
 
 def _parse_value(data: int | bytes) -> LoggedValue:
     tag = plugin = ""
-    found: LoggedValue | None = None
+    typed_value: LoggedValue | None = None
     tensor = content = b""
     for number, value in read_fields(data if isinstance(data, bytes) else b""):
         if number == 1:
             tag = as_text(value)
         elif number == 2:
-            found = LoggedValue("", "scalar", as_double(value))
+            typed_value = LoggedValue("", "scalar", as_double(value))
         elif number == 4:
-            found = LoggedValue("", "image")
+            typed_value = LoggedValue("", "image")
         elif number == 5 and isinstance(value, bytes):
-            found = LoggedValue("", "histogram", _parse_histogram(value))
+            typed_value = LoggedValue("", "histogram", _parse_histogram(value))
         elif number == 6:
-            found = LoggedValue("", "audio")
+            typed_value = LoggedValue("", "audio")
         elif number == 8 and isinstance(value, bytes):
             tensor = value
         elif number == 9 and isinstance(value, bytes):
             plugin, content = _parse_plugin(value)
-    if found is not None:
-        return found._replace(tag=tag)
+    if typed_value is not None:
+        return typed_value._replace(tag=tag)
     if plugin == "hparams":
         return LoggedValue(tag, "hparams", _parse_hparams(content))
     return _parse_tensor(tag, plugin, tensor)
@@ -179,8 +179,8 @@ def _parse_histogram(data: bytes) -> dict[str, Any]:
 
 
 def _parse_hparams(data: bytes) -> dict[str, Any]:
-    """Return the hyperparameters of a session; those of a definition or of the end of a session are empty."""
-    found: dict[str, Any] = {}
+    """Return the hyperparameters of a session; empty for a definition or the end of a session."""
+    hparams: dict[str, Any] = {}
     for number, session in read_fields(data):
         if number != 3 or not isinstance(session, bytes):
             continue
@@ -188,8 +188,8 @@ def _parse_hparams(data: bytes) -> dict[str, Any]:
             if field == 1 and isinstance(entry, bytes):
                 pair = dict(read_fields(entry))
                 value = pair.get(2, b"")
-                found[as_text(pair.get(1, b""))] = _parse_json_value(value if isinstance(value, bytes) else b"")
-    return found
+                hparams[as_text(pair.get(1, b""))] = _parse_json_value(value if isinstance(value, bytes) else b"")
+    return hparams
 
 
 def _parse_json_value(data: bytes) -> Any:

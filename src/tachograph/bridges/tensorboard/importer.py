@@ -1,6 +1,6 @@
 """TensorBoard event files: scalars, texts, histograms and hyperparameters.
 
-The event files of a folder are one run, together with those of its subfolders for splits, such as `train` and
+The event files of a folder are one run, together with the files of its subfolders for splits, such as `train` and
 `validation`, whose tags get the name of the subfolder as a prefix. Several files of a run are read side by side in the
 order of their times: each writer has a file of its own, and a restart begins a new one. Scalars of one step that follow
 each other become one row.
@@ -76,7 +76,7 @@ class TensorBoardImporter:
 
 
 def _name_of(folder: Path) -> str:
-    """Return the name of a folder; that of a split is not a name."""
+    """Return the name of a folder, or of its parent if it is the folder of a split."""
     return folder.parent.name if folder.name.lower() in SPLIT_FOLDERS else folder.name
 
 
@@ -148,40 +148,40 @@ class TensorBoardSource(RunSource):
         """Yield the events of all files by time.
 
         With each come the name of its file, the prefix of its tags (None if it belongs to hyperparameters), and whether
-        it is the first of a file after those before it ended.
+        it is the first of a file after all earlier files ended.
         """
         files = list(self._files)
         keys = [file.name if file == self.path else file.relative_to(self.path).as_posix() for file in files]
         prefixes = [None if _HPARAMS_FOLDER.fullmatch(prefix[:-1]) else prefix for prefix in self._files.values()]
         # A job with many restarts has more files than a process may open. Each is opened when its time comes.
         is_many = len(files) > _MAX_OPEN_FILES
-        waiting = [(_file_time_s(file) if is_many else 0.0, index) for index, file in enumerate(files)]
-        heapq.heapify(waiting)
-        opened: dict[int, Iterator[LoggedEvent]] = {}
+        queue = [(_file_time_s(file) if is_many else 0.0, index) for index, file in enumerate(files)]
+        heapq.heapify(queue)
+        readers: dict[int, Iterator[LoggedEvent]] = {}
         upcoming: dict[int, LoggedEvent] = {}
-        fresh: set[int] = set()
-        while waiting:
-            _, index = heapq.heappop(waiting)
-            if index not in opened:
+        unread: set[int] = set()
+        while queue:
+            _, index = heapq.heappop(queue)
+            if index not in readers:
                 offset = offsets.get(keys[index], 0)
-                opened[index] = read_events(files[index], offset, self.damage)
+                readers[index] = read_events(files[index], offset, self.damage)
                 if not offset:
-                    fresh.add(index)
+                    unread.add(index)
             else:
                 event = upcoming.pop(index)
-                is_restart = index in fresh and upcoming.keys() <= fresh
-                fresh.discard(index)
+                is_restart = index in unread and upcoming.keys() <= unread
+                unread.discard(index)
                 yield keys[index], prefixes[index], event, is_restart
-            following = next((event for event in opened[index] if event.values), None)
+            following = next((event for event in readers[index] if event.values), None)
             if following is not None:
                 upcoming[index] = following
-                heapq.heappush(waiting, (following.time_s if math.isfinite(following.time_s) else 0.0, index))
+                heapq.heappush(queue, (following.time_s if math.isfinite(following.time_s) else 0.0, index))
 
 
 def _file_time_s(file: Path) -> float:
     """Return the time at which a file was made, from its name; 0 if the name does not have it."""
-    found = _FILE_TIME.search(file.name)
-    return float(found[1]) if found else 0.0
+    match = _FILE_TIME.search(file.name)
+    return float(match[1]) if match else 0.0
 
 
 def _continues(row: dict[str, Any], record: dict[str, Any]) -> bool:

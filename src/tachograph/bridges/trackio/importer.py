@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tachograph.importers import Damage, Position, RunSource, SourceRecord, field_name, read_only_run, source_changed
+from tachograph.importers import Damage, Position, RunSource, SourceRecord, field_name, read_single_run, source_changed
 from tachograph.importers.sqlite import find_tables, open_database, rows_up_to_damage
 from tachograph.records import CONFIG_CHANGED, flatten
 
@@ -39,7 +39,7 @@ class TrackioImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the rows of a run."""
-        return read_only_run(self.runs(path), path, "trackio")
+        return read_single_run(self.runs(path), path, "trackio")
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
@@ -66,14 +66,14 @@ class TrackioSource(RunSource):
         with open_database(self.path) as database:
             facts = self._read_config(database) if "configs" in tables else {}
             config = {name: value for name, value in facts.items() if not name.startswith("_")}
-            known = position.get("config", config)
+            journal_config = position.get("config", config)
             rows = heapq.merge(
                 *(self._read_rows(database, table, position) for table in _COLUMNS if table in tables),
                 key=lambda item: item[0],
             )
             has_start = bool(position)
             last_s = position.get("time", 0.0)
-            for time_s, records, reached in rows:
+            for time_s, records, row_position in rows:
                 if not has_start:
                     has_start = True
                     created_s = _parse_time(facts.get("_Created"))
@@ -83,11 +83,13 @@ class TrackioSource(RunSource):
                 for record in records[:-1]:
                     yield record, None
                 last_s = max(time_s, last_s)
-                position.update(reached, config=known, time=last_s)
+                position.update(row_position, config=journal_config, time=last_s)
                 yield records[-1], position
-        changed = {name: value for name, value in config.items() if name not in known or known[name] != value}
-        if changed:
-            yield {"event": "event", "time": last_s, "name": CONFIG_CHANGED, "config": changed}, None
+        new_values = {
+            name: value for name, value in config.items() if name not in journal_config or journal_config[name] != value
+        }
+        if new_values:
+            yield {"event": "event", "time": last_s, "name": CONFIG_CHANGED, "config": new_values}, None
 
     def _read_config(self, database: Any) -> dict[str, Any]:
         query = f"SELECT config FROM configs WHERE {self._key} = ? ORDER BY id DESC LIMIT 1"  # noqa: S608
@@ -99,22 +101,22 @@ class TrackioSource(RunSource):
         self, database: Any, table: str, position: Position
     ) -> Iterator[tuple[float, list[dict[str, Any]], dict[str, Any]]]:
         """Yield the time, the records and the new position for each row of a table."""
-        number, expected = position.get(table, 0), position.get(f"{table}_checksum")
+        number, last_checksum = position.get(table, 0), position.get(f"{table}_checksum")
         query = f"SELECT {', '.join(_COLUMNS[table])} FROM {table} WHERE {self._key} = ? AND id >= ? ORDER BY id"  # noqa: S608
         for row in rows_up_to_damage(database, self.path, self.damage, query, (self._run_id, number)):
             checksum = zlib.crc32(repr(row).encode("utf-8", "backslashreplace"))
-            if expected is not None:
-                if (row[0], checksum) != (number, expected):
+            if last_checksum is not None:
+                if (row[0], checksum) != (number, last_checksum):
                     raise source_changed(self.path)
-                expected = None
+                last_checksum = None
                 continue
             fields = dict(zip(_COLUMNS[table], row, strict=True))
             time_s = _parse_time(fields["timestamp"]) or 0.0
-            reached = {table: row[0], f"{table}_checksum": checksum}
+            row_position = {table: row[0], f"{table}_checksum": checksum}
             records = list(self._to_records(table, time_s, fields))
             if records:
-                yield time_s, records, reached
-        if expected is not None:
+                yield time_s, records, row_position
+        if last_checksum is not None:
             raise source_changed(self.path)
 
     def _to_records(self, table: str, time_s: float, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -153,15 +155,15 @@ class TrackioSource(RunSource):
 
 def _find_databases(path: Path) -> dict[Path, str]:
     """Return the databases at a path, each with the column that identifies a run."""
-    found: dict[Path, str] = {}
+    databases: dict[Path, str] = {}
     for file in [path] if path.is_file() else sorted(path.glob("*.db")):
         tables = find_tables(file)
         columns = tables.get("metrics", set())
         if {"run_name", "timestamp", "step", "metrics"} <= columns:
-            found[file] = (
+            databases[file] = (
                 "run_id" if "run_id" in columns and "run_id" in tables.get("configs", {"run_id"}) else "run_name"
             )
-    return found
+    return databases
 
 
 def _parse_json(data: Any) -> Any:

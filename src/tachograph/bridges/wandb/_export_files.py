@@ -20,9 +20,9 @@ _MAX_SMALL_BYTES = 8 << 20
 
 def find_export(path: Path) -> Path | None:
     """Return the folder with the files of an exported run."""
-    places = (path, path / "files")
+    folders = (path, path / "files")
     names = (_HISTORY_FILE, _SUMMARY_FILE)
-    return next((place for place in places if any((place / name).is_file() for name in names)), None)
+    return next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
 
 
 def open_export(folder: Path) -> RunSource:

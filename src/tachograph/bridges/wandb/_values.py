@@ -1,4 +1,4 @@
-"""W&B's messages and values: the content of a `.wandb` file. The numbers are those of the fields in a message."""
+"""W&B's messages and values: the content of a `.wandb` file. Numbers identify the fields of a message."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def nest(target: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def to_nested(items: Iterator[tuple[list[str], Any]]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for keys, value in items:
-        nest(nested, keys, value)
-    return nested
+        nest(result, keys, value)
+    return result
 
 
 def flatten(row: Mapping[str, Any], left_out: Counter[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -137,11 +137,11 @@ def _edges(histogram: Mapping[str, Any]) -> list[float]:
     """Return the edges of a histogram, which W&B stores as a list or, if they are evenly spaced, as three numbers."""
     if isinstance(histogram.get("bins"), list):
         return list(histogram["bins"])
-    packed = histogram.get("packedBins")
-    if not isinstance(packed, dict) or not all(isinstance(packed.get(key), (int, float)) for key in ("min", "size")):
+    bins = histogram.get("packedBins")
+    if not isinstance(bins, dict) or not all(isinstance(bins.get(key), (int, float)) for key in ("min", "size")):
         return []
-    count = packed.get("count")
-    return [packed["min"] + packed["size"] * index for index in range(int(count) + 1 if isinstance(count, int) else 0)]
+    count = bins.get("count")
+    return [bins["min"] + bins["size"] * index for index in range(int(count) + 1 if isinstance(count, int) else 0)]
 
 
 def without_media(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tachograph.bridges.wandb._values import (
     to_nested,
     without_media,
 )
-from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_only_run
+from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_single_run
 from tachograph.importers.chunked_file import read_chunked_records
 from tachograph.importers.protobuf import as_signed, as_text, read_fields
 from tachograph.records import CONFIG_CHANGED, SUMMARY
@@ -53,8 +53,8 @@ class WandbImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the history of a run."""
-        places = {file.parent.name for file in _wandb_files(path)}
-        return read_only_run(self.runs(path), path, "wandb", places=places)
+        folder_names = {file.parent.name for file in _wandb_files(path)}
+        return read_single_run(self.runs(path), path, "wandb", choices=folder_names)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
@@ -69,11 +69,11 @@ class WandbImporter:
             source_id = "/".join(filter(None, (run.get("project"), run.get("id")))) or str(file.resolve())
             groups.setdefault(source_id, []).append((run.get("time", 0.0), file, run))
         sources: list[RunSource] = []
-        for source_id, found in groups.items():
-            found.sort(key=lambda item: item[:2])
-            run = found[0][2]
-            name = run.get("name") or run.get("id") or found[0][1].stem
-            sources.append(WandbSource(found[0][1], source_id, name, [file for _, file, _ in found]))
+        for source_id, group in groups.items():
+            group.sort(key=lambda item: item[:2])
+            run = group[0][2]
+            name = run.get("name") or run.get("id") or group[0][1].stem
+            sources.append(WandbSource(group[0][1], source_id, name, [file for _, file, _ in group]))
         return sources
 
 
@@ -85,7 +85,7 @@ class WandbSource(RunSource):
         self._files = files
 
     def read(self, position: Position) -> Iterator[SourceRecord]:
-        """Yield `start`, `step`, `system` and `end` records, and events for what else was logged."""
+        """Yield `start`, `step`, `system` and `end` records, and events for other logged values."""
         offsets: dict[str, int] = position.get("offsets", {})
         now_s: float = position.get("time", 0.0)
         self._summary = dict(position.get("summary", {}))
@@ -149,9 +149,9 @@ class WandbSource(RunSource):
             self._has_start = True
             return [{"event": "start", **{name: run[name] for name in run if name != "id"}}]
         fields = {"title": run.get("name"), "tags": run["tags"], "notes": run.get("notes")}
-        changed = {"event": "event", "name": "run_changed", **fields}
+        change = {"event": "event", "name": "run_changed", **fields}
         config = [{"event": "event", "name": CONFIG_CHANGED, "config": run["config"]}] if run.get("config") else []
-        return [changed, *config]
+        return [change, *config]
 
     def _history_records(self, content: bytes) -> list[dict[str, Any]]:
         row = to_nested(read_items(content, 1))
@@ -183,5 +183,5 @@ def _wandb_files(path: Path) -> list[Path]:
     """Return the files at a path, each once: W&B adds a link to the latest run."""
     if path.is_file():
         return [path] if path.suffix == ".wandb" else []
-    found = (file for pattern in ("*.wandb", "*/*.wandb", "*/*/*.wandb") for file in path.glob(pattern))
-    return sorted({file.resolve() for file in found if file.is_file()})
+    files = (file for pattern in ("*.wandb", "*/*.wandb", "*/*/*.wandb") for file in path.glob(pattern))
+    return sorted({file.resolve() for file in files if file.is_file()})
