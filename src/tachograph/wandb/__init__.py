@@ -1,7 +1,7 @@
 """The interface of W&B, recording to runs on this machine: ``import tachograph.wandb as wandb``.
 
-Nothing is sent, and neither the package nor an account is needed. `docs/coming_from.md` lists what is recorded, what
-has no effect, and what raises.
+Nothing is sent, and neither the package nor an account is needed. `docs/coming_from.md` lists the calls that
+are recorded, that have no effect, and that raise.
 
 Example:
     >>> import tachograph.wandb as wandb
@@ -202,7 +202,7 @@ def teardown(exit_code: int | None = None) -> None:
 
 def termlog(string: str = "", *_arguments: Any, **_options: Any) -> None:
     """Print a line."""
-    print(f"wandb: {string}")  # noqa: T201 - what it is for
+    print(f"wandb: {string}")  # noqa: T201 - the purpose of the function
 
 
 def termwarn(string: str, *_arguments: Any, **_options: Any) -> None:
@@ -214,7 +214,7 @@ termerror = termwarn
 
 
 def __getattr__(name: str) -> Any:
-    """Return what changes with the current run; raise for what has no equivalent."""
+    """Return attributes of the current run; raise for names without an equivalent."""
     if name == "run":
         return _active_run()
     if name in ("config", "summary"):

@@ -38,9 +38,9 @@ class _SharedRun:
     def __init__(self, folder: Path, name: str, *, resume: bool) -> None:
         is_split = folder.name.lower() in SPLIT_FOLDERS
         self.root = folder.parent if is_split else folder
-        joined = run_to_join()
-        self.is_ours = joined is None
-        self.run = joined or init(name or suggest_run_name(self.root.name) or "run", resume=resume)
+        active_run = run_to_join()
+        self.is_ours = active_run is None
+        self.run = active_run or init(name or suggest_run_name(self.root.name) or "run", resume=resume)
         self.num_writers = 0
         self.not_recorded = NotRecorded(self.run)
 
@@ -59,10 +59,10 @@ class _SharedRun:
             self.run.__exit__(None if error is None else type(error), error, None)
 
 
-_shared: _SharedRun | None = None
+_open_run: _SharedRun | None = None
 
 
-def _counted(name: str) -> Callable[..., None]:
+def _count_calls(name: str) -> Callable[..., None]:
     """Return a method that counts its calls."""
 
     def method(self: SummaryWriter, *_arguments: Any, **_options: Any) -> None:
@@ -74,10 +74,10 @@ def _counted(name: str) -> Callable[..., None]:
 
 
 class SummaryWriter:
-    """Records what is written with it into a run; see the module.
+    """Records scalars, text, histograms and hyperparameters into a run; see the module.
 
-    The arguments are those of `torch.utils.tensorboard.SummaryWriter`. `max_queue`, `flush_secs` and `filename_suffix`
-    have no effect: everything is written within a second.
+    The arguments are the same as for `torch.utils.tensorboard.SummaryWriter`. `max_queue`, `flush_secs` and
+    `filename_suffix` have no effect: everything is written within a second.
 
     Args:
         log_dir: the last folder in it is the name of the run. Nothing is written there.
@@ -103,30 +103,30 @@ class SummaryWriter:
         self.filename_suffix = filename_suffix
         self._steps: dict[str, Iterator[int]] = {}
         self._name = ""
-        self._shared: _SharedRun | None = None
+        self._shared_run: _SharedRun | None = None
         self._run = self._open(resume=purge_step is not None)
 
     def _open(self, *, resume: bool) -> Run:
         """Join the run of the open writers, or start one."""
-        global _shared  # noqa: PLW0603 - writers share a run, as event files share a folder
+        global _open_run  # noqa: PLW0603 - writers share a run, as event files share a folder
         folder = Path(os.path.abspath(self.log_dir))
         with _lock:
-            if _shared is None or _shared.num_writers == 0 or _shared.run.status != "running":
-                _shared = _SharedRun(folder, self._name, resume=resume)
-            _shared.num_writers += 1
-            self._shared = _shared
-            self._prefix = _shared.prefix_of(folder)
-            self._name = _shared.run.name
-            return _shared.run
+            if _open_run is None or _open_run.num_writers == 0 or _open_run.run.status != "running":
+                _open_run = _SharedRun(folder, self._name, resume=resume)
+            _open_run.num_writers += 1
+            self._shared_run = _open_run
+            self._prefix = _open_run.prefix_of(folder)
+            self._name = _open_run.run.name
+            return _open_run.run
 
     def _current_run(self) -> Run:
         """Return the run; continue it if it ended, because a writer can be used after `close`."""
-        if self._shared is None:
+        if self._shared_run is None:
             with guard("continuing a run"):
                 self._run = self._open(resume=True)
         return self._run
 
-    # What is recorded ----------------------------------------------------------------------------------------------
+    # Recorded data ---------------------------------------------------------------------------------------------------
 
     def add_scalar(
         self,
@@ -140,7 +140,7 @@ class SummaryWriter:
         """Record a number. Without a step, the values of a tag are counted."""
         if type(scalar_value) not in _NUMBERS:
             scalar_value = as_scalar(scalar_value)
-        run = self._run if self._shared is not None else self._current_run()
+        run = self._run if self._shared_run is not None else self._current_run()
         if global_step is None:
             global_step = self._next_step(tag)
         values = {f"{self._prefix}{tag}": scalar_value}
@@ -232,25 +232,25 @@ class SummaryWriter:
     def _next_step(self, tag: str) -> int:
         return next(self._steps.setdefault(tag, itertools.count()))
 
-    # What is counted only ------------------------------------------------------------------------------------------
+    # Data that are only counted --------------------------------------------------------------------------------------
 
-    add_audio = _counted("add_audio")
-    add_custom_scalars = _counted("add_custom_scalars")
-    add_custom_scalars_marginchart = _counted("add_custom_scalars_marginchart")
-    add_custom_scalars_multilinechart = _counted("add_custom_scalars_multilinechart")
-    add_embedding = _counted("add_embedding")
-    add_event = _counted("add_event")  # of `file_writer`, as the next one
-    add_graph = _counted("add_graph")
-    add_image = _counted("add_image")
-    add_image_with_boxes = _counted("add_image_with_boxes")
-    add_images = _counted("add_images")
-    add_mesh = _counted("add_mesh")
-    add_onnx_graph = _counted("add_onnx_graph")
-    add_pr_curve = _counted("add_pr_curve")
-    add_pr_curve_raw = _counted("add_pr_curve_raw")
-    add_summary = _counted("add_summary")
-    add_tensor = _counted("add_tensor")
-    add_video = _counted("add_video")
+    add_audio = _count_calls("add_audio")
+    add_custom_scalars = _count_calls("add_custom_scalars")
+    add_custom_scalars_marginchart = _count_calls("add_custom_scalars_marginchart")
+    add_custom_scalars_multilinechart = _count_calls("add_custom_scalars_multilinechart")
+    add_embedding = _count_calls("add_embedding")
+    add_event = _count_calls("add_event")  # of `file_writer`, as the next one
+    add_graph = _count_calls("add_graph")
+    add_image = _count_calls("add_image")
+    add_image_with_boxes = _count_calls("add_image_with_boxes")
+    add_images = _count_calls("add_images")
+    add_mesh = _count_calls("add_mesh")
+    add_onnx_graph = _count_calls("add_onnx_graph")
+    add_pr_curve = _count_calls("add_pr_curve")
+    add_pr_curve_raw = _count_calls("add_pr_curve_raw")
+    add_summary = _count_calls("add_summary")
+    add_tensor = _count_calls("add_tensor")
+    add_video = _count_calls("add_video")
 
     def add_figure(
         self,
@@ -269,8 +269,8 @@ class SummaryWriter:
 
     def _count(self, method: str) -> None:
         self._current_run()
-        if self._shared is not None:
-            self._shared.not_recorded.count(method, "this kind of data is not recorded")
+        if self._shared_run is not None:
+            self._shared_run.not_recorded.count(method, "this kind of data is not recorded")
 
     # The life of a writer ------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class SummaryWriter:
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
-        if self._shared is not None:
+        if self._shared_run is not None:
             self._run.flush()
 
     def close(self) -> None:
@@ -299,9 +299,9 @@ class SummaryWriter:
 
     def _close(self, error: BaseException | None) -> None:
         with _lock:
-            shared, self._shared = self._shared, None
-            if shared is not None:
-                shared.release(error)
+            shared_run, self._shared_run = self._shared_run, None
+            if shared_run is not None:
+                shared_run.release(error)
 
     def __enter__(self) -> SummaryWriter:
         return self

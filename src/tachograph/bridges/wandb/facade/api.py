@@ -23,7 +23,7 @@ from tachograph.settings import resolve_settings
 
 __all__ = ["LocalApi", "RecordedRun", "RecordedRuns"]
 
-_OURS = frozenset(
+_OUR_FIELDS = frozenset(
     {
         "cpu_mem_rss_mb",
         "event",
@@ -66,9 +66,9 @@ class LocalApi:
             UnsupportedError: for an operator of a filter that is not supported.
         """
         project = path.strip("/").rpartition("/")[2] if path else None
-        found = [run for run in self._all() if project is None or run.project == project]
-        found = [run for run in found if _matches(run, filters or {})]
-        return RecordedRuns(_sorted(found, order))
+        runs = [run for run in self._all() if project is None or run.project == project]
+        matches = [run for run in runs if _matches(run, filters or {})]
+        return RecordedRuns(_sort_runs(matches, order))
 
     def run(self, path: str) -> RecordedRun:
         """Return a run by its path, or by its id or name alone.
@@ -169,10 +169,10 @@ class RecordedRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The last value of every metric, and the results of the run."""
-        last = self._rows[-1] if self._rows else {}
-        known = {name: metric.last for name, metric in self._history.metrics.items() if _is_logged(name)}
-        inner = {name: value for name, value in last.items() if name in {"_step", "_runtime", "_timestamp"}}
-        return {**known, **inner, **self._history.summary}
+        last_row = self._rows[-1] if self._rows else {}
+        last_values = {name: metric.last for name, metric in self._history.metrics.items() if _is_logged(name)}
+        row_fields = {name: value for name, value in last_row.items() if name in {"_step", "_runtime", "_timestamp"}}
+        return {**last_values, **row_fields, **self._history.summary}
 
     @property
     def summary_metrics(self) -> dict[str, Any]:
@@ -192,8 +192,8 @@ class RecordedRun:
         for record in self._history.records():
             if record["event"] not in METRIC_KINDS or record["event"] == "system":
                 continue
-            known = step_of(record)
-            step = step if known is None else known
+            record_step = step_of(record)
+            step = step if record_step is None else record_step
             values = {name: value for name, value in record.items() if _is_logged(name)}
             if values:
                 row = rows.setdefault(step, {"_step": step})
@@ -231,7 +231,7 @@ class RecordedRun:
         rows = list(self.scan_history(None if keys is None else [x_axis, *keys]))
         if len(rows) > samples:
             last = len(rows) - 1
-            rows = [rows[round(place * last / max(samples - 1, 1))] for place in range(samples)]
+            rows = [rows[round(index * last / max(samples - 1, 1))] for index in range(samples)]
         if not pandas:
             return rows
         try:
@@ -242,8 +242,8 @@ class RecordedRun:
 
     def files(self, names: Sequence[str] | None = None, **_options: Any) -> list[RecordedFile]:
         """Return the files of the run folder."""
-        found = [RecordedFile(path, self.folder.path) for path in sorted(self.folder.path.rglob("*")) if path.is_file()]
-        return [file for file in found if names is None or file.name in names]
+        files = [RecordedFile(path, self.folder.path) for path in sorted(self.folder.path.rglob("*")) if path.is_file()]
+        return [file for file in files if names is None or file.name in names]
 
     def file(self, name: str) -> RecordedFile:
         """Return a file of the run folder."""
@@ -278,7 +278,7 @@ class RecordedFile:
 
 
 def _is_logged(name: str) -> bool:
-    return name not in _OURS and not name.startswith("window/")
+    return name not in _OUR_FIELDS and not name.startswith("window/")
 
 
 # Filters -------------------------------------------------------------------------------------------------------------
@@ -315,47 +315,47 @@ def _value_of(run: RecordedRun, name: str) -> Any:
 def _meets(value: Any, condition: Any) -> bool:
     if not isinstance(condition, Mapping) or not any(str(name).startswith("$") for name in condition):
         return _equals(value, condition)
-    for name, wanted in condition.items():
+    for name, operand in condition.items():
         if name not in _OPERATORS:
             raise UnsupportedError(f"the operator {name!r} of a filter is not supported")
-        if not _OPERATORS[name](value, wanted):
+        if not _OPERATORS[name](value, operand):
             return False
     return True
 
 
-def _equals(value: Any, wanted: Any) -> bool:
+def _equals(value: Any, operand: Any) -> bool:
     """Compare as MongoDB does: a list equals each of its items, and a missing value equals None."""
     if value is _MISSING:
-        return wanted is None
-    return bool(value == wanted or (isinstance(value, list) and wanted in value))
+        return operand is None
+    return bool(value == operand or (isinstance(value, list) and operand in value))
 
 
-def _is_comparable(value: Any, wanted: Any) -> bool:
-    return (is_number(value) and isinstance(wanted, (int, float))) or (
-        isinstance(value, str) and isinstance(wanted, str)
+def _is_comparable(value: Any, operand: Any) -> bool:
+    return (is_number(value) and isinstance(operand, (int, float))) or (
+        isinstance(value, str) and isinstance(operand, str)
     )
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "$eq": _equals,
-    "$ne": lambda value, wanted: not _equals(value, wanted),
-    "$gt": lambda value, wanted: _is_comparable(value, wanted) and value > wanted,
-    "$gte": lambda value, wanted: _is_comparable(value, wanted) and value >= wanted,
-    "$lt": lambda value, wanted: _is_comparable(value, wanted) and value < wanted,
-    "$lte": lambda value, wanted: _is_comparable(value, wanted) and value <= wanted,
-    "$in": lambda value, wanted: any(_equals(value, one) for one in wanted),
-    "$nin": lambda value, wanted: not any(_equals(value, one) for one in wanted),
-    "$exists": lambda value, wanted: (value is not _MISSING) == bool(wanted),
-    "$regex": lambda value, wanted: isinstance(value, str) and re.search(wanted, value) is not None,
-    "$not": lambda value, wanted: not _meets(value, wanted),
+    "$ne": lambda value, operand: not _equals(value, operand),
+    "$gt": lambda value, operand: _is_comparable(value, operand) and value > operand,
+    "$gte": lambda value, operand: _is_comparable(value, operand) and value >= operand,
+    "$lt": lambda value, operand: _is_comparable(value, operand) and value < operand,
+    "$lte": lambda value, operand: _is_comparable(value, operand) and value <= operand,
+    "$in": lambda value, operand: any(_equals(value, one) for one in operand),
+    "$nin": lambda value, operand: not any(_equals(value, one) for one in operand),
+    "$exists": lambda value, operand: (value is not _MISSING) == bool(operand),
+    "$regex": lambda value, operand: isinstance(value, str) and re.search(operand, value) is not None,
+    "$not": lambda value, operand: not _meets(value, operand),
 }
 
 
-def _sorted(runs: list[RecordedRun], order: str) -> list[RecordedRun]:
+def _sort_runs(runs: list[RecordedRun], order: str) -> list[RecordedRun]:
     """Sort by one value, such as `-created_at` or `+summary_metrics.loss`; runs without it are last."""
     name = {"created_at": "started_s", "createdAt": "started_s"}.get(order.lstrip("+-"), order.lstrip("+-"))
-    known = [(value, run) for run in runs if is_number(value := _value_of(run, name)) or isinstance(value, str)]
-    rest = [run for run in runs if not any(run is other for _, other in known)]
-    kinds = {isinstance(value, str) for value, _ in known}
+    with_value = [(value, run) for run in runs if is_number(value := _value_of(run, name)) or isinstance(value, str)]
+    without_value = [run for run in runs if not any(run is other for _, other in with_value)]
+    kinds = {isinstance(value, str) for value, _ in with_value}
     key: Callable[[tuple[Any, RecordedRun]], Any] = (lambda pair: pair[0]) if len(kinds) == 1 else lambda pair: 0
-    return [run for _, run in sorted(known, key=key, reverse=order.startswith("-"))] + rest
+    return [run for _, run in sorted(with_value, key=key, reverse=order.startswith("-"))] + without_value

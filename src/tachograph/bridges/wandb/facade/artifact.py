@@ -111,23 +111,23 @@ def find_artifact(log_dir: str | os.PathLike[str], name: str) -> LoggedArtifact:
     Raises:
         CommError: if there is none.
     """
-    wanted, _, alias = name.rpartition("/")[2].partition(":")
+    artifact_name, _, alias = name.rpartition("/")[2].partition(":")
     alias = alias or "latest"
-    found: list[tuple[float, dict[str, Any]]] = []
+    versions: list[tuple[float, dict[str, Any]]] = []
     for folder in list_runs(log_dir):
         for record in read_records(folder.journal):
             is_artifact = record["event"] == "event" and record.get("name") == "artifact"
-            if is_artifact and record.get("artifact") == wanted:
-                found.append((finite_or_none(record.get("time")) or 0.0, record))
-    found.sort(key=lambda pair: pair[0])
-    for version, (_, record) in reversed(list(enumerate(found))):
+            if is_artifact and record.get("artifact") == artifact_name:
+                versions.append((finite_or_none(record.get("time")) or 0.0, record))
+    versions.sort(key=lambda pair: pair[0])
+    for version, (_, record) in reversed(list(enumerate(versions))):
         aliases = [str(one) for one in record.get("aliases") or ()]
-        is_latest = version == len(found) - 1
+        is_latest = version == len(versions) - 1
         if alias == f"v{version}" or (is_latest if alias == "latest" else alias in aliases):
             prefix = "metadata/"  # the names of nested values are joined in the journal
             metadata = {key.removeprefix(prefix): value for key, value in record.items() if key.startswith(prefix)}
             kind = str(record.get("type") or "unspecified")
-            artifact = LoggedArtifact(wanted, kind, record.get("description"), metadata)
+            artifact = LoggedArtifact(artifact_name, kind, record.get("description"), metadata)
             artifact.paths = [str(path) for path in record.get("paths") or ()]
             artifact.aliases = list(dict.fromkeys([*aliases, *(["latest"] if is_latest else [])]))
             artifact.version = f"v{version}"

@@ -30,32 +30,32 @@ class RunConfig:
         self.__dict__["_values"] = {_key(name): _plain(value) for name, value in values.items()}
         self.__dict__["_on_change"] = on_change
 
-    def update(self, d: Any = None, allow_val_change: bool | None = None, **named: Any) -> None:
+    def update(self, d: Any = None, allow_val_change: bool | None = None, **more: Any) -> None:
         """Set several values.
 
         Raises:
             ConfigChangeError: if a key has another value already, unless `allow_val_change` is true.
         """
-        values = {**parse_config(d), **named}
+        values = {**parse_config(d), **more}
         self._set({_key(name): _plain(value) for name, value in values.items()}, bool(allow_val_change))
 
     def setdefaults(self, d: Any) -> None:
         """Set the values that are missing."""
-        given = {_key(name): _plain(value) for name, value in parse_config(d).items()}
-        self._set({name: value for name, value in given.items() if name not in self._values}, False)
+        defaults = {_key(name): _plain(value) for name, value in parse_config(d).items()}
+        self._set({name: value for name, value in defaults.items() if name not in self._values}, False)
 
     def _set(self, values: dict[str, Any], may_change: bool) -> None:
-        known = self._values
-        changed = {name: value for name, value in values.items() if name not in known or known[name] != value}
-        for name in changed:
-            if name in known and not may_change and not _is_notebook():
+        current = self._values
+        new_values = {name: value for name, value in values.items() if name not in current or current[name] != value}
+        for name in new_values:
+            if name in current and not may_change and not _is_notebook():
                 raise ConfigChangeError(
-                    f"config.{name} is already set to {known[name]!r:.80}; to change it, call "
+                    f"config.{name} is already set to {current[name]!r:.80}; to change it, call "
                     f"config.update({{{name!r}: …}}, allow_val_change=True)"
                 )
-        known.update(changed)
-        if changed and self._on_change is not None:
-            self._on_change(changed)
+        current.update(new_values)
+        if new_values and self._on_change is not None:
+            self._on_change(new_values)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a copy as a dict."""

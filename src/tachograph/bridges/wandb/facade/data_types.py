@@ -135,11 +135,11 @@ class Table:
         self.data: list[list[Any]] = []
         self.num_recorded: dict[tuple[str, str], int] = {}
         """How many rows each run has recorded, by its id and the name of the table."""
-        given = rows if data is None else data
+        table_rows = rows if data is None else data
         if dataframe is not None:
             self.columns = [str(column) for column in dataframe.columns]
-            given = dataframe.itertuples(index=False, name=None)
-        for row in [] if given is None else given:
+            table_rows = dataframe.itertuples(index=False, name=None)
+        for row in [] if table_rows is None else table_rows:
             self.add_data(*row)
 
     def add_data(self, *data: Any) -> None:

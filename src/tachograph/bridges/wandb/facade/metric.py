@@ -11,7 +11,7 @@ __all__ = ["DefinedMetric", "define", "with_step_metrics"]
 
 
 class DefinedMetric(NamedTuple):
-    """What was defined for a metric, or for all metrics with a prefix."""
+    """The definition of a metric, or of all metrics with a prefix."""
 
     name: str
     step_metric: str | None = None
@@ -50,12 +50,12 @@ def define(name: Any, step_metric: Any, summary: Any, goal: Any, hidden: Any) ->
     return DefinedMetric(name, step_metric, kinds, goals[goal], hidden)
 
 
-def with_step_metrics(row: dict[str, Any], metrics: list[DefinedMetric], known: WandbSummary) -> dict[str, Any]:
+def with_step_metrics(row: dict[str, Any], metrics: list[DefinedMetric], summary: WandbSummary) -> dict[str, Any]:
     """Return a row with the last values of the step metrics of its metrics, where it lacks them."""
-    added: dict[str, Any] = {}
+    step_values: dict[str, Any] = {}
     for name in row:
         for metric in metrics:
             step_metric = metric.step_metric
-            if step_metric and step_metric not in row and step_metric in known and metric.matches(name):
-                added[step_metric] = known[step_metric]
-    return {**row, **added} if added else row
+            if step_metric and step_metric not in row and step_metric in summary and metric.matches(name):
+                step_values[step_metric] = summary[step_metric]
+    return {**row, **step_values} if step_values else row

@@ -1,4 +1,4 @@
-"""The charts of `wandb.plot`: tables that are recorded under their names, with an event that says what they show."""
+"""The charts of `wandb.plot`: tables that are recorded under their names, with an event that describes the chart."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def line_series(
     xname: str = "x",
     split_table: bool = False,
 ) -> CustomChart:
-    """Return a chart of several lines, with the same x values or with those of each line."""
-    own = (bool(len(xs)) and isinstance(xs[0], (list, tuple))) or getattr(xs[0] if len(xs) else 0, "ndim", 0) > 0
+    """Return a chart of several lines, with the same x values for all or with x values for each."""
+    has_x_per_line = (bool(len(xs)) and isinstance(xs[0], (list, tuple))) or getattr(xs[0] if len(xs) else 0, "ndim", 0) > 0
     table = Table(columns=["step", "lineKey", "lineVal"])
     for number, values in enumerate(ys):
         name = keys[number] if keys is not None else f"line_{number}"
-        for x, y in zip(xs[number] if own else xs, values, strict=False):
+        for x, y in zip(xs[number] if has_x_per_line else xs, values, strict=False):
             table.add_data(x, name, y)
     return CustomChart("line_series", table, title, {"x": "step", "y": "lineVal", "stroke": "lineKey", "x_name": xname})
 
@@ -90,12 +90,12 @@ def confusion_matrix(
 
     if (probs is None) == (preds is None):
         raise ValueError("give either probabilities or predictions")
-    predicted = np.asarray(preds) if probs is None else np.argmax(np.asarray(probs), axis=1)
+    predictions = np.asarray(preds) if probs is None else np.argmax(np.asarray(probs), axis=1)
     actual = np.asarray([] if y_true is None else y_true)
-    num_classes = len(class_names) if class_names else int(max([*predicted, *actual], default=-1)) + 1
+    num_classes = len(class_names) if class_names else int(max([*predictions, *actual], default=-1)) + 1
     names = list(class_names) if class_names else [f"Class_{number + 1}" for number in range(num_classes)]
     counts = np.zeros((num_classes, num_classes), dtype=int)
-    for row, column in zip(actual, predicted, strict=True):
+    for row, column in zip(actual, predictions, strict=True):
         counts[int(row), int(column)] += 1
     table = Table(columns=["Actual", "Predicted", "nPredictions"])
     for row, actual_name in enumerate(names):
@@ -115,12 +115,12 @@ def pr_curve(
 ) -> CustomChart:
     """Return precision and recall of each class, for a falling threshold."""
     table = Table(columns=["class", "recall", "precision"])
-    for name, is_hit, num_all in _ranked(y_true, y_probas, labels, classes_to_plot):
-        hits, shown = 0, _places(len(is_hit))
-        for place, hit in enumerate(is_hit, 1):
+    for name, is_hit, num_all in _rank_samples(y_true, y_probas, labels, classes_to_plot):
+        hits, indexes = 0, _curve_indexes(len(is_hit))
+        for num_samples, hit in enumerate(is_hit, 1):
             hits += hit
-            if place in shown:
-                table.add_data(name, hits / num_all, hits / place)
+            if num_samples in indexes:
+                table.add_data(name, hits / num_all, hits / num_samples)
     return CustomChart("pr_curve", table, title, {"x": "recall", "y": "precision", "stroke": "class"})
 
 
@@ -134,13 +134,13 @@ def roc_curve(
 ) -> CustomChart:
     """Return the true and false positive rates of each class, for a falling threshold."""
     table = Table(columns=["class", "fpr", "tpr"])
-    for name, is_hit, num_all in _ranked(y_true, y_probas, labels, classes_to_plot):
-        hits, shown, num_others = 0, _places(len(is_hit)), max(1, len(is_hit) - num_all)
+    for name, is_hit, num_all in _rank_samples(y_true, y_probas, labels, classes_to_plot):
+        hits, indexes, num_others = 0, _curve_indexes(len(is_hit)), max(1, len(is_hit) - num_all)
         table.add_data(name, 0.0, 0.0)
-        for place, hit in enumerate(is_hit, 1):
+        for num_samples, hit in enumerate(is_hit, 1):
             hits += hit
-            if place in shown:
-                table.add_data(name, (place - hits) / num_others, hits / num_all)
+            if num_samples in indexes:
+                table.add_data(name, (num_samples - hits) / num_others, hits / num_all)
     return CustomChart("roc_curve", table, title, {"x": "fpr", "y": "tpr", "stroke": "class"})
 
 
@@ -155,7 +155,7 @@ def plot_table(
     return CustomChart(vega_spec_name, data_table, str((string_fields or {}).get("title", "")), dict(fields))
 
 
-def _ranked(
+def _rank_samples(
     y_true: Any, y_probas: Any, labels: Sequence[str] | None, classes: Sequence[Any] | None
 ) -> Iterable[tuple[str, list[bool], int]]:
     """Yield for each class whether each sample belongs to it, the most probable first, and how many do."""
@@ -170,7 +170,7 @@ def _ranked(
         yield name, is_hit, sum(is_hit)
 
 
-def _places(num_samples: int) -> set[int]:
-    """Return the places of at most 200 points, the last one included."""
+def _curve_indexes(num_samples: int) -> set[int]:
+    """Return the numbers of samples at which to draw at most 200 points, the last one included."""
     stride = -(-num_samples // _MAX_CURVE_POINTS)
     return {*range(1, num_samples + 1, max(1, stride)), num_samples}

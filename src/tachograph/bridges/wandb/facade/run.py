@@ -3,7 +3,7 @@
 Rows. W&B collects the values of a step into a row: ``log(values)`` completes the row and moves on to the next step,
 ``log(values, commit=False)`` adds to the row, ``log(values, step=n)`` moves on to the row of a step and leaves it open.
 Here, values with a step are recorded at once, and readers join the rows of a step. Values that were added with
-``commit=False`` are held back until the row is completed.
+``commit=False`` are pending until the row is completed.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ class AlertLevel(Enum):
 
 
 class WandbRun:
-    """A run, with the attributes and methods of W&B's. What has no meaning here warns once or raises."""
+    """A run with the attributes and methods of W&B's. Methods that have no meaning here warn once or raise."""
 
     __slots__ = (
         "_alert_times",
         "_config",
         "_entity",
         "_group",
-        "_held",
         "_id",
         "_is_finished",
         "_is_ours",
@@ -68,13 +67,14 @@ class WandbRun:
         "_notes",
         "_num_alerts",
         "_on_finish",
+        "_once_keys",
+        "_pending",
         "_project",
         "_run",
         "_start_s",
         "_step",
         "_summary",
         "_tags",
-        "_told",
         "settings",
     )
 
@@ -117,12 +117,12 @@ class WandbRun:
         self._summary = WandbSummary(self._last, run.log_summary, lambda: self._step - 1, self._start_s)
         self._not_recorded = NotRecorded(run)
         self._metrics: list[DefinedMetric] = []
-        self._held: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
         self._step = first_step
         self._is_finished = False
         self._is_ours = is_ours
         self._on_finish = on_finish
-        self._told: set[str] = set()
+        self._once_keys: set[str] = set()
         self._alert_times: dict[str, float] = {}
         self._num_alerts = 0
         AtTheEnd(run, self._flush)
@@ -269,17 +269,17 @@ class WandbRun:
         # The fast path. A dict that the garbage collector does not track holds only numbers and texts.
         if self._is_plain and step is None and commit is None and type(data) is dict and not is_tracked(data):
             number = self._step
-            self._run.log(data, number if "global_step" not in data else _own_step(data, number))
+            self._run.log(data, number if "global_step" not in data else _row_step(data, number))
             self._step = number + 1
             self._last.update(data)
             return
         with guard("logging a row"):
             self._log(data, step, commit)
-            self._is_plain = not (self._held or self._metrics or self._is_finished)
+            self._is_plain = not (self._pending or self._metrics or self._is_finished)
 
     def _log(self, data: Any, step: Any, commit: bool | None) -> None:
         if self._is_finished:
-            self._tell_once("log", "the run has finished; further values are dropped")
+            self._warn_once("log", "the run has finished; further values are dropped")
             return
         if not isinstance(data, Mapping):
             self._run.report_error("value_not_stored", "log", f"expected a dict, got {type(data).__name__}")
@@ -290,10 +290,10 @@ class WandbRun:
                 self._run.report_error("value_not_stored", "step", f"step={step!r:.80} is not an integer")
             step = number
         if step is None and commit is False:
-            self._held.update({name: _copied(value) for name, value in data.items()})
+            self._pending.update({name: _copy_value(value) for name, value in data.items()})
         elif step is None:
-            row = self._take_held(data)
-            self._write(_own_step(row, self._step), row)
+            row = self._complete_row(data)
+            self._write(_row_step(row, self._step), row)
             self._step += 1
         else:
             self._log_at(step, dict(data), bool(commit))
@@ -301,44 +301,44 @@ class WandbRun:
     def _log_at(self, step: int, row: dict[str, Any], commit: bool) -> None:
         """Record values of a step."""
         if step < self._step - 1:
-            self._tell_once("log(step=…)", "steps go back; the values are kept, W&B would drop them")
+            self._warn_once("log(step=…)", "steps go back; the values are kept, W&B would drop them")
         if commit:
-            row = self._take_held(row)
-        elif self._held and step > self._step:
-            self._write(self._step, self._take_held({}))
+            row = self._complete_row(row)
+        elif self._pending and step > self._step:
+            self._write(self._step, self._complete_row({}))
         if row:
             self._write(step, row)
         self._step = max(self._step, step + 1 if commit else step)
 
-    def _take_held(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        held, self._held = self._held, {}
-        return {**held, **row}
+    def _complete_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        pending, self._pending = self._pending, {}
+        return {**pending, **row}
 
     def _write(self, step: int, row: dict[str, Any]) -> None:
         row = with_step_metrics(row, self._metrics, self._summary)
         for metric in self._metrics:
             if metric.summary and metric.name.endswith("*"):
                 self._define_summaries(metric, row)
-        values = self._recorded(row, "", step)
+        values = self._plain_values(row, "", step)
         if values.get("global_step", step) != step:
             values["global_step_"] = values.pop("global_step")  # the record has a step of its own
         if values:
             self._run.log(values, step)
-        self._summary.add_row({name: _copied(value) for name, value in values.items()})
+        self._summary.add_row({name: _copy_value(value) for name, value in values.items()})
 
-    def _recorded(self, row: Mapping[Any, Any], prefix: str, step: int) -> dict[str, Any]:
+    def _plain_values(self, row: Mapping[Any, Any], prefix: str, step: int) -> dict[str, Any]:
         """Return the values of a row that belong into a step record; record the others in their own way."""
-        kept: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in row.items():
             name = str(key)
             if type(value) in _NUMBERS:
-                kept[name] = value
+                values[name] = value
             elif isinstance(value, Mapping):
-                if inner := self._recorded(value, f"{prefix}{name}/", step):
-                    kept[name] = inner
+                if inner := self._plain_values(value, f"{prefix}{name}/", step):
+                    values[name] = inner
             elif not self._record_rich(f"{prefix}{name}", value, step):
-                kept[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
-        return kept
+                values[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
+        return values
 
     def _record_rich(self, name: str, value: Any, step: int) -> bool:
         """Record a value that is more than a number; return whether it was one."""
@@ -355,9 +355,9 @@ class WandbRun:
             log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
         elif isinstance(value, Media):
             self._not_recorded.count(type(value).__name__, "this kind of data is not recorded")
-        elif isinstance(value, (list, tuple)) and any(isinstance(one, (Media, Table, Histogram)) for one in value):
-            for place, one in enumerate(value):
-                self._record_rich(f"{name}/{place}", one, step)
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, (Media, Table, Histogram)) for item in value):
+            for index, item in enumerate(value):
+                self._record_rich(f"{name}/{index}", item, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
             counts, edges, num_not_finite = histogram(value, _MAX_LIST)
             log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
@@ -381,7 +381,7 @@ class WandbRun:
             Error: if an argument is invalid.
         """
         metric = define(name, step_metric, summary, goal, hidden)
-        self._metrics = [known for known in self._metrics if known.name != metric.name] + [metric]
+        self._metrics = [each for each in self._metrics if each.name != metric.name] + [metric]
         self._is_plain = False
         if metric.summary and not metric.name.endswith("*"):
             self._define_summary(metric.name, metric)
@@ -397,14 +397,14 @@ class WandbRun:
     def _define_summaries(self, metric: DefinedMetric, row: Mapping[str, Any]) -> None:
         for name in row:
             key = f"summary of {name}"
-            if metric.matches(str(name)) and key not in self._told:
-                self._told.add(key)
+            if metric.matches(str(name)) and key not in self._once_keys:
+                self._once_keys.add(key)
                 self._define_summary(str(name), metric)
 
     def alert(
         self, title: str, text: str = "", level: str | AlertLevel | None = None, wait_duration: Any = None
     ) -> None:
-        """Open an alert in the run, which is sent like those of rules; the same title once per `wait_duration`."""
+        """Open an alert in the run, which is sent like an alert of a rule; the same title once per `wait_duration`."""
         with guard("recording an alert"):
             wait_s = wait_duration.total_seconds() if hasattr(wait_duration, "total_seconds") else wait_duration or 60
             now_s = time.monotonic()
@@ -441,8 +441,8 @@ class WandbRun:
             pattern = os.fspath(glob_str)
             base = os.path.abspath(base_path) if base_path else None
             folder = Path(self.dir)
-            for found in globbing.glob(pattern, recursive=True) if glob else [pattern]:
-                source = Path(os.path.abspath(found))
+            for path in globbing.glob(pattern, recursive=True) if glob else [pattern]:
+                source = Path(os.path.abspath(path))
                 relative = Path(os.path.relpath(source, base)) if base else Path(source.name)
                 if ".." in relative.parts or not source.exists():
                     continue
@@ -505,11 +505,11 @@ class WandbRun:
         """Raise, because files are not stored."""
         raise UnsupportedError(f"restore({name!r:.80}): files are not stored; open the file yourself")
 
-    # What only warns -----------------------------------------------------------------------------------------------
+    # Methods that only warn ------------------------------------------------------------------------------------------
 
     def watch(self, models: Any = None, *_arguments: Any, **_options: Any) -> list[Any]:
         """Warn once: gradients are not recorded this way."""
-        self._tell_once("watch", "gradients are not recorded; tachograph.watch(model, optimizer) records their norm")
+        self._warn_once("watch", "gradients are not recorded; tachograph.watch(model, optimizer) records their norm")
         return []
 
     def unwatch(self, models: Any = None) -> None:
@@ -517,11 +517,11 @@ class WandbRun:
 
     def log_code(self, *_arguments: Any, **_options: Any) -> None:
         """Warn once: the commit is recorded, the code is not."""
-        self._tell_once("log_code", "code is not stored; the run has the git commit")
+        self._warn_once("log_code", "code is not stored; the run has the git commit")
 
     def link_artifact(self, *_arguments: Any, **_options: Any) -> None:
         """Warn once: there is no registry."""
-        self._tell_once("link_artifact", "there is no registry of models")
+        self._warn_once("link_artifact", "there is no registry of models")
 
     link_model = link_artifact
 
@@ -531,7 +531,7 @@ class WandbRun:
 
     def display(self, *_arguments: Any, **_options: Any) -> bool:
         """Warn once: a notebook cannot show the run; `tacho ui` does."""
-        self._tell_once("display", "run `tacho ui` to see the run")
+        self._warn_once("display", "run `tacho ui` to see the run")
         return False
 
     def to_html(self, *_arguments: Any, **_options: Any) -> str:
@@ -552,10 +552,10 @@ class WandbRun:
         """Record a text as an event."""
         self._run.event("text", tag="logs", text=text)
 
-    def _tell_once(self, what: str, why: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            warn("wandb.%s: %s", what, why)
+    def _warn_once(self, name: str, reason: str) -> None:
+        if name not in self._once_keys:
+            self._once_keys.add(name)
+            warn("wandb.%s: %s", name, reason)
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -580,11 +580,11 @@ class WandbRun:
         self._on_finish(self)
 
     def _flush(self) -> None:
-        """Record what is held back, and the aggregates. Called when the run ends, however it ends."""
+        """Record the pending values and the aggregates. Called when the run ends, however it ends."""
         if self._is_finished:
             return
-        if self._held:
-            self._write(self._step, self._take_held({}))
+        if self._pending:
+            self._write(self._step, self._complete_row({}))
         results = self._summary.take_results()
         if results:
             self._run.log_summary(results)
@@ -612,7 +612,7 @@ class DisabledWandbRun(WandbRun):
         if type(data) is dict and not is_tracked(data):
             self._last.update(data)
         elif isinstance(data, Mapping):
-            self._last.update({name: _copied(value) for name, value in data.items()})
+            self._last.update({name: _copy_value(value) for name, value in data.items()})
 
     def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
         """Return an empty artifact."""
@@ -623,8 +623,8 @@ class DisabledWandbRun(WandbRun):
         )
 
 
-def _own_step(row: Mapping[str, Any], step: int) -> int:
-    """Return the `global_step` in a row, if it has one: it is what a row of W&B is plotted against then."""
+def _row_step(row: Mapping[str, Any], step: int) -> int:
+    """Return the `global_step` in a row if it has one, because W&B then plots the row against it."""
     number = _integer(row.get("global_step"))
     return step if number is None else number
 
@@ -637,7 +637,7 @@ def _integer(value: Any) -> int | None:
         return None
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Return a copy of a tensor or array: its owner may change it, and a loss would keep its graph alive."""
     if hasattr(value, "detach"):
         return value.detach().clone()

@@ -45,7 +45,7 @@ _FIELDS = {
 
 
 class WandbSettings:
-    """Settings of W&B. Those that stand for an argument of `init`, and `silent`, have an effect."""
+    """Settings of W&B. Only `silent` and the fields that stand for an argument of `init` have an effect."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -58,8 +58,8 @@ class WandbSettings:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `init` that the fields stand for."""
-        given = {_FIELDS[name]: value for name, value in vars(self).items() if name in _FIELDS}
-        return {name: value for name, value in given.items() if value is not None}
+        arguments = {_FIELDS[name]: value for name, value in vars(self).items() if name in _FIELDS}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

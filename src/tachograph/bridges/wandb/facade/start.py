@@ -97,14 +97,14 @@ def init(
         mode: `disabled` records nothing. `offline` sends nothing to a `server` of yours before `tacho sync`; any other
             mode leaves it to the setting `mode`.
         force: has no effect.
-        reinit: what to do if a run is active: end it (`finish_previous` or true), leave it open and start another
+        reinit: how to handle an active run: end it (`finish_previous` or true), leave it open and start another
             (`create_new`), or return it (`return_previous`, the default).
         resume: `allow`, `must`, `never` or `auto`: whether to continue the run with this id.
         resume_from: not supported.
         fork_from: not supported.
         save_code: has no effect: the run has the git commit.
         tensorboard: another name of `sync_tensorboard`.
-        sync_tensorboard: also record what `SummaryWriter` of torch or tensorboardX writes.
+        sync_tensorboard: also record the scalars that `SummaryWriter` of torch or tensorboardX writes.
         monitor_gym: has no effect: videos are not recorded.
         settings: `wandb.Settings`, or a dict.
         anonymous: has no effect.
@@ -113,13 +113,13 @@ def init(
     Raises:
         UsageError: if `resume` cannot be satisfied, or an argument is invalid.
     """
-    given = {name: value for name, value in locals().items() if name in VARIABLES and value is not None}
-    chosen = settings if isinstance(settings, WandbSettings) else WandbSettings(**dict(settings or {}))
-    values = {**_from_environment(), **_defaults.arguments(), **chosen.arguments(), **given}
+    arguments = {name: value for name, value in locals().items() if name in VARIABLES and value is not None}
+    run_settings = settings if isinstance(settings, WandbSettings) else WandbSettings(**dict(settings or {}))
+    values = {**_from_environment(), **_defaults.arguments(), **run_settings.arguments(), **arguments}
     if resume_from or fork_from:
-        what = "resume_from" if resume_from else "fork_from"
-        raise UnsupportedError(f"init({what}=…): runs cannot be forked; use resume='must' with an id")
-    is_silent = _is_silent(chosen)
+        argument = "resume_from" if resume_from else "fork_from"
+        raise UnsupportedError(f"init({argument}=…): runs cannot be forked; use resume='must' with an id")
+    is_silent = _is_silent(run_settings)
     with _lock:
         previous = active_run()
         if previous is not None and reinit in (None, False, "default", "return_previous"):
@@ -128,12 +128,12 @@ def init(
         if previous is not None and reinit != "create_new":
             previous.finish()
         snapshot = _select(config, config_include_keys, config_exclude_keys)
-        run = _start(values, snapshot, chosen, is_silent=is_silent)
+        run = _start(values, snapshot, run_settings, is_silent=is_silent)
         active_runs.append(run)
     flags = {"anonymous": anonymous, "force": force, "magic": magic, "monitor_gym": monitor_gym, "save_code": save_code}
-    unused = [name for name, value in flags.items() if value]
-    if unused and not run.disabled and not is_silent:
-        warn("wandb.init: no effect here: %s", ", ".join(unused))
+    ignored_flags = [name for name, value in flags.items() if value]
+    if ignored_flags and not run.disabled and not is_silent:
+        warn("wandb.init: no effect here: %s", ", ".join(ignored_flags))
     if (sync_tensorboard or tensorboard or values.get("sync_tensorboard")) and not run.disabled:
         with guard("observing TensorBoard"):
             from tachograph.bridges.wandb.facade.sync_tensorboard import observe_writers
@@ -172,42 +172,42 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
         name: str(values[name]) for name in ("project", "entity", "group", "job_type", "notes") if values.get(name)
     }
     tags = [values["tags"]] if isinstance(values.get("tags"), str) else list(values.get("tags") or ())
-    own: dict[str, Any] = {**facts, "tags": tags, "settings": settings, "config": config, "on_finish": _forget}
+    common: dict[str, Any] = {**facts, "tags": tags, "settings": settings, "config": config, "on_finish": _forget}
     if mode == "disabled" or is_disabled():
-        inner: Run = DisabledRun("disabled", settings=Settings(enabled=False), backend=None)
-        return DisabledWandbRun(inner, id=values.get("id") or generate_id(), is_ours=True, **own)
-    joined = run_to_join()
-    is_own = any(known._run is joined and known._is_ours for known in active_runs)
-    if joined is not None and not is_own:  # an integration of ours has started it, and will end it
-        known = joined.facts.get("config", {})
-        joined.update_config({name: value for name, value in config.items() if name not in known})
-        return WandbRun(joined, id=values.get("id") or joined.id, is_ours=False, **own)
+        recorder_run: Run = DisabledRun("disabled", settings=Settings(enabled=False), backend=None)
+        return DisabledWandbRun(recorder_run, id=values.get("id") or generate_id(), is_ours=True, **common)
+    active = run_to_join()
+    is_own = any(run._run is active and run._is_ours for run in active_runs)
+    if active is not None and not is_own:  # an integration of ours has started it, and will end it
+        active_config = active.facts.get("config", {})
+        active.update_config({name: value for name, value in config.items() if name not in active_config})
+        return WandbRun(active, id=values.get("id") or active.id, is_ours=False, **common)
     log_dir = os.path.join(os.fspath(values["dir"]), "logs") if values.get("dir") else None
     options: dict[str, Any] = {"log_dir": log_dir} if log_dir else {}
     options |= {"console": False} if is_silent else {}
     options |= {"mode": Mode.OFFLINE.value} if mode in _OFFLINE and _is_sent(config) else {}
-    found = _find(
+    previous = _find(
         values.get("resume"), values.get("id"), log_dir or os.environ.get("TACHO_LOG_DIR") or Settings().log_dir
     )
-    last_step = overview(found[0]).step if found else None
-    run_id = values.get("id") or (found[1] if found else generate_id())
-    name = found[0].name if found else (suggest_run_name(str(values.get("name") or "")) or _new_name())
-    inner = start(
-        name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=found is not None, **options
+    last_step = overview(previous[0]).step if previous else None
+    run_id = values.get("id") or (previous[1] if previous else generate_id())
+    name = previous[0].name if previous else (suggest_run_name(str(values.get("name") or "")) or _new_name())
+    recorder_run = start(
+        name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=previous is not None, **options
     )
-    inner.print_line("wandb calls are recorded here; nothing is sent to W&B")
+    recorder_run.print_line("wandb calls are recorded here; nothing is sent to W&B")
     first_step = 0 if last_step is None else last_step + 1
-    shown = str(values["name"]) if values.get("name") else None
-    kind = WandbRun if inner.enabled else DisabledWandbRun
-    return kind(inner, id=run_id, name=shown, is_ours=True, first_step=first_step, **own)
+    display_name = str(values["name"]) if values.get("name") else None
+    kind = WandbRun if recorder_run.enabled else DisabledWandbRun
+    return kind(recorder_run, id=run_id, name=display_name, is_ours=True, first_step=first_step, **common)
 
 
 def _is_sent(config: Mapping[str, Any]) -> bool:
     """Return whether the run would be sent to a server because of its address alone, without a mode of ours."""
-    found = None
+    content = None
     with guard("searching the config for a server"):
-        found = find_section(config).value
-    section = found if isinstance(found, Mapping) else {}
+        content = find_section(config).value
+    section = content if isinstance(content, Mapping) else {}
     has_mode = os.environ.get("TACHO_MODE") or section.get("mode")
     return not has_mode and bool(os.environ.get("TACHO_SERVER") or section.get("server"))
 
@@ -238,12 +238,12 @@ def _find(resume: Any, run_id: str | None, log_dir: str) -> tuple[RunFolder, str
         if resume == "must":
             raise UsageError("resume='must' needs the id of the run")
         return _last_unfinished(log_dir) if resume == "auto" else None
-    found = _with_id(run_id, log_dir)
-    if resume == "must" and found is None:
+    folder = _with_id(run_id, log_dir)
+    if resume == "must" and folder is None:
         raise UsageError(f"resume='must': there is no run with the id {run_id!r} in {log_dir!r}")
-    if resume == "never" and found is not None:
-        raise UsageError(f"resume='never': the run {found.name!r} has the id {run_id!r} already")
-    return (found, run_id) if found is not None and resume != "never" else None
+    if resume == "never" and folder is not None:
+        raise UsageError(f"resume='never': the run {folder.name!r} has the id {run_id!r} already")
+    return (folder, run_id) if folder is not None and resume != "never" else None
 
 
 def _with_id(run_id: str, log_dir: str) -> RunFolder | None:
@@ -257,8 +257,8 @@ def _id_of(folder: RunFolder) -> str | None:
 
 def _last_unfinished(log_dir: str) -> tuple[RunFolder, str] | None:
     """Return the newest run that crashed or failed."""
-    known = [(stat_journal(folder.journal).st_mtime, folder, _id_of(folder)) for folder in list_runs(log_dir)]
-    for _, folder, run_id in sorted(known, key=lambda item: -item[0]):
+    runs = [(stat_journal(folder.journal).st_mtime, folder, _id_of(folder)) for folder in list_runs(log_dir)]
+    for _, folder, run_id in sorted(runs, key=lambda item: -item[0]):
         if run_id is not None:
             is_open = overview(folder).state in (RunState.CRASHED, RunState.FAILED, RunState.INTERRUPTED)
             return (folder, run_id) if is_open else None

@@ -65,7 +65,7 @@ class WandbSummary:
             start_s: when the run started.
         """
         self.__dict__.update(_values=values, _on_change=on_change, _last_step=last_step, _start_s=start_s)
-        self.__dict__.update(_aggregates={}, _taken={})
+        self.__dict__.update(_aggregates={}, _reported_results={})
 
     def define(self, name: str, kinds: tuple[str, ...], goal: str | None) -> None:
         """Keep aggregates of a metric instead of its last value."""
@@ -80,14 +80,14 @@ class WandbSummary:
 
     def take_results(self) -> dict[str, Any]:
         """Return the aggregates that changed since the last call; readers could not know them otherwise."""
-        results = {name: dict(one.values) for name, one in self._aggregates.items() if one.values}
-        changed = {name: values for name, values in results.items() if self._taken.get(name) != values}
-        self._taken.update(changed)
-        return changed
+        results = {name: dict(aggregate.values) for name, aggregate in self._aggregates.items() if aggregate.values}
+        new_results = {name: values for name, values in results.items() if self._reported_results.get(name) != values}
+        self._reported_results.update(new_results)
+        return new_results
 
-    def update(self, d: Mapping[str, Any] | None = None, **named: Any) -> None:
+    def update(self, d: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Set several values."""
-        values = {**(d or {}), **named}
+        values = {**(d or {}), **more}
         self._values.update(values)
         for name in values:
             self._aggregates.pop(name, None)
@@ -111,10 +111,10 @@ class WandbSummary:
     def _as_dict(self) -> dict[str, Any]:
         now_s = time.time()
         now = {"_step": self._last_step(), "_runtime": round(now_s - self._start_s, 3), "_timestamp": now_s}
-        hidden = {name for name, one in self._aggregates.items() if one.kinds == ("none",)}
-        aggregated = {name: dict(one.values) for name, one in self._aggregates.items() if one.values}
-        kept = {name: _number(value) for name, value in self._values.items() if name not in hidden}
-        return {**kept, **(now if kept else {}), **aggregated}
+        hidden_names = {name for name, aggregate in self._aggregates.items() if aggregate.kinds == ("none",)}
+        aggregates = {name: dict(aggregate.values) for name, aggregate in self._aggregates.items() if aggregate.values}
+        last_values = {name: _number(value) for name, value in self._values.items() if name not in hidden_names}
+        return {**last_values, **(now if last_values else {}), **aggregates}
 
     def __getitem__(self, name: str) -> Any:
         return self._as_dict()[name]

@@ -1,4 +1,4 @@
-"""`sync_tensorboard`: also record what the writers of torch and tensorboardX write."""
+"""`sync_tensorboard`: also record the scalars that the writers of torch and tensorboardX write."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def observe_writers(run: WandbRun) -> None:
             patches.wrap(writer, "add_scalar", functools.partial(_observe, run))
     on_finish = run._on_finish
 
-    def finish(ended: WandbRun) -> None:
+    def finish(finished_run: WandbRun) -> None:
         patches.undo()
-        on_finish(ended)
+        on_finish(finished_run)
 
     run._on_finish = finish
 
