@@ -38,10 +38,12 @@ class MemoryRun(Run):
 
     def __init__(self, name: str = "test", *, clock: FakeClock | None = None, **settings: Any) -> None:
         self.clock = clock or FakeClock()
-        chosen = resolve_settings({"console": False, **settings})
-        self._memory_writer = _MemoryWriter(self.clock, chosen.log_every)
+        resolved_settings = resolve_settings({"console": False, **settings})
+        self._memory_writer = _MemoryWriter(self.clock, resolved_settings.log_every)
         self._request_ids = itertools.count(1)
-        super().__init__(name, settings=chosen, backend=self._memory_writer, run_id="memory-run", clock=self.clock)
+        super().__init__(
+            name, settings=resolved_settings, backend=self._memory_writer, run_id="memory-run", clock=self.clock
+        )
 
     @property
     def records(self) -> list[dict[str, Any]]:
