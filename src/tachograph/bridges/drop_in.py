@@ -11,8 +11,8 @@ from tachograph.exceptions import NoRunError
 from tachograph.recorder import Run, current_run
 
 __all__ = [
-    "AtTheEnd",
-    "NotRecorded",
+    "RunEndCallback",
+    "UnrecordedCalls",
     "as_number",
     "as_scalar",
     "histogram",
@@ -24,7 +24,7 @@ __all__ = [
 _MAX_BINS = 512
 
 
-class AtTheEnd:
+class RunEndCallback:
     """Calls a function when a run ends, however it ends."""
 
     def __init__(self, run: Run, function: Callable[[], None]) -> None:
@@ -42,13 +42,13 @@ class AtTheEnd:
         """In a forked child, the run belongs to the parent."""
 
 
-class NotRecorded:
+class UnrecordedCalls:
     """Counts the calls of a run whose data are not recorded, and records the counts when the run ends."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._calls: Counter[str] = Counter()
-        AtTheEnd(run, self._record)
+        RunEndCallback(run, self._record)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call; the first one of each name is a warning."""

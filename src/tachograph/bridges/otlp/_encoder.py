@@ -46,7 +46,7 @@ from tachograph.bridges.otlp._values import MAX_INT, any_value, double, key_valu
 from tachograph.records import METRIC_KINDS, RESERVED_FIELDS, finite_or_none
 from tachograph.sinks import scalar_metrics
 
-__all__ = ["Encoded", "OtlpEncoder"]
+__all__ = ["OtlpMessages", "OtlpEncoder"]
 
 _INTERVAL_SPAN = "checkpoint_interval"
 _CHECKPOINT_SAVED = "save_checkpoint_success"
@@ -65,7 +65,7 @@ _EXCEPTION_FIELDS = {
 }
 
 
-class Encoded(NamedTuple):
+class OtlpMessages(NamedTuple):
     """The messages of some records of one attempt."""
 
     resource: Resource
@@ -113,15 +113,15 @@ class OtlpEncoder:
         encoder._roots, encoder._spans = dict(self._roots), dict(self._spans)
         return encoder
 
-    def new_output(self) -> Encoded:
+    def new_output(self) -> OtlpMessages:
         """Return an empty output for the current attempt."""
-        return Encoded(self._resource, [], [], {})
+        return OtlpMessages(self._resource, [], [], {})
 
     def skip(self, record: dict[str, Any]) -> None:
         """Pass over a record of metrics."""
         self._last_s = finite_or_none(record.get("time")) or self._last_s
 
-    def encode(self, record: dict[str, Any], output: Encoded) -> Encoded:
+    def encode(self, record: dict[str, Any], output: OtlpMessages) -> OtlpMessages:
         """Add the messages of a record.
 
         Returns:
@@ -148,7 +148,7 @@ class OtlpEncoder:
 
     # Attempts and intervals ----------------------------------------------------------------------------------------
 
-    def _start_attempt(self, record: dict[str, Any]) -> Encoded:
+    def _start_attempt(self, record: dict[str, Any]) -> OtlpMessages:
         self._attempt += 1
         self._run_id = str(record.get("run_id") or self._run_id)
         self._interval, self._checkpoint_step = 0, None
@@ -158,7 +158,7 @@ class OtlpEncoder:
         self._open_root(RUN_SPAN, finite_or_none(record.get("time")) or 0.0, attributes, output)
         return output
 
-    def _start_interval(self, step: Any, time_s: float, output: Encoded) -> None:
+    def _start_interval(self, step: Any, time_s: float, output: OtlpMessages) -> None:
         """Start a new trace after a checkpoint. A checkpoint may have two records, with the same step."""
         if not self._roots or (step is not None and step == self._checkpoint_step):
             return
@@ -168,25 +168,25 @@ class OtlpEncoder:
         attributes = {"tachograph.checkpoint_interval": self._interval, "tachograph.global_step": step}
         self._open_root(_INTERVAL_SPAN, time_s, attributes, output)
 
-    def _end_attempt(self, output: Encoded, status: str) -> None:
+    def _end_attempt(self, output: OtlpMessages, status: str) -> None:
         """End the open spans. Only a process that was killed leaves spans open."""
         for span_id in list(self._spans):
             self._add_span(self._spans.pop(span_id), span_id_bytes(span_id), self._last_s, "died", {}, output)
         for interval in sorted(self._roots, reverse=True):
             self._close_root(interval, self._last_s, status, output)
 
-    def _open_root(self, name: str, start_s: float, attributes: Mapping[str, Any], output: Encoded) -> None:
+    def _open_root(self, name: str, start_s: float, attributes: Mapping[str, Any], output: OtlpMessages) -> None:
         root = _OpenSpan(name, self._interval, None, 0, start_s, attributes)
         self._roots[self._interval] = root
         self._announce(root, root_span_id(self._run_id, self._attempt, self._interval), output)
 
-    def _close_root(self, interval: int, stop_s: float, status: str, output: Encoded) -> None:
+    def _close_root(self, interval: int, stop_s: float, status: str, output: OtlpMessages) -> None:
         root = self._roots.pop(interval)
         self._add_span(root, root_span_id(self._run_id, self._attempt, interval), stop_s, status, {}, output)
 
     # Spans ---------------------------------------------------------------------------------------------------------
 
-    def _start_span(self, span_id: str, record: dict[str, Any], output: Encoded) -> None:
+    def _start_span(self, span_id: str, record: dict[str, Any], output: OtlpMessages) -> None:
         self._spans[span_id] = self._new_span(record, finite_or_none(record.get("time")) or 0.0)
         self._announce(self._spans[span_id], span_id_bytes(span_id), output)
 
@@ -197,7 +197,7 @@ class OtlpEncoder:
         attributes = _attributes(record)
         return _OpenSpan(str(record.get("name")), self._interval, parent_id, parent_interval, start_s, attributes)
 
-    def _stop_span(self, record: dict[str, Any], output: Encoded) -> None:
+    def _stop_span(self, record: dict[str, Any], output: OtlpMessages) -> None:
         span_id = str(record.get("span_id"))
         stop_s = finite_or_none(record.get("time")) or 0.0
         start_s = stop_s - max(finite_or_none(record.get("duration_s")) or 0.0, 0.0)
@@ -205,7 +205,7 @@ class OtlpEncoder:
         self._add_span(span, span_id_bytes(span_id), stop_s, str(record.get("status", "")), _attributes(record), output)
 
     def _add_span(
-        self, span: _OpenSpan, span_id: bytes, stop_s: float, status: str, more: Mapping[str, Any], output: Encoded
+        self, span: _OpenSpan, span_id: bytes, stop_s: float, status: str, more: Mapping[str, Any], output: OtlpMessages
     ) -> None:
         message = Span(
             trace_id=self._trace(span.interval),
@@ -250,7 +250,7 @@ class OtlpEncoder:
 
     # Logs and metrics ----------------------------------------------------------------------------------------------
 
-    def _announce(self, span: _OpenSpan, span_id: bytes, output: Encoded) -> None:
+    def _announce(self, span: _OpenSpan, span_id: bytes, output: OtlpMessages) -> None:
         """Add a log record that says that a span is open."""
         values = {
             **span.attributes,
@@ -271,7 +271,7 @@ class OtlpEncoder:
             )
         )
 
-    def _add_log(self, record: dict[str, Any], output: Encoded) -> None:
+    def _add_log(self, record: dict[str, Any], output: OtlpMessages) -> None:
         event = str(record["event"])
         span_id = str(record["span_id"]) if record.get("span_id") else None
         span = self._spans.get(span_id) if span_id else None
@@ -297,7 +297,7 @@ class OtlpEncoder:
             )
         )
 
-    def _add_gauges(self, record: dict[str, Any], output: Encoded) -> None:
+    def _add_gauges(self, record: dict[str, Any], output: OtlpMessages) -> None:
         """Add every number of a record. The step is a metric: as an attribute, each step would be a new time series."""
         values: dict[str, float] = scalar_metrics(record)
         if type(record.get("global_step")) is int:
@@ -363,7 +363,7 @@ def _log_attributes(record: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _add_histogram(record: dict[str, Any], output: Encoded) -> bool:
+def _add_histogram(record: dict[str, Any], output: OtlpMessages) -> bool:
     """Add a histogram; return whether the record has a valid one."""
     counts, edges = record.get("counts"), record.get("edges")
     if not (isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1):

@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.sdk.resources import OTELResourceDetector
 
 from tachograph._base.version import __version__
-from tachograph.bridges.otlp._encoder import Encoded, OtlpEncoder
+from tachograph.bridges.otlp._encoder import OtlpEncoder, OtlpMessages
 from tachograph.bridges.otlp._options import OtlpOptions, OtlpTarget, resolve_targets
 from tachograph.bridges.otlp._transport import RefusedError, Rejection, Transport, connect
 from tachograph.exceptions import ConfigError
@@ -125,10 +125,10 @@ class OtlpSink:
             transport.close()
 
 
-def _encode(encoder: OtlpEncoder, records: list[dict[str, Any]], cuts: set[int]) -> list[tuple[int, Encoded]]:
+def _encode(encoder: OtlpEncoder, records: list[dict[str, Any]], cuts: set[int]) -> list[tuple[int, OtlpMessages]]:
     """Return the messages of the records, each with the index of its first record; a new one starts at each cut."""
     output = encoder.new_output()
-    outputs: list[tuple[int, Encoded]] = []
+    outputs: list[tuple[int, OtlpMessages]] = []
     for index, record in enumerate(records):
         if index in cuts:
             output = encoder.new_output()
@@ -140,7 +140,7 @@ def _encode(encoder: OtlpEncoder, records: list[dict[str, Any]], cuts: set[int])
     return outputs
 
 
-def _trace_request(outputs: list[Encoded]) -> tuple[int, ExportTraceServiceRequest]:
+def _trace_request(outputs: list[OtlpMessages]) -> tuple[int, ExportTraceServiceRequest]:
     resource_spans = [
         ResourceSpans(resource=output.resource, scope_spans=[ScopeSpans(scope=_SCOPE, spans=output.spans)])
         for output in outputs
@@ -149,7 +149,7 @@ def _trace_request(outputs: list[Encoded]) -> tuple[int, ExportTraceServiceReque
     return sum(len(output.spans) for output in outputs), ExportTraceServiceRequest(resource_spans=resource_spans)
 
 
-def _logs_request(outputs: list[Encoded]) -> tuple[int, ExportLogsServiceRequest]:
+def _logs_request(outputs: list[OtlpMessages]) -> tuple[int, ExportLogsServiceRequest]:
     resource_logs = [
         ResourceLogs(resource=output.resource, scope_logs=[ScopeLogs(scope=_SCOPE, log_records=output.logs)])
         for output in outputs
@@ -158,7 +158,7 @@ def _logs_request(outputs: list[Encoded]) -> tuple[int, ExportLogsServiceRequest
     return sum(len(output.logs) for output in outputs), ExportLogsServiceRequest(resource_logs=resource_logs)
 
 
-def _metrics_request(outputs: list[Encoded]) -> tuple[int, ExportMetricsServiceRequest]:
+def _metrics_request(outputs: list[OtlpMessages]) -> tuple[int, ExportMetricsServiceRequest]:
     resource_metrics = [
         ResourceMetrics(
             resource=output.resource,
@@ -175,7 +175,7 @@ def _metrics_request(outputs: list[Encoded]) -> tuple[int, ExportMetricsServiceR
     return num_points, ExportMetricsServiceRequest(resource_metrics=resource_metrics)
 
 
-_REQUESTS: dict[str, Callable[[list[Encoded]], tuple[int, Any]]] = {
+_REQUESTS: dict[str, Callable[[list[OtlpMessages]], tuple[int, Any]]] = {
     "traces": _trace_request,
     "logs": _logs_request,
     "metrics": _metrics_request,

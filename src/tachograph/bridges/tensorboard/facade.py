@@ -20,7 +20,7 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph._init import init
-from tachograph.bridges.drop_in import NotRecorded, as_scalar, histogram, log_histogram, run_to_join
+from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
 from tachograph.recorder import Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 
@@ -42,7 +42,7 @@ class _SharedRun:
         self.is_ours = active_run is None
         self.run = active_run or init(name or suggest_run_name(self.root.name) or "run", resume=resume)
         self.num_writers = 0
-        self.not_recorded = NotRecorded(self.run)
+        self.not_recorded = UnrecordedCalls(self.run)
 
     def prefix_of(self, folder: Path) -> str:
         """Return the prefix of the tags of a writer."""

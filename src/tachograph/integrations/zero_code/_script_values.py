@@ -72,12 +72,12 @@ class ScriptValues:
         """Record into a run that an integration has started. Its config is known."""
         if run.folder is None:  # another rank, or recording is turned off
             return
-        from tachograph.bridges.drop_in import AtTheEnd
+        from tachograph.bridges.drop_in import RunEndCallback
 
         with self._lock:
             self._run = run
             waiting, self._waiting, self._waiting_rows = self._waiting, [], []
-        AtTheEnd(run, lambda: self._count_not_recorded(run))
+        RunEndCallback(run, lambda: self._count_not_recorded(run))
         for record in waiting:
             with guard("recording a call to another tool"):
                 record(run)

@@ -64,7 +64,8 @@ def line_series(
     split_table: bool = False,
 ) -> CustomChart:
     """Return a chart of several lines, with the same x values for all or with x values for each."""
-    has_x_per_line = (bool(len(xs)) and isinstance(xs[0], (list, tuple))) or getattr(xs[0] if len(xs) else 0, "ndim", 0) > 0
+    first_x = xs[0] if len(xs) else 0
+    has_x_per_line = isinstance(first_x, (list, tuple)) or getattr(first_x, "ndim", 0) > 0
     table = Table(columns=["step", "lineKey", "lineVal"])
     for number, values in enumerate(ys):
         name = keys[number] if keys is not None else f"line_{number}"

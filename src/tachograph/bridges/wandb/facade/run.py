@@ -21,7 +21,15 @@ from typing import Any
 
 from tachograph._base.files import make_folder, make_link
 from tachograph._base.guard import guard, warn
-from tachograph.bridges.drop_in import AtTheEnd, NotRecorded, as_number, as_scalar, histogram, log_histogram, num_values
+from tachograph.bridges.drop_in import (
+    RunEndCallback,
+    UnrecordedCalls,
+    as_number,
+    as_scalar,
+    histogram,
+    log_histogram,
+    num_values,
+)
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
 from tachograph.bridges.wandb.facade.config import RunConfig
 from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
@@ -115,7 +123,7 @@ class WandbRun:
         self._last: dict[str, Any] = {}
         self._is_plain = True
         self._summary = WandbSummary(self._last, run.log_summary, lambda: self._step - 1, self._start_s)
-        self._not_recorded = NotRecorded(run)
+        self._not_recorded = UnrecordedCalls(run)
         self._metrics: list[DefinedMetric] = []
         self._pending: dict[str, Any] = {}
         self._step = first_step
@@ -125,7 +133,7 @@ class WandbRun:
         self._once_keys: set[str] = set()
         self._alert_times: dict[str, float] = {}
         self._num_alerts = 0
-        AtTheEnd(run, self._flush)
+        RunEndCallback(run, self._flush)
         self.settings = settings
 
     def __repr__(self) -> str:
