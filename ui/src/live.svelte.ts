@@ -49,7 +49,7 @@ class Live {
   /** The server's clock in Unix time, updated every second. */
   now = $state(Date.now() / 1000);
 
-  #clockOffset_s = 0;
+  #clockOffsetSeconds = 0;
   #hasLoaded = false;
   #isLoading = false;
   #heardAt = 0;
@@ -73,7 +73,7 @@ class Live {
 
   /** The server's clock at this moment, in Unix time. */
   clock(): number {
-    return Date.now() / 1000 + this.#clockOffset_s;
+    return Date.now() / 1000 + this.#clockOffsetSeconds;
   }
 
   /** Watch the named runs, or the whole list. */
@@ -119,7 +119,7 @@ class Live {
     this.#heardAt = performance.now();
     this.#stop = api.watchRuns(this.#watched, {
       changed: ({ line, version, indexed, output, copy, now }) => {
-        this.#clockOffset_s = now - Date.now() / 1000;
+        this.#clockOffsetSeconds = now - Date.now() / 1000;
         this.#report(line.name, line);
         if (version !== null) {
           this.versions[line.name] = version;

@@ -11,7 +11,7 @@ import {
   explainCommand,
   hasEnded,
   withKeys,
-  openDuration_s,
+  openDurationSeconds,
   toneOf,
   marksNear,
   alertMarks,
@@ -63,11 +63,11 @@ test("durations and end states of alerts", () => {
   expect(closedAs(resolved())).toBe("resolved");
   expect(closedAs(alert({ is_open: false, outcome: "Back at the level before." }))).toBe("resolved");
   expect(closedAs(alert({ is_open: false }))).toBe("unresolved");
-  expect(openDuration_s(alert(), 1010)).toBe(10);
-  expect(openDuration_s(alert(), 900)).toBe(0);
-  expect(openDuration_s(resolved(), 9999)).toBe(60);
-  expect(openDuration_s(alert({ is_open: false, updated_time: 1003 }), 9999)).toBeNull();
-  expect(openDuration_s(alert({ opened_time: null }), 1010)).toBeNull();
+  expect(openDurationSeconds(alert(), 1010)).toBe(10);
+  expect(openDurationSeconds(alert(), 900)).toBe(0);
+  expect(openDurationSeconds(resolved(), 9999)).toBe(60);
+  expect(openDurationSeconds(alert({ is_open: false, updated_time: 1003 }), 9999)).toBeNull();
+  expect(openDurationSeconds(alert({ opened_time: null }), 1010)).toBeNull();
 });
 
 test("step ranges and recurrences of alerts", () => {

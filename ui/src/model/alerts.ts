@@ -62,7 +62,7 @@ export function closedAs(alert: AlertView): "resolved" | "unresolved" {
 }
 
 /** How long an alert has been open, or was; `until` is now or the end of the run. Null if unknown. */
-export function openDuration_s(alert: AlertView, until: number | null): number | null {
+export function openDurationSeconds(alert: AlertView, until: number | null): number | null {
   const end = alert.is_open ? until : alert.resolved_time;
   if (alert.opened_time === null || end === null) return null;
   return Math.max(0, end - alert.opened_time);

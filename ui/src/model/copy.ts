@@ -4,10 +4,10 @@ import type { CopyView, RunState } from "../api";
 import { bytes, duration } from "./format";
 
 /** A client reports every five seconds. */
-const silent_s = 10;
+const silentSeconds = 10;
 /** A client collects up to this much before it sends it: it is on its way. */
-const collected_bytes = 64 << 10;
-const maxSkew_s = 2;
+const collectedBytes = 64 << 10;
+const maxSkewSeconds = 2;
 
 const isOpen = (state: RunState): boolean => state === "running" || state === "stale";
 
@@ -20,13 +20,13 @@ export function lastHeard(copy: CopyView | null, state: RunState, now: number): 
 export function copyNotes(copy: CopyView | null, state: RunState, now: number): string[] {
   if (copy === null) return [];
   const notes: string[] = [];
-  const since_s = now - copy.seen;
-  const isSilent = isOpen(state) && since_s > silent_s;
-  if (isSilent) notes.push(`Nothing heard for ${whole(since_s)}.`);
-  if (copy.lag_bytes > (isOpen(state) && !isSilent ? collected_bytes : 0)) {
+  const sinceSeconds = now - copy.seen;
+  const isSilent = isOpen(state) && sinceSeconds > silentSeconds;
+  if (isSilent) notes.push(`Nothing heard for ${whole(sinceSeconds)}.`);
+  if (copy.lag_bytes > (isOpen(state) && !isSilent ? collectedBytes : 0)) {
     notes.push(`${bytes(copy.lag_bytes)} not received yet.`);
   }
-  if (copy.skew_s !== null && Math.abs(copy.skew_s) > maxSkew_s) {
+  if (copy.skew_s !== null && Math.abs(copy.skew_s) > maxSkewSeconds) {
     const by = whole(Math.abs(copy.skew_s));
     notes.push(`The clock of this machine is ${by} ${copy.skew_s > 0 ? "ahead of" : "behind"} the server's.`);
   }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { RunSummary } from "../api";
-import { runWarnings, stalled_s } from "./run-table";
+import { runWarnings, stalledSeconds } from "./run-table";
 
 const run = (name: string, more: Partial<RunSummary> = {}): RunSummary => ({
   name,
@@ -29,10 +29,10 @@ const run = (name: string, more: Partial<RunSummary> = {}): RunSummary => ({
 
 test("a running loop without steps is stalled", () => {
   const hung = run("a", { state: "running", stepped: 100, steps_per_sec: 50 });
-  expect(stalled_s(hung, 110)).toBeNull();
-  expect(stalled_s(hung, 130)).toBe(30);
-  expect(stalled_s({ ...hung, steps_per_sec: 0.01 }, 130)).toBeNull();
-  expect(stalled_s({ ...hung, state: "finished" }, 1000)).toBeNull();
+  expect(stalledSeconds(hung, 110)).toBeNull();
+  expect(stalledSeconds(hung, 130)).toBe(30);
+  expect(stalledSeconds({ ...hung, steps_per_sec: 0.01 }, 130)).toBeNull();
+  expect(stalledSeconds({ ...hung, state: "finished" }, 1000)).toBeNull();
 });
 
 test("warnings name what is wrong", () => {

@@ -4,7 +4,7 @@ import type { RunSummary } from "../api";
 import { duration, number } from "./format";
 
 /** The time since the last step of a running run, if it is much longer than a step takes; else null. */
-export function stalled_s(run: RunSummary, now: number): number | null {
+export function stalledSeconds(run: RunSummary, now: number): number | null {
   if (run.state !== "running" || run.stepped === null) return null;
   const since = now - run.stepped;
   return since > Math.max(15, run.steps_per_sec ? 10 / run.steps_per_sec : 60) ? since : null;
@@ -15,7 +15,7 @@ export function runWarnings(run: RunSummary, now: number): string[] {
   const found: string[] = [];
   if (typeof run.train_loss === "string") found.push(`loss is ${number(run.train_loss)}`);
   if (run.num_dropped) found.push(`${number(run.num_dropped)} ${run.num_dropped === 1 ? "record" : "records"} lost`);
-  const stalled = stalled_s(run, now);
+  const stalled = stalledSeconds(run, now);
   if (stalled !== null) found.push(`last step ${duration(stalled)} ago`);
   return found;
 }

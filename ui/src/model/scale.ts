@@ -1,6 +1,6 @@
 /** Linear and logarithmic scales of a chart, and their ticks. */
 
-import { tickSteps_s } from "./time-range";
+import { tickStepsSeconds } from "./time-range";
 
 export interface Scale {
   low: number;
@@ -51,7 +51,7 @@ export function ticksOf(scale: Scale, maxTicks: number, isTime = false): Ticks {
   }
   const { low, high } = scale;
   const least = (high - low) / Math.max(1, maxTicks);
-  const step = (isTime ? tickSteps_s.find((each) => each >= least) : undefined) ?? roundStep(least);
+  const step = (isTime ? tickStepsSeconds.find((each) => each >= least) : undefined) ?? roundStep(least);
   const values: number[] = [];
   for (let index = Math.ceil(low / step - 1e-9) + 0; index * step <= high + step * 1e-9; index++)
     values.push(index * step);

@@ -151,16 +151,16 @@ export function nearestLine(
   isShown: boolean[],
   x: number,
   y: number,
-  height_px: number,
-  reach_px: number,
+  heightPx: number,
+  reachPx: number,
 ): number | null {
   const left = Math.min(Math.max(0, Math.floor(x)), Math.max(0, axes.length - 2));
   const [from, to] = [axes[left], axes[left + 1]];
   if (!from || !to) return null;
   const part = Math.min(1, Math.max(0, x - left));
-  return nearest(isShown, reach_px, (run) => {
+  return nearest(isShown, reachPx, (run) => {
     const [low, high] = [from.positions[run] ?? null, to.positions[run] ?? null];
-    return low === null || high === null ? null : Math.abs(low + (high - low) * part - y) * height_px;
+    return low === null || high === null ? null : Math.abs(low + (high - low) * part - y) * heightPx;
   });
 }
 
@@ -169,18 +169,18 @@ export function nearestPoint(
   axes: { x: SweepAxis; y: SweepAxis },
   isShown: boolean[],
   at: { x: number; y: number },
-  size_px: { width: number; height: number },
-  reach_px: number,
+  sizePx: { width: number; height: number },
+  reachPx: number,
 ): number | null {
-  return nearest(isShown, reach_px, (run) => {
+  return nearest(isShown, reachPx, (run) => {
     const [x, y] = [axes.x.positions[run] ?? null, axes.y.positions[run] ?? null];
-    return x === null || y === null ? null : Math.hypot((x - at.x) * size_px.width, (y - at.y) * size_px.height);
+    return x === null || y === null ? null : Math.hypot((x - at.x) * sizePx.width, (y - at.y) * sizePx.height);
   });
 }
 
-function nearest(isShown: boolean[], reach_px: number, distance: (run: number) => number | null): number | null {
+function nearest(isShown: boolean[], reachPx: number, distance: (run: number) => number | null): number | null {
   let best: number | null = null;
-  let closest = reach_px;
+  let closest = reachPx;
   for (const [run, shown] of isShown.entries()) {
     const found = shown ? distance(run) : null;
     if (found !== null && found <= closest) [best, closest] = [run, found];

@@ -5,14 +5,14 @@ export interface TimeRange {
   high: number;
 }
 
-export const minRange_s = 1e-5;
+export const minRangeSeconds = 1e-5;
 
 /** Zoom by a factor; the time `at` keeps its position. */
 export function zoom(view: TimeRange, factor: number, at: number): TimeRange {
-  const length_s = view.high - view.low;
-  const next_s = Math.max(minRange_s, length_s / factor);
-  const low = at - ((at - view.low) / length_s) * next_s;
-  return { low, high: low + next_s };
+  const lengthSeconds = view.high - view.low;
+  const nextSeconds = Math.max(minRangeSeconds, lengthSeconds / factor);
+  const low = at - ((at - view.low) / lengthSeconds) * nextSeconds;
+  return { low, high: low + nextSeconds };
 }
 
 export function pan(view: TimeRange, seconds: number): TimeRange {
@@ -21,17 +21,17 @@ export function pan(view: TimeRange, seconds: number): TimeRange {
 
 /** Keep a range within the extent: move it first, shorten it if it is too long. */
 export function clamp(view: TimeRange, extent: TimeRange): TimeRange {
-  const maxLength_s = Math.max(extent.high - extent.low, minRange_s);
-  const length_s = Math.min(Math.max(view.high - view.low, minRange_s), maxLength_s);
-  const low = Math.max(extent.low, Math.min(view.low, extent.high - length_s));
-  return { low, high: low + length_s };
+  const maxLengthSeconds = Math.max(extent.high - extent.low, minRangeSeconds);
+  const lengthSeconds = Math.min(Math.max(view.high - view.low, minRangeSeconds), maxLengthSeconds);
+  const low = Math.max(extent.low, Math.min(view.low, extent.high - lengthSeconds));
+  return { low, high: low + lengthSeconds };
 }
 
 /** Follow a growing run: a range at the end stays at the end, a range of everything still shows everything. */
 export function follow(view: TimeRange, before: TimeRange, after: TimeRange): TimeRange {
-  const slack_s = (view.high - view.low) * 0.01;
-  if (view.high < before.high - slack_s) return view;
-  if (view.low <= before.low + slack_s) return { ...after };
+  const slackSeconds = (view.high - view.low) * 0.01;
+  if (view.high < before.high - slackSeconds) return view;
+  if (view.low <= before.low + slackSeconds) return { ...after };
   return pan(view, after.high - view.high);
 }
 
@@ -41,24 +41,24 @@ export interface Tick {
 }
 
 const digits = [1, 2, 5];
-export const tickSteps_s = [
+export const tickStepsSeconds = [
   ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
   ...[1, 2, 5, 10, 15, 30],
   ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
   ...[1, 2, 3, 6, 12].map((hours) => hours * 3_600),
   ...[1, 10, 100, 1_000].flatMap((power) => digits.map((digit) => digit * power * 86_400)),
 ];
-const charWidth_px = 6.5;
+const charWidthPx = 6.5;
 
 /** Ticks at round distances from the origin, as close as their labels allow. */
 export function ticks(view: TimeRange, width: number, origin = 0): Tick[] {
-  const length_s = view.high - view.low;
-  if (!(length_s > 0 && width > 0)) return [];
-  for (const step of tickSteps_s) {
-    if (length_s / step > width / 40) continue;
+  const lengthSeconds = view.high - view.low;
+  if (!(lengthSeconds > 0 && width > 0)) return [];
+  for (const step of tickStepsSeconds) {
+    if (lengthSeconds / step > width / 40) continue;
     const found = ticksAt(view, step, origin);
     const maxChars = found.reduce((chars, tick) => Math.max(chars, tick.label.length), 0);
-    if ((step / length_s) * width >= maxChars * charWidth_px + 28) return found;
+    if ((step / lengthSeconds) * width >= maxChars * charWidthPx + 28) return found;
   }
   return [];
 }
@@ -81,13 +81,13 @@ export function timeLabel(seconds: number, step: number): string {
   if (rounded < 1e-3) return `${plain(rounded * 1e6, decimals - 6)} µs`;
   if (rounded < 1) return `${plain(rounded * 1e3, decimals - 3)} ms`;
   const parts = [
-    { unit: "d", value: Math.floor(rounded / 86_400), above_s: Infinity },
-    { unit: "h", value: Math.floor(rounded / 3_600) % 24, above_s: 86_400 },
-    { unit: "min", value: Math.floor(rounded / 60) % 60, above_s: 3_600 },
-    { unit: "s", value: plain(rounded % 60, decimals), above_s: 60 },
+    { unit: "d", value: Math.floor(rounded / 86_400), aboveSeconds: Infinity },
+    { unit: "h", value: Math.floor(rounded / 3_600) % 24, aboveSeconds: 86_400 },
+    { unit: "min", value: Math.floor(rounded / 60) % 60, aboveSeconds: 3_600 },
+    { unit: "s", value: plain(rounded % 60, decimals), aboveSeconds: 60 },
   ];
   const first = parts.findIndex((part) => Number(part.value) > 0);
-  const shown = parts.filter((part, i) => i === first || (i > first && step < part.above_s));
+  const shown = parts.filter((part, i) => i === first || (i > first && step < part.aboveSeconds));
   return shown.map((part, i) => `${i === 0 ? part.value : twoDigits(part.value)} ${part.unit}`).join(" ");
 }
 

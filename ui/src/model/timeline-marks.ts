@@ -64,14 +64,14 @@ function results(record: JournalRecord): string {
 const text = (value: Json | undefined): string => (typeof (value ?? {}) === "object" ? "" : String(value));
 
 /** Group marks that are closer than some pixels. Groups start at fixed times, so that they are stable while panning. */
-export function groupMarks(marks: TimelineMark[], view: TimeRange, width: number, gap_px = 26): MarkGroup[] {
-  const gap_s = ((view.high - view.low) / Math.max(1, width)) * gap_px;
+export function groupMarks(marks: TimelineMark[], view: TimeRange, width: number, gapPx = 26): MarkGroup[] {
+  const gapSeconds = ((view.high - view.low) / Math.max(1, width)) * gapPx;
   const groups: MarkGroup[] = [];
   for (let first = 0, next = 0; first < marks.length; first = next) {
     const { time } = marks[first]!;
-    if (time > view.high + gap_s) break;
-    while (next < marks.length && (next === first || marks[next]!.time < time + gap_s)) next += 1;
-    if (time < view.low - gap_s) continue;
+    if (time > view.high + gapSeconds) break;
+    while (next < marks.length && (next === first || marks[next]!.time < time + gapSeconds)) next += 1;
+    if (time < view.low - gapSeconds) continue;
     const together = marks.slice(first, next);
     const rank = together.reduce((most, mark) => Math.max(most, markKinds.indexOf(mark.kind)), 0);
     groups.push({ time, kind: markKinds[rank]!, marks: together });

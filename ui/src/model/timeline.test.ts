@@ -76,16 +76,16 @@ function dice(seed: number): () => number {
  * the machine may be busy. A task that really takes longer never gets there.
  */
 function expectGrowth(first: () => void, second: () => void, limit: number): void {
-  const quickest_ms = [Infinity, Infinity];
+  const quickestMs = [Infinity, Infinity];
   for (let round = 0; round < 100; round++) {
     [first, second].forEach((task, i) => {
       const before = performance.now();
       task();
-      quickest_ms[i] = Math.min(quickest_ms[i]!, performance.now() - before);
+      quickestMs[i] = Math.min(quickestMs[i]!, performance.now() - before);
     });
-    if (round >= 6 && quickest_ms[1]! < limit * quickest_ms[0]!) return;
+    if (round >= 6 && quickestMs[1]! < limit * quickestMs[0]!) return;
   }
-  expect(quickest_ms[1]! / quickest_ms[0]!).toBeLessThan(limit);
+  expect(quickestMs[1]! / quickestMs[0]!).toBeLessThan(limit);
 }
 
 /** A realistic job: a loop of iterations with phases, and concurrent checkpoint saves. */
@@ -292,9 +292,9 @@ describe("visible pieces", () => {
 
   test("blocks do not depend on where the view begins", () => {
     const key = (piece: Piece): string => `${piece.lane} ${piece.start} ${piece.end} ${piece.count}`;
-    const width_s = end / 4;
-    const here = new Set(Array.from(visible(twenty, end / 4, end / 4 + width_s, 1_000, end), key));
-    const there = Array.from(visible(twenty, end / 4 + 3.3, end / 4 + 3.3 + width_s, 1_000, end));
+    const widthSeconds = end / 4;
+    const here = new Set(Array.from(visible(twenty, end / 4, end / 4 + widthSeconds, 1_000, end), key));
+    const there = Array.from(visible(twenty, end / 4 + 3.3, end / 4 + 3.3 + widthSeconds, 1_000, end));
     const inBoth = there.filter((piece) => piece.start > end / 4 + 5 && piece.end < end / 2 - 2);
     expect(inBoth.length).toBeGreaterThan(500);
     expect(inBoth.filter((piece) => !here.has(key(piece)))).toEqual([]);
@@ -361,9 +361,9 @@ describe("visible pieces", () => {
   });
 
   test("from afar, a hit test finds the drawn block", () => {
-    const pixel_s = end / 1_000;
+    const secondsPerPixel = end / 1_000;
     const block = [...visible(twenty, 0, end, 1_000, end)].find((piece) => piece.lane === 3 && piece.start > end / 3)!;
-    const found = hitTest(twenty, (block.start + block.end) / 2, 3, pixel_s, end);
+    const found = hitTest(twenty, (block.start + block.end) / 2, 3, secondsPerPixel, end);
     expect(found).toMatchObject({ kind: "heap", heap: { start: block.start, end: block.end, count: block.count } });
   });
 
@@ -442,9 +442,9 @@ describe("the axis", () => {
 
   test("ticks are round, and labels fit and differ", () => {
     const origin = 1_700_000_000;
-    for (let length_s = 2e-5; length_s < 1e8; length_s *= 1.7) {
+    for (let lengthSeconds = 2e-5; lengthSeconds < 1e8; lengthSeconds *= 1.7) {
       for (const offset of [0, 12_345]) {
-        const found = ticks({ low: origin + offset, high: origin + offset + length_s }, 1_000, origin);
+        const found = ticks({ low: origin + offset, high: origin + offset + lengthSeconds }, 1_000, origin);
         expect(found.length).toBeGreaterThan(1);
         expect(found.length).toBeLessThan(30);
         expect(new Set(found.map((tick) => tick.label)).size).toBe(found.length);

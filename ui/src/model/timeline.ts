@@ -10,7 +10,7 @@
 
 import type { SpanCluster, SpanView } from "../api";
 import { colourIndex } from "./palette";
-import { minRange_s, type TimeRange } from "./time-range";
+import { minRangeSeconds, type TimeRange } from "./time-range";
 
 /** In ascending importance: merged spans show the most important status. */
 export const statuses = ["ok", "left", "open", "left_open", "died", "error"] as const;
@@ -31,7 +31,7 @@ export interface Layout {
   readonly firstSpan: Uint32Array;
   readonly heapOrder: Uint32Array;
   readonly firstHeap: Uint32Array;
-  readonly maxHeapLength_s: number;
+  readonly maxHeapLengthSeconds: number;
 }
 
 /** Something to draw: an item, or a block of items that are too narrow to be visible. */
@@ -49,7 +49,7 @@ export interface Piece {
 export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: SpanCluster };
 
 /** A double resolves Unix time to 0.24 µs, so adjacent spans can seem to overlap slightly. */
-const rounding_s = 1e-6;
+const roundingSeconds = 1e-6;
 
 // Lanes --------------------------------------------------------------------------------------------------------------
 
@@ -74,12 +74,12 @@ export function layout(spans: SpanView): Layout {
     colour[i] = colours[spans.name[i]!] ?? 0;
     status[i] = Math.max(0, statuses.indexOf(spans.status[i] as (typeof statuses)[number]));
   }
-  let maxHeapLength_s = 0;
+  let maxHeapLengthSeconds = 0;
   spans.heaps.forEach((heap, i) => {
     start[numSpans + i] = heap.start;
     end[numSpans + i] = heap.end;
     colour[numSpans + i] = colourIndex(heap.name);
-    maxHeapLength_s = Math.max(maxHeapLength_s, heap.end - heap.start);
+    maxHeapLengthSeconds = Math.max(maxHeapLengthSeconds, heap.end - heap.start);
   });
   const { lane, order } = assignLanes(spans, start, end);
   const heaps = spans.heaps.map((_, i) => numSpans + i).sort((a, b) => start[a]! - start[b]!);
@@ -99,7 +99,7 @@ export function layout(spans: SpanView): Layout {
     firstSpan,
     heapOrder,
     firstHeap,
-    maxHeapLength_s,
+    maxHeapLengthSeconds,
   };
 }
 
@@ -183,7 +183,7 @@ function chooseKeepers(spans: SpanView, tree: SpanTree, ordered: Uint32Array, en
   for (const span of ordered) {
     const around = parent[span]!;
     if (around >= 0 && !keeps[around]) continue;
-    if (last >= 0 && level[last] === level[span] && end[last]! > spans.start[span]! + rounding_s) {
+    if (last >= 0 && level[last] === level[span] && end[last]! > spans.start[span]! + roundingSeconds) {
       const difference = weight(span) - weight(last);
       if (difference < 0 || (difference === 0 && end[span]! >= end[last]!)) continue;
       keeps[last] = 0;
@@ -197,13 +197,13 @@ function chooseKeepers(spans: SpanView, tree: SpanTree, ordered: Uint32Array, en
 /** The weight of each name: its spans and their children, times their duration. Rare or short spans weigh little. */
 function nameWeights(spans: SpanView, parent: Int32Array): number[] {
   const counts = spans.names.map(() => 0);
-  const totals_s = spans.names.map(() => 0);
+  const totalsSeconds = spans.names.map(() => 0);
   for (let span = 0; span < parent.length; span++) {
     counts[spans.name[span]!]! += 1;
-    totals_s[spans.name[span]!]! += spans.duration_s[span] ?? 0;
+    totalsSeconds[spans.name[span]!]! += spans.duration_s[span] ?? 0;
     if (parent[span]! >= 0) counts[spans.name[parent[span]!]!]! += 1;
   }
-  return counts.map((count, name) => count * totals_s[name]!);
+  return counts.map((count, name) => count * totalsSeconds[name]!);
 }
 
 /** Lanes and the time from which each is free, as a tournament tree: the first free lane is found in O(log n). */
@@ -218,7 +218,7 @@ class LanePool {
 
   assign(minLane: number, start: number, end: number): number {
     const free = this.#freeFrom;
-    const latest = start + rounding_s;
+    const latest = start + roundingSeconds;
     let node = this.#size + minLane;
     while (free[node]! > latest) {
       while (node & 1) node >>= 1;
@@ -259,13 +259,21 @@ export function* visible(
   now = Infinity,
   lanes: { first: number; last: number } = { first: 0, last: Infinity },
 ): Generator<Piece> {
-  const narrow_s = pixels > 0 ? (1.5 * (high - low)) / pixels : 0;
+  const narrowSeconds = pixels > 0 ? (1.5 * (high - low)) / pixels : 0;
   for (let lane = Math.max(0, lanes.first); lane <= Math.min(lanes.last, layout.numLanes - 1); lane++) {
-    const { heapOrder, firstHeap, spanOrder, firstSpan, maxHeapLength_s } = layout;
+    const { heapOrder, firstHeap, spanOrder, firstSpan, maxHeapLengthSeconds } = layout;
     const heaps = heapOrder.subarray(firstHeap[lane], firstHeap[lane + 1]);
-    yield* mergeNarrow(layout, heaps, firstCandidate(layout, heaps, low - maxHeapLength_s), low, high, narrow_s, now);
+    yield* mergeNarrow(
+      layout,
+      heaps,
+      firstCandidate(layout, heaps, low - maxHeapLengthSeconds),
+      low,
+      high,
+      narrowSeconds,
+      now,
+    );
     const spans = spanOrder.subarray(firstSpan[lane], firstSpan[lane + 1]);
-    yield* mergeNarrow(layout, spans, firstCandidate(layout, spans, low), low, high, narrow_s, now);
+    yield* mergeNarrow(layout, spans, firstCandidate(layout, spans, low), low, high, narrowSeconds, now);
   }
 }
 
@@ -287,29 +295,29 @@ function* mergeNarrow(
   first: number,
   low: number,
   high: number,
-  narrow_s: number,
+  narrowSeconds: number,
   now: number,
 ): Generator<Piece> {
-  const step = 2 ** Math.ceil(Math.log2(narrow_s));
+  const step = 2 ** Math.ceil(Math.log2(narrowSeconds));
   let block: Piece | null = null;
   let slot = NaN;
-  let longest_s = 0;
+  let longestSeconds = 0;
   for (let i = first; i < items.length && layout.start[items[i]!]! <= high; i++) {
     const item = items[i]!;
     const start = layout.start[item]!;
     const end = endOf(layout, item, now);
     if (end < low) continue;
-    const length_s = end - start;
-    const itemSlot = length_s < narrow_s ? Math.floor(start / step) : NaN;
+    const lengthSeconds = end - start;
+    const itemSlot = lengthSeconds < narrowSeconds ? Math.floor(start / step) : NaN;
     if (block === null || itemSlot !== slot) {
       if (block !== null) yield block;
       block = { lane: layout.lane[item]!, item, start, end, count: 0, total_s: 0, status: 0 };
       slot = itemSlot;
-      longest_s = length_s;
+      longestSeconds = lengthSeconds;
     }
     addToBlock(layout, block, item, end);
-    if (length_s > longest_s) {
-      longest_s = length_s;
+    if (lengthSeconds > longestSeconds) {
+      longestSeconds = lengthSeconds;
       block.item = item;
     }
   }
@@ -336,15 +344,28 @@ export function nameOf(layout: Layout, item: number): string {
 }
 
 /** The item at a time and lane. With the length of a pixel, blocks count too, and the pointer may miss by two pixels. */
-export function hitTest(layout: Layout, time: number, lane: number, pixel_s = 0, now = Infinity): Target | null {
-  const reach_s = 4 * pixel_s;
+export function hitTest(
+  layout: Layout,
+  time: number,
+  lane: number,
+  secondsPerPixel = 0,
+  now = Infinity,
+): Target | null {
+  const reachSeconds = 4 * secondsPerPixel;
   let best: Piece | null = null;
-  let missed_s = 2 * pixel_s;
+  let bestMissSeconds = 2 * secondsPerPixel;
   const lanes = { first: lane, last: lane };
-  for (const piece of visible(layout, time - reach_s, time + reach_s, 8 * Math.sign(pixel_s), now, lanes)) {
-    const miss_s = Math.max(0, piece.start - time, time - piece.end);
-    if (miss_s > missed_s) continue;
-    [best, missed_s] = [piece, miss_s];
+  for (const piece of visible(
+    layout,
+    time - reachSeconds,
+    time + reachSeconds,
+    8 * Math.sign(secondsPerPixel),
+    now,
+    lanes,
+  )) {
+    const missSeconds = Math.max(0, piece.start - time, time - piece.end);
+    if (missSeconds > bestMissSeconds) continue;
+    [best, bestMissSeconds] = [piece, missSeconds];
   }
   return best === null ? null : targetOf(layout, best);
 }
@@ -362,13 +383,13 @@ export function extent(layout: Layout, now: number): TimeRange | null {
     low = Math.min(low, layout.start[item]!);
     high = Math.max(high, endOf(layout, item, now));
   }
-  return low <= high ? { low, high: Math.max(high, low + minRange_s) } : null;
+  return low <= high ? { low, high: Math.max(high, low + minRangeSeconds) } : null;
 }
 
 /** The range of a span, with a margin. */
 export function fit(layout: Layout, index: number, now: number): TimeRange {
   const start = layout.start[index]!;
   const end = endOf(layout, index, now);
-  const margin_s = Math.max((end - start) * 0.05, minRange_s / 2);
-  return { low: start - margin_s, high: end + margin_s };
+  const marginSeconds = Math.max((end - start) * 0.05, minRangeSeconds / 2);
+  return { low: start - marginSeconds, high: end + marginSeconds };
 }

@@ -16,7 +16,7 @@ import { type AlertMark, mergeBands } from "../model/alerts";
 import { isolatedPoints, positionLabels, valueLabel } from "../model/axis-labels";
 import { isEqual } from "../model/equal";
 import { align, type Points } from "../model/series";
-import { tickSteps_s } from "../model/time-range";
+import { tickStepsSeconds } from "../model/time-range";
 import type { ValueRange } from "../model/value-range";
 import { colour } from "../theme.svelte";
 
@@ -143,7 +143,7 @@ export class Chart {
           ...axis,
           size: content.x === "time" ? 38 : 26,
           space: 70,
-          ...(content.x === "relative" ? { incrs: tickSteps_s } : {}),
+          ...(content.x === "relative" ? { incrs: tickStepsSeconds } : {}),
           values: (_, positions, __, ___, step) => positionLabels(positions, step, content.x),
         },
         {

@@ -27,11 +27,11 @@ interface Point {
   y: number;
 }
 
-const sharesHeight_px = 48;
-const marksHeight_px = 24;
-const axisHeight_px = 24;
-const clickTolerance_px = 4;
-const markReach_px = 9;
+const sharesHeightPx = 48;
+const marksHeightPx = 24;
+const axisHeightPx = 24;
+const clickTolerancePx = 4;
+const markReachPx = 9;
 
 export class TimelineCanvas {
   readonly #canvas: HTMLCanvasElement;
@@ -117,7 +117,7 @@ export class TimelineCanvas {
   }
 
   scrollBy(lanes: number): void {
-    this.#scrollTo(this.#scroll + lanes * paint.laneHeight_px);
+    this.#scrollTo(this.#scroll + lanes * paint.laneHeightPx);
   }
 
   fitAll(): void {
@@ -138,20 +138,20 @@ export class TimelineCanvas {
   // Geometry
 
   get #lanes(): paint.Band {
-    const top = (this.#stack === null ? 0 : sharesHeight_px) + marksHeight_px;
-    return { top, height: Math.max(0, this.#size.height - top - axisHeight_px) };
+    const top = (this.#stack === null ? 0 : sharesHeightPx) + marksHeightPx;
+    return { top, height: Math.max(0, this.#size.height - top - axisHeightPx) };
   }
 
   get #contentHeight(): number {
-    return (this.#layout?.numLanes ?? 0) * paint.laneHeight_px;
+    return (this.#layout?.numLanes ?? 0) * paint.laneHeightPx;
   }
 
-  get #pixel_s(): number {
+  get #secondsPerPixel(): number {
     return (this.#view.high - this.#view.low) / Math.max(1, this.#size.width);
   }
 
   #timeAt(x: number): number {
-    return this.#view.low + x * this.#pixel_s;
+    return this.#view.low + x * this.#secondsPerPixel;
   }
 
   #moveTo(view: TimeRange): void {
@@ -170,10 +170,10 @@ export class TimelineCanvas {
 
   #at(point: Point): Hovered | null {
     const { top, height } = this.#lanes;
-    if (point.y < top && point.y >= top - marksHeight_px) return this.#marksAt(point.x);
+    if (point.y < top && point.y >= top - marksHeightPx) return this.#marksAt(point.x);
     if (this.#layout === null || point.y < top || point.y >= top + height) return null;
-    const lane = Math.floor((point.y - top + this.#scroll) / paint.laneHeight_px);
-    return hitTest(this.#layout, this.#timeAt(point.x), lane, this.#pixel_s, this.#now);
+    const lane = Math.floor((point.y - top + this.#scroll) / paint.laneHeightPx);
+    return hitTest(this.#layout, this.#timeAt(point.x), lane, this.#secondsPerPixel, this.#now);
   }
 
   #marksAt(x: number): Hovered | null {
@@ -181,7 +181,7 @@ export class TimelineCanvas {
     const groups = groupMarks(this.#marks, this.#view, this.#size.width);
     groups.sort((a, b) => Math.abs(a.time - time) - Math.abs(b.time - time));
     const group = groups[0];
-    const isNear = group !== undefined && Math.abs(group.time - time) <= markReach_px * this.#pixel_s;
+    const isNear = group !== undefined && Math.abs(group.time - time) <= markReachPx * this.#secondsPerPixel;
     return isNear ? { kind: "marks", group } : null;
   }
 
@@ -209,17 +209,17 @@ export class TimelineCanvas {
     const lanes = this.#lanes;
     if (width === 0 || lanes.height === 0) return;
     const frame = { context: this.#context, theme: this.#theme, view: this.#view, now: this.#now, ...this.#size };
-    const marksBand = { top: lanes.top - marksHeight_px, height: marksHeight_px };
+    const marksBand = { top: lanes.top - marksHeightPx, height: marksHeightPx };
     const found = ticks(this.#view, width, this.#extent.low);
     paint.clear(frame);
     paint.paintGrid(frame, found);
-    if (this.#stack !== null) paint.paintShares(frame, this.#stack, { top: 0, height: sharesHeight_px });
+    if (this.#stack !== null) paint.paintShares(frame, this.#stack, { top: 0, height: sharesHeightPx });
     paint.clipped(frame, lanes, () => this.#drawLanes(frame, lanes));
     paint.paintMarks(frame, groupMarks(this.#marks, this.#view, width), marksBand);
-    paint.paintAxis(frame, found, { top: height - axisHeight_px, height: axisHeight_px });
+    paint.paintAxis(frame, found, { top: height - axisHeightPx, height: axisHeightPx });
     if (this.#drag?.isRange) {
       const to = this.#pointers.values().next().value ?? this.#drag.from;
-      paint.paintRange(frame, this.#drag.from.x, to.x, { top: 0, height: height - axisHeight_px });
+      paint.paintRange(frame, this.#drag.from.x, to.x, { top: 0, height: height - axisHeightPx });
     }
   }
 
@@ -249,7 +249,7 @@ export class TimelineCanvas {
     const pixels = [1, 16, 400][event.deltaMode] ?? 1;
     const [dx, dy] = event.shiftKey && event.deltaX === 0 ? [event.deltaY, 0] : [event.deltaX, event.deltaY];
     if (Math.abs(dx) > Math.abs(dy)) {
-      this.#moveTo(pan(this.#view, dx * pixels * this.#pixel_s));
+      this.#moveTo(pan(this.#view, dx * pixels * this.#secondsPerPixel));
     } else {
       // A pinch on a touchpad arrives as wheel events with ctrl, in small steps.
       const factor = Math.exp(-Math.max(-200, Math.min(200, dy * pixels)) * (event.ctrlKey ? 0.01 : 0.002));
@@ -274,11 +274,11 @@ export class TimelineCanvas {
       return;
     }
     const { from, isRange } = this.#drag;
-    if (!this.#drag.hasMoved && Math.hypot(to.x - from.x, to.y - from.y) < clickTolerance_px) return;
+    if (!this.#drag.hasMoved && Math.hypot(to.x - from.x, to.y - from.y) < clickTolerancePx) return;
     this.#drag.hasMoved = true;
     if (this.#pointers.size === 2) this.#pinch(event.pointerId, before, to);
     else if (!isRange) {
-      this.#moveTo(pan(this.#view, (before.x - to.x) * this.#pixel_s));
+      this.#moveTo(pan(this.#view, (before.x - to.x) * this.#secondsPerPixel));
       this.#scrollTo(this.#scroll + before.y - to.y);
     }
     this.#pointers.set(event.pointerId, to);
@@ -306,7 +306,7 @@ export class TimelineCanvas {
 
   #zoomToPixels(from: number, to: number): void {
     const [low, high] = [this.#timeAt(Math.min(from, to)), this.#timeAt(Math.max(from, to))];
-    if (Math.abs(to - from) >= clickTolerance_px) this.#moveTo({ low, high });
+    if (Math.abs(to - from) >= clickTolerancePx) this.#moveTo({ low, high });
   }
 
   #selectAt(point: Point): void {

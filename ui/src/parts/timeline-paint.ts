@@ -68,10 +68,10 @@ export interface Column {
   shares: number[];
 }
 
-export const laneHeight_px = 22;
+export const laneHeightPx = 22;
 const barHeight = 20;
 /** Marks closer than this have no lines through the lanes. */
-const minLineGap_px = 48;
+const minLineGapPx = 48;
 const font = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 const statusSigns = new Map([
   ["error", "✕ "],
@@ -118,14 +118,14 @@ export function paintLanes(frame: Frame, layout: Layout, band: Band, scroll: num
   // By colour: those of heaps first, then those of the spans on top of them.
   const rectangles = [...palette, ...palette].map((): number[] => []);
   const bars: Bar[] = [];
-  const first = Math.floor(scroll / laneHeight_px);
-  const last = Math.floor((scroll + band.height) / laneHeight_px);
+  const first = Math.floor(scroll / laneHeightPx);
+  const last = Math.floor((scroll + band.height) / laneHeightPx);
   const { low, high } = frame.view;
   for (const piece of visible(layout, low, high, frame.width, frame.now, { first, last })) {
     const x = snap(frame, xOf(frame, piece.start));
     const full = snap(frame, xOf(frame, piece.end)) - x;
     const width = full > 4 ? full - 1 : Math.max(1, full);
-    const y = Math.round(band.top + piece.lane * laneHeight_px - scroll) + 1;
+    const y = Math.round(band.top + piece.lane * laneHeightPx - scroll) + 1;
     const isSpan = piece.item < layout.spans.start.length;
     addRectangle(rectangles[layout.colour[piece.item]! + (isSpan ? palette.length : 0)]!, x, y, width);
     if (width >= 24 || piece.status > 1 || piece.item === selected) bars.push({ piece, x, y, width });
@@ -301,7 +301,7 @@ function shareColour(theme: Theme, name: string): string {
 export function paintMarks(frame: Frame, groups: MarkGroup[], band: Band): void {
   const { context } = frame;
   const y = band.top + band.height / 2;
-  const hasLines = groups.length * minLineGap_px <= frame.width;
+  const hasLines = groups.length * minLineGapPx <= frame.width;
   for (const group of groups) {
     const x = xOf(frame, group.time);
     context.fillStyle = context.strokeStyle = markColour(frame.theme, group.kind);

@@ -5,18 +5,18 @@ import { live } from "../../live.svelte";
 import { keepEqual } from "../../model/equal";
 
 /** The list of runs changes all the time; a page with many runs follows every few seconds. */
-export const usualPeriod_s = 4;
+export const usualPeriodSeconds = 4;
 
 export class LiveVersions {
   readonly #runs: () => string[];
-  readonly #period_s: () => number;
+  readonly #periodSeconds: () => number;
 
-  constructor(runs: () => string[], period_s: () => number = () => usualPeriod_s) {
+  constructor(runs: () => string[], periodSeconds: () => number = () => usualPeriodSeconds) {
     this.#runs = runs;
-    this.#period_s = period_s;
+    this.#periodSeconds = periodSeconds;
   }
 
-  #period = $derived.by(() => Math.floor(live.now / this.#period_s()));
+  #period = $derived.by(() => Math.floor(live.now / this.#periodSeconds()));
 
   /** The latest step of each run that is running. A run that ends is no longer in it, which is a change, too. */
   value = $derived.by(

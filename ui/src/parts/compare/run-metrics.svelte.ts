@@ -4,12 +4,12 @@ import { api, ApiError, type MetricView } from "../../api";
 import { live } from "../../live.svelte";
 import { mergeMetrics } from "../../model/metric-groups";
 import { Resource } from "../../resource.svelte";
-import { LiveVersions, usualPeriod_s } from "./live-versions.svelte";
+import { LiveVersions, usualPeriodSeconds } from "./live-versions.svelte";
 
 /** The first charts appear early if only a few runs are asked for at a time. */
 const batchSize = 4;
 /** A run that is recorded gets new metrics now and then, such as those of its first validation. */
-const newMetricsPeriod_s = 20;
+const newMetricsPeriodSeconds = 20;
 
 export class RunMetrics {
   /** Null until the first runs are read. */
@@ -24,7 +24,7 @@ export class RunMetrics {
 
   /** Create it during a component's initialisation. */
   constructor(runs: () => string[]) {
-    const versions = new LiveVersions(runs, () => (this.value?.length ? newMetricsPeriod_s : usualPeriod_s));
+    const versions = new LiveVersions(runs, () => (this.value?.length ? newMetricsPeriodSeconds : usualPeriodSeconds));
     this.#loaded = new Resource(() => this.#load(runs, versions.value), 250);
     $effect(() => this.#loaded.refreshWhenChanged(runs(), versions.value, live.numReconnects));
   }
