@@ -144,13 +144,13 @@ class _Test:
         try:
             for pair in range(self._num_pairs):
                 order = (0, 1) if pair % 2 == 0 else (1, 0)
-                found: dict[int, ArmRun] = {}
+                runs_by_side: dict[int, ArmRun] = {}
                 for side in order:
                     number += 1
-                    result, found[side] = self._run_once(self._arms[side], number, pair + 1)
+                    result, runs_by_side[side] = self._run_once(self._arms[side], number, pair + 1)
                     if _is_stopped(result):
                         raise KeyboardInterrupt
-                self._pairs.append((found[0], found[1]))
+                self._pairs.append((runs_by_side[0], runs_by_side[1]))
         except KeyboardInterrupt:
             _print(f"stopped in run {number} of {2 * self._num_pairs}")
             return True
@@ -218,8 +218,8 @@ def _failure(arm: ArmCommand, number: int, total: int, result: LaunchResult) -> 
         return f"run {number} of {total} (arm {arm.name}) was not recorded: {result.reason or 'telemetry is off'}"
     code = result.returncode
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    place = shlex.quote(os.path.relpath(result.run))
-    return f"run {number} of {total} (arm {arm.name}) {how}: {safe(arm.command, 500)}; see tacho show {place}"
+    run_path = shlex.quote(os.path.relpath(result.run))
+    return f"run {number} of {total} (arm {arm.name}) {how}: {safe(arm.command, 500)}; see tacho show {run_path}"
 
 
 def _is_stopped(result: LaunchResult) -> bool:
@@ -245,7 +245,7 @@ def _redirected_output(*, is_quiet: bool) -> Iterator[None]:
     """Send the output of this process, and of those it starts, to the standard error, or nowhere."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    saved = os.dup(1), os.dup(2)
+    original_descriptors = os.dup(1), os.dup(2)
     try:
         if is_quiet:
             with open_user_file(os.devnull) as nowhere:
@@ -255,6 +255,6 @@ def _redirected_output(*, is_quiet: bool) -> Iterator[None]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        for number, descriptor in zip((1, 2), saved, strict=True):
+        for number, descriptor in zip((1, 2), original_descriptors, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)

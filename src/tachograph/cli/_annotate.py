@@ -19,13 +19,13 @@ _runs_argument = click.argument("runs", metavar="[RUN]...", nargs=-1, shell_comp
 
 
 def _annotate_each(
-    log_dir: str, runs: Sequence[str], where: str | None, changes: list[dict[str, Any]], done: str
+    log_dir: str, runs: Sequence[str], where: str | None, changes: list[dict[str, Any]], message: str
 ) -> None:
     from tachograph.catalog import RunRow, annotate
 
     def act(row: RunRow) -> str:
         annotate(row.folder, changes)
-        return done
+        return message
 
     for_each_run(select_runs(log_dir, runs, where), act)
 

@@ -65,12 +65,12 @@ def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) ->
 
     if accept is not None and not accept.strip():
         raise click.UsageError("--accept needs a reason")
-    found = load_baseline(path) if os.path.lexists(path) else Baseline()
+    stored_baseline = load_baseline(path) if os.path.lexists(path) else Baseline()
     [evidence] = load_runs([run], log_dir)
-    missing = found.add(evidence, accepted=accept, max_runs=max_runs)
-    save_baseline(path, found)
-    click.echo(f"{safe(path)}: {plural(len(found.runs), 'run')}, the newest is {safe(evidence.name)}")
-    for line in missing:
+    uncomparable = stored_baseline.add(evidence, accepted=accept, max_runs=max_runs)
+    save_baseline(path, stored_baseline)
+    click.echo(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, the newest is {safe(evidence.name)}")
+    for line in uncomparable:
         click.echo(f"warning: not enough to compare the {safe(line)}", err=True)
 
 
@@ -81,16 +81,18 @@ def show(path: str, as_json: bool) -> None:
     """Show the runs of the baseline, the newest first."""
     from tachograph.comparison import load_baseline
 
-    found = load_baseline(path)
+    stored_baseline = load_baseline(path)
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(found)))
+        click.echo(json_text(msgspec.to_builtins(stored_baseline)))
         return
     console = Console()
-    num_used = len(found.evidence())
-    tags = ", ".join(found.perf_tags) or "none"
-    console.print(Text(f"{safe(path)}: {plural(len(found.runs), 'run')}, perf_tag: {safe(tags)}", style="bold"))
+    num_used = len(stored_baseline.evidence())
+    tags = ", ".join(stored_baseline.perf_tags) or "none"
+    console.print(
+        Text(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, perf_tag: {safe(tags)}", style="bold")
+    )
     table = new_table("run", "started", "commit", "steps", "time/step", "loss", "note", right={"steps", "time/step"})
-    for position, run in enumerate(found.runs):
+    for position, run in enumerate(stored_baseline.runs):
         note = f"accepted: {run.accepted}" if run.accepted else "" if position < num_used else "not used any more"
         tail = [] if run.loss is None else [value for value in run.loss.blocks[-4:] if value is not None]
         add_row(
@@ -103,7 +105,7 @@ def show(path: str, as_json: bool) -> None:
             number(sum(tail) / len(tail) if tail else None),
             safe(note, 100),
         )
-    if found.runs:
+    if stored_baseline.runs:
         console.print(table)
 
 
@@ -114,7 +116,7 @@ def drop(run: str, path: str) -> None:
     """Remove a run from the baseline, by name or id."""
     from tachograph.comparison import load_baseline, save_baseline
 
-    found = load_baseline(path)
-    dropped = found.drop(run)
-    save_baseline(path, found)
-    click.echo(f"{safe(path)}: dropped {safe(dropped.name)}, {plural(len(found.runs), 'run')} left")
+    stored_baseline = load_baseline(path)
+    removed_run = stored_baseline.drop(run)
+    save_baseline(path, stored_baseline)
+    click.echo(f"{safe(path)}: dropped {safe(removed_run.name)}, {plural(len(stored_baseline.runs), 'run')} left")

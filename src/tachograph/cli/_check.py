@@ -94,14 +94,14 @@ def check(
     raise SystemExit(result.exit_code)
 
 
-def _metric_names(given: Sequence[str]) -> list[str]:
+def _metric_names(texts: Sequence[str]) -> list[str]:
     from tachograph.comparison import CHECKED
 
-    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in CHECKED]
     if unknown:
         raise click.UsageError(f"--metrics: unknown {', '.join(map(safe, unknown))}; known are {', '.join(CHECKED)}")
-    if given and not names:
+    if texts and not names:
         raise click.UsageError("--metrics needs at least one name")
     return names
 
@@ -116,7 +116,7 @@ def _check(
     history: bool,
     requires: bool,
 ) -> tuple[CheckResult, str]:
-    """Return the result, and what the run was compared with."""
+    """Return the result, and a description of the runs that the run was compared with."""
     from tachograph.comparison import GATED, check_run, judge_history, load_baseline
 
     file = None if baseline is None else load_baseline(baseline)
@@ -136,12 +136,12 @@ def _check(
     margins = {} if file is None else file.margins
     if history:
         changes = judge_history([*earlier, evidence], metrics or GATED, margins)
-    found = check_run(
+    result = check_run(
         evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires
     )
     if evidence.state in {"running", "stale"}:
-        found.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")
-    return found, source
+        result.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")
+    return result, source
 
 
 def _earlier_runs(run: RunEvidence, log_dir: str) -> list[RunEvidence]:
@@ -151,24 +151,24 @@ def _earlier_runs(run: RunEvidence, log_dir: str) -> list[RunEvidence]:
 
     if not Path(log_dir).is_dir():
         return []
-    found: list[RunEvidence] = []
+    runs: list[RunEvidence] = []
     for row in earlier_rows(Catalog(log_dir), run.perf_tags, run.started, _MAX_HISTORY, without=[run]):
         with contextlib.suppress(TachographError):  # one damaged run does not stop a check
-            found += load_runs([row.id], log_dir)
-    return found
+            runs += load_runs([row.id], log_dir)
+    return runs
 
 
 def _default_baseline(run: RunEvidence, earlier: Sequence[RunEvidence]) -> tuple[list[RunEvidence], str]:
     if not run.perf_tags:
         return [], "nothing: the run has no perf_tag; use --baseline FILE or --against RUN"
     tag = safe(", ".join(run.perf_tags))
-    marked = [other for other in earlier if other.is_baseline][-_MAX_BASELINE:]
-    if marked:
-        return marked, f"{plural(len(marked), 'earlier run')} marked as baseline with the perf_tag {tag}"
-    found = list(earlier[-_MAX_BASELINE:])
-    if not found:
+    baseline_runs = [other for other in earlier if other.is_baseline][-_MAX_BASELINE:]
+    if baseline_runs:
+        return baseline_runs, f"{plural(len(baseline_runs), 'earlier run')} marked as baseline with the perf_tag {tag}"
+    latest_runs = list(earlier[-_MAX_BASELINE:])
+    if not latest_runs:
         return [], f"nothing: the log folder has no earlier finished run with the perf_tag {tag}"
-    return found, f"{plural(len(found), 'earlier finished run')} with the perf_tag {tag}"
+    return latest_runs, f"{plural(len(latest_runs), 'earlier finished run')} with the perf_tag {tag}"
 
 
 def _print(result: CheckResult, source: str) -> None:

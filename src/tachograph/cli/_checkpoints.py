@@ -1,4 +1,4 @@
-"""The best checkpoint by a metric, of a run or of a run and those that it descends from."""
+"""The best checkpoint by a metric, of a run, or also of its ancestors."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def print_best_checkpoint(history: RunHistory, metric: str, log_dir: str, *, wit
 
     Args:
         history: the run.
-        metric: the name of the metric, with ``:min`` or ``:max`` if the name does not tell what is better.
-        log_dir: the folder in which parents are looked for.
-        with_parents: also choose among the checkpoints of runs that the run descends from, up to where it left them.
+        metric: the name of the metric, with ``:min`` or ``:max`` if the name does not imply the direction.
+        log_dir: the folder that contains the parents.
+        with_parents: also consider the checkpoints of its ancestors, up to the step at which the run forked off.
         as_json: print JSON.
     """
     from tachograph.catalog import direction_of
 
-    name, _, wanted = metric.rpartition(":")
-    name, wanted = (name, wanted) if wanted in {"min", "max"} and name else (metric, "")
-    direction = {"min": -1, "max": 1}.get(wanted) or direction_of(name)
+    name, _, suffix = metric.rpartition(":")
+    name, suffix = (name, suffix) if suffix in {"min", "max"} and name else (metric, "")
+    direction = {"min": -1, "max": 1}.get(suffix) or direction_of(name)
     if direction == 0:
         raise click.ClickException(f"is a low or a high {name!r} better? write {name}:min or {name}:max")
     chain = [_ChainLink(history, history.name), *(_ancestors(history, log_dir) if with_parents else ())]
-    rated = [each for link in chain for each in _rate(link, name)]
-    if not rated:
+    candidates = [candidate for link in chain for candidate in _rate(link, name)]
+    if not candidates:
         has_any = any(checkpoint_records(link.history) for link in chain)
         what = f"no checkpoint with a value of {name!r}" if has_any else "no checkpoints"
         whose = f"{history.name!r} and its parents have" if with_parents else f"{history.name!r} has"
         raise click.ClickException(f"{whose} {what}")
-    best = max(rated, key=lambda each: direction * each.value)
+    best = max(candidates, key=lambda candidate: direction * candidate.value)
     if as_json:
         click.echo(json_text({**best._asdict(), "metric": name}))
         return
     step = f" at step {best.global_step}" if best.global_step is not None else ""
     whose = f" of {safe(best.run, 200)}" if with_parents else ""
-    click.echo(f"{safe(name)} {number(best.value)}{step}{whose}, best of {len(rated)}", err=True)
+    click.echo(f"{safe(name)} {number(best.value)}{step}{whose}, best of {len(candidates)}", err=True)
     click.echo(safe(best.path, 4_096))
 
 
@@ -70,8 +70,8 @@ def _ancestors(history: RunHistory, log_dir: str) -> Iterator[_ChainLink]:
 
     rows = Catalog(log_dir, history.folder.path.parent).rows(is_full=True)
     rows_by_id = {row.id: row for row in rows}
-    own = os.path.realpath(history.folder.path)
-    row = next((row for row in rows if os.path.realpath(row.folder.path) == own), None)
+    run_path = os.path.realpath(history.folder.path)
+    row = next((row for row in rows if os.path.realpath(row.folder.path) == run_path), None)
     max_steps: dict[str, float] = {}
     skipped_below: int | None = None
     for ancestor in ancestors_of(row, rows):
@@ -97,17 +97,17 @@ def _rate(link: _ChainLink, name: str) -> list[_RatedCheckpoint]:
     if name in history.metrics:
         series = history.series(name, overlap="latest")
         points = [(int(step), float(value)) for step, value in zip(series.steps, series.values, strict=True)]
-    rated = []
-    before: float = float("-inf")
-    records: list[dict[str, Any]] = [each for each in checkpoint_records(history) if each.get("checkpoint_path")]
-    for record, saved in zip(records, saved_checkpoints(history), strict=True):
+    candidates = []
+    previous_step: float = float("-inf")
+    records: list[dict[str, Any]] = [record for record in checkpoint_records(history) if record.get("checkpoint_path")]
+    for record, checkpoint in zip(records, saved_checkpoints(history), strict=True):
         value = finite_or_none(record.get(name))
-        step = saved.global_step
+        step = checkpoint.global_step
         if step is not None:
             if value is None:
-                recent = [value for at, value in points if before < at <= step]
+                recent = [value for point_step, value in points if previous_step < point_step <= step]
                 value = finite_or_none(recent[-1]) if recent else None
-            before = step
+            previous_step = step
         if value is not None and (step is None or step <= link.max_step):
-            rated.append(_RatedCheckpoint(saved.path, step, value, link.name))
-    return rated
+            candidates.append(_RatedCheckpoint(checkpoint.path, step, value, link.name))
+    return candidates

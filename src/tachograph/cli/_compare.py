@@ -102,8 +102,8 @@ def compare(
     if html_file is not None:
         write_file(html_file, html_report(reports, pairs))
     if as_json:
-        found = [msgspec.to_builtins(report) for report in reports]
-        click.echo(json_text(found[0] if len(found) == 1 else {"schema": 1, "comparisons": found}))
+        comparisons = [msgspec.to_builtins(report) for report in reports]
+        click.echo(json_text(comparisons[0] if len(comparisons) == 1 else {"schema": 1, "comparisons": comparisons}))
     elif as_markdown:
         click.echo(markdown_report(reports), nl=False)
     else:
@@ -117,7 +117,7 @@ def compare(
 def _make_pairs(
     runs: Sequence[str], against: Sequence[str], group: str | None, where: str | None, log_dir: str
 ) -> list[Pair]:
-    """Return what is compared: for each comparison the runs of both sides."""
+    """Return the two groups of runs of each comparison."""
     if against:
         if group is not None or where is not None:
             raise click.UsageError("--against names both groups; it cannot be combined with --group or --where")
@@ -144,40 +144,40 @@ def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: 
     query = parse_query(where or "")
     rows = catalog.select(query, columns=[field], archived=None if runs else False)
     if runs:
-        named = {catalog.row(name.rstrip("/")).id: number for number, name in enumerate(runs)}
-        rows = sorted((row for row in rows if row.id in named), key=lambda row: named[row.id])
+        positions = {catalog.row(name.rstrip("/")).id: number for number, name in enumerate(runs)}
+        rows = sorted((row for row in rows if row.id in positions), key=lambda row: positions[row.id])
     for error in catalog.unknown_fields(query, [] if field == "config" else [field]):
         raise error
     if not rows:
         raise click.ClickException(f"no run in {log_dir!r} matches")
     groups = group_rows(rows, [field], [])
     first_run = rows[0].id
-    groups.sort(key=lambda found: first_run not in found.runs)
+    groups.sort(key=lambda run_group: first_run not in run_group.runs)
     if len(groups) < 2:
         raise click.ClickException(f"all {len(rows)} runs agree in {field!r}; there is nothing to compare")
     if len(groups) > _MAX_COMPARISONS:
         raise click.ClickException(f"{field!r} has {len(groups)} values; group by a field with fewer")
-    members = [load_runs(found.runs, log_dir) for found in groups]
+    members = [load_runs(run_group.runs, log_dir) for run_group in groups]
     return [(members[0], other) for other in members[1:]]
 
 
 def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[list[RunEvidence]]:
-    """Return other runs that should be as fast as those of each comparison, to learn the spread between runs from."""
+    """Return, for each comparison, other runs that should be as fast: they show the spread between runs."""
     from tachograph.catalog import Catalog
     from tachograph.comparison import load_clocks, similar_rows
 
     if not Path(log_dir).is_dir():
         return [[] for _ in pairs]
     catalog = Catalog(log_dir)
-    found = [similar_rows(catalog, [*first, *second]) for first, second in pairs]
-    folders = {str(row.folder.path): row.folder for rows in found for row in rows}
-    runs = dict(zip(folders, load_clocks(folders.values()), strict=True))
-    known = [[runs[str(row.folder.path)] for row in rows] for rows in found]
-    return [[run for run in each if run is not None] for each in known]
+    rows_by_pair = [similar_rows(catalog, [*first, *second]) for first, second in pairs]
+    folders = {str(row.folder.path): row.folder for rows in rows_by_pair for row in rows}
+    runs_by_path = dict(zip(folders, load_clocks(folders.values()), strict=True))
+    loaded_runs = [[runs_by_path[str(row.folder.path)] for row in rows] for rows in rows_by_pair]
+    return [[run for run in runs if run is not None] for runs in loaded_runs]
 
 
 def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
-    """Read what is compared of runs, by name or path.
+    """Load the numbers of runs that comparisons use, by name or path.
 
     Raises:
         TachographError: if there is no such run, or it cannot be read.
@@ -185,8 +185,8 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     from tachograph.comparison import load_folders
 
     names = list(names)
-    found = load_folders([find_readable_run(name, log_dir) for name in names])
-    return [replace(run, name=name.rstrip("/")) for run, name in zip(found, names, strict=True)]
+    runs = load_folders([find_readable_run(name, log_dir) for name in names])
+    return [replace(run, name=name.rstrip("/")) for run, name in zip(runs, names, strict=True)]
 
 
 def write_file(path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`tacho control`: list the controls of a run, or request new values and wait for the trainer's answers."""
+"""`tacho control`: list the controls of a run, or request new values and wait until the trainer acknowledges them."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ def control(
 ) -> None:
     """List the values of a running training that you can change, or change them."""
     history = read(run, log_dir)
-    wanted: dict[str, Any] = dict(_parse_assignment(text) for text in values)
+    requests: dict[str, Any] = dict(_parse_assignment(text) for text in values)
     if log_every is not None:
-        wanted["log_every"] = _parse_log_every(log_every, history)
+        requests["log_every"] = _parse_log_every(log_every, history)
     if checkpoint_now:
-        wanted["checkpoint_now"] = True
+        requests["checkpoint_now"] = True
     if profile_steps is not None:
-        wanted["profile_steps"] = profile_steps
+        requests["profile_steps"] = profile_steps
     if stop:
-        wanted["stop"] = True
-    if not wanted:
+        requests["stop"] = True
+    if not requests:
         _print_controls(history, as_json=as_json)
         return
     # Follow from the current end of the journal: answers are written after the request.
     follower = JournalFollower(history.folder.journal, journal_size(history.folder.journal))
-    ids = request_control(history, wanted, source="cli")
-    answers = _wait_for_answers(follower, ids, wait_s)
+    ids = request_control(history, requests, source="cli")
+    acks = _wait_for_acks(follower, ids, wait_s)
     if as_json:
-        click.echo(json_text({"requested": wanted, "ids": ids, "answers": answers}))
+        click.echo(json_text({"requested": requests, "ids": ids, "answers": acks}))
     else:
-        for name, value in wanted.items():
-            click.echo(_format_answer(name, value, answers.get(name)))
-    if any(answer.get("status") == "rejected" for answer in answers.values()):
+        for name, value in requests.items():
+            click.echo(_format_ack(name, value, acks.get(name)))
+    if any(ack.get("status") == "rejected" for ack in acks.values()):
         raise SystemExit(1)
 
 
@@ -106,41 +106,39 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
         return name, value.lower() == "true"
     for kind in (int, float):
         try:
-            parsed = kind(value)
+            numeric_value = kind(value)
         except ValueError:
             continue
-        if math.isfinite(parsed):
-            return name, parsed
+        if math.isfinite(numeric_value):
+            return name, numeric_value
     raise ControlError(f"--set {text!r}: {value!r} is not a finite number, true or false")
 
 
-def _wait_for_answers(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
+def _wait_for_acks(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
     """Return the latest answer to each request; stop early when all of them are final."""
-    answers: dict[str, dict[str, Any]] = {}
+    acks: dict[str, dict[str, Any]] = {}
     deadline_s = time.monotonic() + wait_s
     while time.monotonic() < deadline_s:
         for record in follower.poll():
             if record.get("name") == "control_ack" and ids.get(str(record.get("control"))) == record.get("id"):
-                answers[str(record["control"])] = record
-        if all(answers.get(name, {}).get("status") in _FINAL_STATUSES for name in ids):
+                acks[str(record["control"])] = record
+        if all(acks.get(name, {}).get("status") in _FINAL_STATUSES for name in ids):
             break
         time.sleep(0.1)
-    return answers
+    return acks
 
 
-def _format_answer(name: str, value: Any, answer: dict[str, Any] | None) -> str:
-    if answer is None:
+def _format_ack(name: str, value: Any, ack: dict[str, Any] | None) -> str:
+    if ack is None:
         return f"{name}={value} requested; the trainer polls every few seconds (use --wait 10 to see its answer)"
-    status = answer.get("status")
-    if answer.get("path"):
-        return f"{name}={value} {safe(status)}: {safe(answer['path'])} in the run folder; open it in ui.perfetto.dev"
+    status = ack.get("status")
+    if ack.get("path"):
+        return f"{name}={value} {safe(status)}: {safe(ack['path'])} in the run folder; open it in ui.perfetto.dev"
     if status == "pending":
-        wait_s = answer.get("wait_s") or 0
+        wait_s = ack.get("wait_s") or 0
         when = f"in about {wait_s:g} s" if wait_s else "at the next step"
         return f"{name}={value} received by the trainer; it takes effect {when}"
-    detail = (
-        f": {safe(answer['reason'])}" if answer.get("reason") else f"; current value: {number(answer.get('value'))}"
-    )
+    detail = f": {safe(ack['reason'])}" if ack.get("reason") else f"; current value: {number(ack.get('value'))}"
     return f"{name}={value} {safe(status)}{detail}"
 
 

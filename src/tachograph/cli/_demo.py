@@ -75,17 +75,17 @@ def _train_all(name: str, *, live: bool, log_dir: str, num_steps: int, **options
     console = Console()
     schedules = {"": Schedule(), "-low-lr": LOW, "-high-lr": HIGH}
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    path = ""
+    first_path = ""
     with Progress(*columns, console=console, transient=True) as progress:
         for suffix in ("-low-lr", "-high-lr", "") if live else schedules:
             task = progress.add_task(f"training {name}{suffix}", total=num_steps, loss="")
             more = {"schedule": schedules[suffix], "console": not suffix, "log_dir": log_dir, "num_steps": num_steps}
             pause_s = _STEP_S if live and not suffix else 0.0
-            found = _train(f"{name}{suffix}", _report(progress, task, pause_s), {**options, **more})
-            path = found if not suffix else path
-            _write_note(found, _NOTES[suffix])
+            run_path = _train(f"{name}{suffix}", _report(progress, task, pause_s), {**options, **more})
+            first_path = run_path if not suffix else first_path
+            _write_note(run_path, _NOTES[suffix])
             progress.remove_task(task)
-    console.print(render(read(path)))
+    console.print(render(read(first_path)))
     folder = f" --log-dir {log_dir}" if log_dir != "logs" else ""
     console.print(Text(f"\nCompare the three runs:  tacho ls --columns config.learning_rate,val_loss.min{folder}"))
     console.print(Text(f"Watch them:              tacho ui{folder}"))

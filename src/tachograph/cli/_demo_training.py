@@ -35,7 +35,7 @@ __all__ = ["HIGH", "LOW", "Schedule", "train"]
 Array = npt.NDArray[np.float64]
 
 _BATCH_SIZE = 128
-_HIDDEN = 64
+_HIDDEN_SIZE = 64
 _STEPS_PER_EPOCH = 100
 _LABEL_NOISE = 0.01
 # A step takes a millisecond, so its time says more about the machine than about the training.
@@ -79,7 +79,7 @@ def train(
 ) -> str:
     """Train the model, record the run and return its folder."""
     config = {
-        "model": f"mlp-2-{_HIDDEN}-{_HIDDEN}-1",
+        "model": f"mlp-2-{_HIDDEN_SIZE}-{_HIDDEN_SIZE}-1",
         "optimizer": "adam",
         "learning_rate": schedule.peak,
         "lr_scheduler": "cosine",
@@ -158,7 +158,7 @@ class _Network:
     """A multilayer perceptron with hand-written gradients."""
 
     def __init__(self, random: np.random.Generator) -> None:
-        sizes = (2, _HIDDEN, _HIDDEN, 1)
+        sizes = (2, _HIDDEN_SIZE, _HIDDEN_SIZE, 1)
         self.params: list[Array] = []
         for fan_in, fan_out in itertools.pairwise(sizes):
             self.params.append(random.normal(0, math.sqrt(2 / fan_in), (fan_in, fan_out)))

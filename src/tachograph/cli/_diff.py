@@ -43,32 +43,37 @@ def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | 
     from tachograph.catalog import diff_rows
 
     rows = select_runs(log_dir, runs, where, columns=[*parse_columns(columns or ""), "config.*"], archived=False)
-    found = diff_rows(rows, parse_columns(columns or ""))
+    runs_diff = diff_rows(rows, parse_columns(columns or ""))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(found)))
+        click.echo(json_text(msgspec.to_builtins(runs_diff)))
     else:
-        print_runs_diff(Console(), found)
+        print_runs_diff(Console(), runs_diff)
 
 
 def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
     from tachograph.catalog import CapturedRun, diff_pair
 
-    found = diff_pair(*(CapturedRun.of(read(run, log_dir)) for run in (first, second)))
+    pair_diff = diff_pair(*(CapturedRun.of(read(run, log_dir)) for run in (first, second)))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(found)))
+        click.echo(json_text(msgspec.to_builtins(pair_diff)))
         return
     console = Console()
-    names = [safe(name, 60) for name in found.runs]
+    names = [safe(name, 60) for name in pair_diff.runs]
     names = names if names[0] != names[1] else [safe(first, 60), safe(second, 60)]
-    parts = {"config": found.config, "git": found.git, "packages": found.packages, "environment": found.environment}
-    for title, differences in parts.items():
-        if differences:
-            console.print(_table(title, names, differences), Text())
-    for change in found.code:
+    parts = {
+        "config": pair_diff.config,
+        "git": pair_diff.git,
+        "packages": pair_diff.packages,
+        "environment": pair_diff.environment,
+    }
+    for title, part in parts.items():
+        if part:
+            console.print(_table(title, names, part), Text())
+    for change in pair_diff.code:
         _print_change(console, change)
-    if not any(parts.values()) and not found.code:
+    if not any(parts.values()) and not pair_diff.code:
         console.print(Text("No differences found."))
-    for note in found.notes:
+    for note in pair_diff.notes:
         console.print(Text(f"not compared: {safe(note, 500)}", style="yellow"))
 
 

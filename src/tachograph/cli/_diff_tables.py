@@ -28,31 +28,31 @@ def cell_text(value: Any) -> str:
     return safe(value, _MAX_CELL_CHARS) if isinstance(value, str) else number(value)
 
 
-def print_runs_diff(console: Console, found: RunsDiff) -> None:
-    """Print config beside results, then what else differs."""
-    titles = [safe(run.title, 60) for run in found.runs]
-    parts = {"git": found.git, "packages": found.packages, "environment": found.environment}
-    if not any((found.config, found.files, *parts.values())):
+def print_runs_diff(console: Console, runs_diff: RunsDiff) -> None:
+    """Print config beside results, then all other differences."""
+    titles = [safe(run.title, 60) for run in runs_diff.runs]
+    parts = {"git": runs_diff.git, "packages": runs_diff.packages, "environment": runs_diff.environment}
+    if not any((runs_diff.config, runs_diff.files, *parts.values())):
         console.print(Text("No differences found."), Text())
-    _print_config(console, titles, found)
+    _print_config(console, titles, runs_diff)
     for name, part in parts.items():
         if part:
             _print_part(console, name, titles, part)
-    if found.files:
-        _print_files(console, titles, found.files)
-    console.print(Text(f"Config keys that are equal in all runs: {found.num_equal}.", style="dim"))
-    if found.num_ignored:
-        text = f"Names of runs, paths, times, ports and similar keys that differ: {found.num_ignored}."
+    if runs_diff.files:
+        _print_files(console, titles, runs_diff.files)
+    console.print(Text(f"Config keys that are equal in all runs: {runs_diff.num_equal}.", style="dim"))
+    if runs_diff.num_ignored:
+        text = f"Names of runs, paths, times, ports and similar keys that differ: {runs_diff.num_ignored}."
         console.print(Text(text, style="dim"))
-    for note in found.notes:
+    for note in runs_diff.notes:
         console.print(Text(f"not compared: {safe(note, 500)}", style="yellow"))
 
 
-def _print_config(console: Console, titles: list[str], found: RunsDiff) -> None:
+def _print_config(console: Console, titles: list[str], runs_diff: RunsDiff) -> None:
     """Print the config keys that differ, then the results, with the best ones marked."""
-    cells = {safe(each.name, 80): list(map(cell_text, each.values)) for each in found.config if each.differs}
-    for each in found.results:
-        marks = [" *" if run.name == each.best else "" for run in found.runs]
+    cells = {safe(each.name, 80): list(map(cell_text, each.values)) for each in runs_diff.config if each.differs}
+    for each in runs_diff.results:
+        marks = [" *" if run.name == each.best else "" for run in runs_diff.runs]
         values = zip(map(cell_text, each.values), marks, strict=True)
         cells[safe(each.field, 80)] = [f"{text}{mark}" for text, mark in values]
     if not cells:
@@ -66,7 +66,7 @@ def _print_config(console: Console, titles: list[str], found: RunsDiff) -> None:
         for index, title in enumerate(titles):
             add_row(table, title, *(texts[index] for texts in cells.values()))
     console.print(table, Text())
-    if any(each.best for each in found.results):
+    if any(each.best for each in runs_diff.results):
         console.print(Text("* the best value", style="dim"))
 
 
@@ -78,15 +78,15 @@ def _print_part(console: Console, title: str, titles: list[str], part: list[Vari
     else:
         table = new_table(title, "values", wraps=["values"])
         for each in part:
-            add_row(table, safe(each.name, 80), _counted([cell_text(value) for value in each.values]))
+            add_row(table, safe(each.name, 80), _count_values([cell_text(value) for value in each.values]))
     console.print(table, Text())
 
 
-def _counted(values: list[str]) -> str:
+def _count_values(values: list[str]) -> str:
     """Return values with the number of runs that have each, the most frequent first."""
-    found = Counter(values).most_common()
-    texts = [f"{value} ({count} {'run' if count == 1 else 'runs'})" for value, count in found[:_MAX_VALUES]]
-    return ", ".join([*texts, f"{len(found) - _MAX_VALUES} more"] if len(found) > _MAX_VALUES else texts)
+    counts = Counter(values).most_common()
+    texts = [f"{value} ({count} {'run' if count == 1 else 'runs'})" for value, count in counts[:_MAX_VALUES]]
+    return ", ".join([*texts, f"{len(counts) - _MAX_VALUES} more"] if len(counts) > _MAX_VALUES else texts)
 
 
 def _print_files(console: Console, titles: list[str], files: list[FileVersions]) -> None:
@@ -94,7 +94,11 @@ def _print_files(console: Console, titles: list[str], files: list[FileVersions])
     for file in files:
         texts = ["lacks it" if version is None else f"version {version}" for version in file.versions]
         pairs = zip(titles, texts, strict=True)
-        text = ", ".join(f"{name}: {text}" for name, text in pairs) if len(titles) <= _MAX_COLUMNS else _counted(texts)
+        text = (
+            ", ".join(f"{name}: {text}" for name, text in pairs)
+            if len(titles) <= _MAX_COLUMNS
+            else _count_values(texts)
+        )
         add_row(table, safe(file.path, 80), text)
     console.print(table, Text())
     console.print(Text("tacho diff RUN OTHER shows the changed lines of two runs.", style="dim"))

@@ -127,11 +127,11 @@ def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType
         why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
         failure = (f"The run {diagnosis.state}{why}.", "bold red")
         parts += [Text.assemble(failure, (f" Details: {safe(show_command, 400)}", "dim")), Text()]
-    closed = [alert for alert in diagnosis.alerts if not alert.is_open]
+    closed_alerts = [alert for alert in diagnosis.alerts if not alert.is_open]
     for alert in diagnosis.open_alerts:
         parts += [_render_alert(alert), Text()]
-    if closed:
-        parts += [Text("Resolved or abandoned:", style="dim"), *(_summary(alert) for alert in closed), Text()]
+    if closed_alerts:
+        parts += [Text("Resolved or abandoned:", style="dim"), *(_summary(alert) for alert in closed_alerts), Text()]
     if not diagnosis.alerts and diagnosis.signals:
         scope = " in its training metrics" if diagnosis.has_failed else ""
         parts += [Text(f"No problems found{scope}.", style="green"), Text()]
@@ -167,12 +167,12 @@ def _render_alert(alert: Alert) -> RenderableType:
 
 
 def _summary(alert: Alert) -> Text:
-    steps = lasted = ""
+    steps = duration_text = ""
     if alert.resolved_step is not None:
         steps = f"steps {number(alert.opened_step)} to {number(alert.resolved_step)}"
     if alert.resolved_time is not None and alert.opened_time is not None:
-        lasted = f" ({duration(alert.resolved_time - alert.opened_time)})"
-    return _headline(alert) + Text(f"  {steps}{lasted}  {safe(alert.outcome, 200)}", style="dim")
+        duration_text = f" ({duration(alert.resolved_time - alert.opened_time)})"
+    return _headline(alert) + Text(f"  {steps}{duration_text}  {safe(alert.outcome, 200)}", style="dim")
 
 
 def alert_lines(alerts: list[Alert]) -> Table:

@@ -34,14 +34,14 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     from tachograph.catalog import parse_query as parse
 
     rows = Catalog(log_dir).select(parse(" ".join(words)), columns=["project"], archived=None)
-    used = {row.id: disk_usage(row.folder) for row in rows}
-    totals = {row.id: sum(used[row.id].values()) for row in rows}
-    sums = _sums(rows, used, totals)
-    trashed = list_trash(log_dir)
-    trash_bytes = sum(sum(disk_usage(trash_folder(log_dir, run)).values()) for run in trashed)
+    sizes = {row.id: disk_usage(row.folder) for row in rows}
+    totals = {row.id: sum(sizes[row.id].values()) for row in rows}
+    sums = _sums(rows, sizes, totals)
+    trash_runs = list_trash(log_dir)
+    trash_bytes = sum(sum(disk_usage(trash_folder(log_dir, run)).values()) for run in trash_runs)
     if as_json:
-        runs = [{"name": name, "total": totals[name], **parts} for name, parts in used.items()]
-        trash = {"num_runs": len(trashed), "total": trash_bytes}
+        runs = [{"name": name, "total": totals[name], **parts} for name, parts in sizes.items()]
+        trash = {"num_runs": len(trash_runs), "total": trash_bytes}
         click.echo(json_text({"total": sum(totals.values()), **sums, "trash": trash, "runs": runs}))
         return
     console = Console()
@@ -50,35 +50,35 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
         return
     table = new_table("run", "size", "mostly", right={"size"})
     for name in sorted(totals, key=lambda name: -totals[name])[:limit]:
-        largest = max(used[name], key=lambda part: used[name][part])
+        largest = max(sizes[name], key=lambda part: sizes[name][part])
         add_row(table, safe(name, 60), size(totals[name]), largest)
     if len(totals) > limit:
-        rest = sum(sorted(totals.values())[: len(totals) - limit])
-        add_row(table, Text(f"… and {len(totals) - limit} more", style="dim"), size(rest))
+        rest_bytes = sum(sorted(totals.values())[: len(totals) - limit])
+        add_row(table, Text(f"… and {len(totals) - limit} more", style="dim"), size(rest_bytes))
     console.print(table)
     for title, counts in sums.items():
-        shown = [(key, count) for key, count in sorted(counts.items(), key=lambda item: -item[1]) if count]
-        if len(shown) > (0 if title == "parts" else 1):
+        largest_counts = [(key, count) for key, count in sorted(counts.items(), key=lambda item: -item[1]) if count]
+        if len(largest_counts) > (0 if title == "parts" else 1):
             table = new_table(title.rstrip("s"), "size", right={"size"})
-            for key, count in shown[:limit]:
+            for key, count in largest_counts[:limit]:
                 add_row(table, safe(key, 60), size(count))
             console.print(Text(), table)
     console.print(Text(f"\n{size(sum(totals.values()))} in total", style="bold"))
-    if trashed:
+    if trash_runs:
         console.print(Text(f"{size(trash_bytes)} more in the trash; delete with: tacho trash empty", style="dim"))
 
 
-def _sums(rows: list[RunRow], used: dict[str, dict[str, int]], totals: dict[str, int]) -> dict[str, dict[str, int]]:
+def _sums(rows: list[RunRow], sizes: dict[str, dict[str, int]], totals: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the bytes of each part, project, tag and month."""
     parts: Counter[str] = Counter()
     by: dict[str, Counter[str]] = {"projects": Counter(), "tags": Counter(), "months": Counter()}
     for row in rows:
-        parts.update(used[row.id])
-        started: Any = row.get("started")
+        parts.update(sizes[row.id])
+        started_at: Any = row.get("started")
         keys = {
             "projects": [row.get("project") or "no project"],
             "tags": row.get("tags") or ["no tag"],
-            "months": [time.strftime("%Y-%m", time.localtime(started)) if started else "unknown"],
+            "months": [time.strftime("%Y-%m", time.localtime(started_at)) if started_at else "unknown"],
         }
         for title, names in keys.items():
             by[title].update(dict.fromkeys(names, totals[row.id]))

@@ -87,8 +87,8 @@ def export(
     load_format(format_name)  # a missing package is reported before anything is read
     folders = _find_runs(runs, log_dir)
     with _open_file(Path(output), force=force) if is_file else _open_standard_output() as file:
-        exported = export_runs(folders, file, format_name, metrics=metrics, kinds=kinds, is_long=is_long)
-    _report(exported, output if is_file else None)
+        results = export_runs(folders, file, format_name, metrics=metrics, kinds=kinds, is_long=is_long)
+    _report(results, output if is_file else None)
 
 
 def _find_runs(runs: tuple[str, ...], log_dir: str) -> list[RunFolder]:
@@ -138,13 +138,13 @@ class _Terminal:
         return len(data)
 
 
-def _report(exported: list[ExportedRun], output: str | None) -> None:
-    """Print what was exported and what was not, on the standard error, so that the table can be piped."""
-    for run in exported:
+def _report(results: list[ExportedRun], output: str | None) -> None:
+    """Print the number of exported rows and runs without any, on standard error, so that the table can be piped."""
+    for run in results:
         if run.num_bad_lines:
             click.echo(f"{safe(run.name)}: skipped {plural(run.num_bad_lines, 'unreadable line')}", err=True)
         if not run.num_rows:
             click.echo(f"{safe(run.name)}: nothing to export", err=True)
     if output is not None:
-        num_rows, num_runs = sum(run.num_rows for run in exported), sum(run.num_rows > 0 for run in exported)
+        num_rows, num_runs = sum(run.num_rows for run in results), sum(run.num_rows > 0 for run in results)
         click.echo(f"{safe(output)}: {plural(num_rows, 'row')} of {plural(num_runs, 'run')}", err=True)

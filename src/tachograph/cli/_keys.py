@@ -40,14 +40,14 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--name", required=True, help="Who or what uses the key, such as ci or anna@laptop.")
+@click.option("--name", required=True, help="Name of the user of the key, such as ci or anna@laptop.")
 @click.option(
     "--scope",
     "scopes",
     required=True,
     multiple=True,
     metavar="SCOPE[,SCOPE]...",
-    help=f"What the key allows: {', '.join(f'{scope} ({meaning})' for scope, meaning in SCOPES.items())}.",
+    help=f"Rights of the key: {', '.join(f'{scope} ({meaning})' for scope, meaning in SCOPES.items())}.",
 )
 @click.option("--project", help="Only runs of this project. Default: all.")
 @click.option("--expires", metavar="AGE", help="When the key expires, such as 90d. Default: never.")
@@ -98,22 +98,35 @@ def create(
 def list_(data: Path, as_json: bool) -> None:
     """List the keys, including keys that expired or were revoked in the last 90 days. Secrets are never shown."""
     ring, now_s = KeyRing(keys_path(data)), time.time()
-    found, kept = ring.list(), count_kept_bytes(data)
+    access_keys, stored_bytes = ring.list(), count_kept_bytes(data)
     if as_json:
-        click.echo(json_text([{**_values(key, now_s), "kept_bytes": kept.get(key.name, 0)} for key in found]))
+        click.echo(
+            json_text([{**_values(key, now_s), "kept_bytes": stored_bytes.get(key.name, 0)} for key in access_keys])
+        )
         return
-    if not found:
+    if not access_keys:
         click.echo(f"There are no access keys in {safe(ring.path)}. Create one with: tacho keys create")
         return
     columns = ("name", "id", "scopes", "project", "state", "last used", "created", "kept", "limits")
     table = new_table(*columns, wraps=("limits",))
-    for key in found:
+    for key in access_keys:
         state = Text(_state(key, now_s), style="dim" if key.ended(now_s) is not None else "")
-        used = ago(key.last_used) if key.last_used is not None else "never"
+        last_used = ago(key.last_used) if key.last_used is not None else "never"
         project = safe(key.project, 40) if key.project is not None else "all"
         limits = ", ".join(_limits(key)) or "–"
-        stored = size(kept[key.name]) if key.name in kept else "–"
-        add_row(table, safe(key.name), key.id, _scopes(key), project, state, used, _day(key.created), stored, limits)
+        stored_size = size(stored_bytes[key.name]) if key.name in stored_bytes else "–"
+        add_row(
+            table,
+            safe(key.name),
+            key.id,
+            _scopes(key),
+            project,
+            state,
+            last_used,
+            _day(key.created),
+            stored_size,
+            limits,
+        )
     Console().print(table)
 
 
@@ -122,8 +135,8 @@ def list_(data: Path, as_json: bool) -> None:
 @_data_option
 def revoke(key: str, data: Path) -> None:
     """Revoke a key by its id, or all keys with a name. The server rejects them at once."""
-    for revoked in KeyRing(keys_path(data)).revoke(key):
-        click.echo(f"revoked the key {safe(revoked.name)} (id {revoked.id})")
+    for revoked_key in KeyRing(keys_path(data)).revoke(key):
+        click.echo(f"revoked the key {safe(revoked_key.name)} (id {revoked_key.id})")
 
 
 @keys.command()

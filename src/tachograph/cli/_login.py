@@ -105,8 +105,8 @@ def logout(url: str | None) -> None:
     """Remove your stored access key for a server. The key stays valid: revoke it on the server if it leaked."""
     server = _choose_server(url, allow_plain_http=True)
     if not remove_token(server):
-        known = ", ".join(stored_servers())
-        raise LoginError(f"no key is stored for {server}" + (f"; there are keys for {known}" if known else ""))
+        servers = ", ".join(stored_servers())
+        raise LoginError(f"no key is stored for {server}" + (f"; there are keys for {servers}" if servers else ""))
     click.echo(f"logged out of {server}; the key itself is still valid until it is revoked on the server")
     if os.environ.get(API_KEY_VARIABLE):
         click.echo(f"{API_KEY_VARIABLE} is still set and is used for every server", err=True)
@@ -151,18 +151,18 @@ def _read_token(server: ServerAddress, key_stdin: bool) -> str:
 
 def _choose_server(url: str | None, *, allow_plain_http: bool) -> ServerAddress:
     """Return the given server, or the only one with a stored key. Where `login` accepted plain HTTP, it is accepted."""
-    known = stored_servers()
+    servers = stored_servers()
     if url is None:
-        if len(known) != 1:
-            found = f"there are keys for {', '.join(known)}" if known else "no key is stored"
-            raise click.UsageError(f"pass the URL of the server: {found}")
-        return parse_server(known[0], allow_plain_http=True)
+        if len(servers) != 1:
+            reason = f"there are keys for {', '.join(servers)}" if servers else "no key is stored"
+            raise click.UsageError(f"pass the URL of the server: {reason}")
+        return parse_server(servers[0], allow_plain_http=True)
     server = parse_server(url, allow_plain_http=True)
-    return server if server.url in known else parse_server(url, allow_plain_http=allow_plain_http)
+    return server if server.url in servers else parse_server(url, allow_plain_http=allow_plain_http)
 
 
 def _ask(server: ServerAddress, token: str) -> _KeyFacts:
-    """Return what the server answers about a token.
+    """Return the facts that the server reports about a token.
 
     Raises:
         LoginError: if it rejects the token, or is not a Tachograph server.

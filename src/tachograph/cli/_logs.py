@@ -40,10 +40,10 @@ def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_t
     deadline_s: float | None = None
     while follow:
         # Check the state before polling: lines written in between are then read before the loop ends.
-        ended = overview(folder).state not in {RunState.RUNNING, RunState.STALE}
+        has_ended = overview(folder).state not in {RunState.RUNNING, RunState.STALE}
         is_recorded = partial_output(folder).exists()
         num_printed += _print(follower.poll(), as_json=as_json, with_time=with_time)
-        if not ended:
+        if not has_ended:
             deadline_s = None
         elif deadline_s is None:
             deadline_s = time.monotonic() + _MAX_WAIT_S

@@ -25,7 +25,7 @@ from tachograph.cli._format import (
     size,
     state_text,
 )
-from tachograph.cli._options import given_log_dirs, json_option, log_dirs_option
+from tachograph.cli._options import json_option, log_dirs_of, log_dirs_option
 from tachograph.cli._select import parse_columns
 from tachograph.journal import RunState
 from tachograph.reader import RunOverview
@@ -41,14 +41,14 @@ _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
 _NARROW_HEADINGS = ("run", "state", "loss", "step")
 _GROUPED_COLUMN = "loss.min"
 _MAX_CELL_CHARS = 60
-_ARCHIVED = {"no": False, "only": True, "all": None}
+_ARCHIVED_FILTERS = {"no": False, "only": True, "all": None}
 
 
 def _complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the slugs of views that start with the text before the cursor."""
     from tachograph.catalog import list_views
 
-    views = list_views(given_log_dirs(context))
+    views = list_views(log_dirs_of(context))
     return [view.slug for view in views if view.slug.startswith(incomplete)]
 
 
@@ -71,7 +71,7 @@ def _complete_view(context: click.Context, parameter: click.Parameter, incomplet
     metavar="FIELDS",
     help="Group by up to three fields; config is the whole config without seeds, names and paths.",
 )
-@click.option("--archived", is_flag=True, help="Show only archived runs.")
+@click.option("--archived", "only_archived", is_flag=True, help="Show only archived runs.")
 @click.option("--all", "show_all", is_flag=True, help="Also show archived runs.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV; without --columns, with every field.")
 @click.option(
@@ -90,7 +90,7 @@ def ls(
     sort: str | None,
     limit: int | None,
     group: str | None,
-    archived: bool,
+    only_archived: bool,
     show_all: bool,
     as_csv: bool,
     view: str | None,
@@ -106,29 +106,29 @@ def ls(
 
     if as_csv and (as_json or group):
         raise click.UsageError(f"--csv cannot be combined with {'--json' if as_json else '--group'}")
-    wanted = _wanted_view(words, states, columns, sort, group, archived, show_all)
-    saved = None if view is None else _load_view(log_dirs, view)
-    wanted = wanted if saved is None else _combined(saved, wanted)
+    query_view = _view_from_options(words, states, columns, sort, group, only_archived, show_all)
+    base_view = None if view is None else _load_view(log_dirs, view)
+    query_view = query_view if base_view is None else _combine_views(base_view, query_view)
     if save_view is not None:
-        parse_query(wanted.filter)
-        _save_view(log_dirs, save_view, wanted)
+        parse_query(query_view.filter)
+        _save_view(log_dirs, save_view, query_view)
     catalog = Catalog(*log_dirs)
-    rows = _select_rows(catalog, wanted, is_saved=saved is not None, shows_facts=as_csv)[:limit]
-    if wanted.only_differing and len(rows) > 1:
-        wanted.columns = differing_fields(rows, wanted.columns)
+    rows = _select_rows(catalog, query_view, is_saved=base_view is not None, shows_facts=as_csv)[:limit]
+    if query_view.only_differing and len(rows) > 1:
+        query_view.columns = differing_fields(rows, query_view.columns)
     if as_csv:
-        _print_csv(rows, wanted.columns)
-    elif wanted.group:
-        _print_groups(rows, wanted.group, wanted.columns or [_GROUPED_COLUMN], as_json=as_json)
+        _print_csv(rows, query_view.columns)
+    elif query_view.group:
+        _print_groups(rows, query_view.group, query_view.columns or [_GROUPED_COLUMN], as_json=as_json)
     elif as_json:
-        click.echo(json_text([_json_row(row, wanted.columns) for row in rows]))
+        click.echo(json_text([_json_row(row, query_view.columns) for row in rows]))
     elif not rows:
-        num_hidden = len(catalog.select(wanted.filter, archived=True)) if wanted.archived == "no" else 0
-        _print_nothing(log_dirs, wanted.filter, num_hidden)
-    elif wanted.columns:
-        Console().print(_chosen_columns(rows, wanted.columns))
+        num_hidden = len(catalog.select(query_view.filter, archived=True)) if query_view.archived == "no" else 0
+        _print_nothing(log_dirs, query_view.filter, num_hidden)
+    elif query_view.columns:
+        Console().print(_column_table(rows, query_view.columns))
     else:
-        Console().print(_default_columns(rows))
+        Console().print(_default_table(rows))
 
 
 def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_facts: bool) -> list[RunRow]:
@@ -138,10 +138,10 @@ def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_fac
     query = parse_query(view.filter)
     sort_field = view.sort.removeprefix("-")
     fields = [*view.columns, *view.group, *([sort_field] if sort_field else [])]
-    needed = (
+    loaded_fields = (
         [*fields, _GROUPED_COLUMN] if view.group else [*fields, *FACTS] if shows_facts and not view.columns else fields
     )
-    rows = catalog.select(query, columns=needed, archived=_ARCHIVED[view.archived])
+    rows = catalog.select(query, columns=loaded_fields, archived=_ARCHIVED_FILTERS[view.archived])
     for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
         if not is_saved:
             raise error
@@ -162,13 +162,13 @@ def _print_csv(rows: Sequence[RunRow], columns: Sequence[str]) -> None:
 # Views ---------------------------------------------------------------------------------------------------------------
 
 
-def _wanted_view(
+def _view_from_options(
     words: Sequence[str],
     states: Sequence[str],
     columns: str | None,
     sort: str | None,
     group: str | None,
-    archived: bool,
+    only_archived: bool,
     show_all: bool,
 ) -> SavedView:
     """Return the options as a view without a name."""
@@ -184,43 +184,45 @@ def _wanted_view(
         columns=parse_columns(columns or ""),
         sort=(sort or "").replace("`", ""),
         group=parse_columns(group or ""),
-        archived="all" if show_all else "only" if archived else "no",
+        archived="all" if show_all else "only" if only_archived else "no",
     )
 
 
 def _load_view(log_dirs: Sequence[str], slug: str) -> SavedView:
     from tachograph.catalog import load_view
 
-    saved = load_view(log_dirs, slug)
-    for problem in saved.problems:
-        click.echo(f"view {saved.slug}: {safe(problem, 1_000)}", err=True)
-    return saved
+    stored_view = load_view(log_dirs, slug)
+    for problem in stored_view.problems:
+        click.echo(f"view {stored_view.slug}: {safe(problem, 1_000)}", err=True)
+    return stored_view
 
 
-def _combined(saved: SavedView, wanted: SavedView) -> SavedView:
-    """Return a saved view with other options: both expressions must match, and the rest replaces that of the view."""
-    expressions = [text for text in (saved.filter, wanted.filter) if text.strip()]
+def _combine_views(base_view: SavedView, query_view: SavedView) -> SavedView:
+    """Return a saved view with other options: both expressions must match, other options override the view."""
+    expressions = [text for text in (base_view.filter, query_view.filter) if text.strip()]
     return msgspec.structs.replace(
-        saved,
+        base_view,
         filter=" ".join(f"({text})" for text in expressions) if len(expressions) > 1 else "".join(expressions),
-        columns=wanted.columns or saved.columns,
-        sort=wanted.sort or saved.sort,
-        group=wanted.group or saved.group,
-        archived=wanted.archived if wanted.archived != "no" else saved.archived,
+        columns=query_view.columns or base_view.columns,
+        sort=query_view.sort or base_view.sort,
+        group=query_view.group or base_view.group,
+        archived=query_view.archived if query_view.archived != "no" else base_view.archived,
     )
 
 
-def _save_view(log_dirs: Sequence[str], name: str, wanted: SavedView) -> None:
+def _save_view(log_dirs: Sequence[str], name: str, query_view: SavedView) -> None:
     """Save a view; one that exists keeps what these options do not describe, such as its charts."""
     from tachograph.catalog import ViewError, load_view, save_view, slug_of
 
     slug = slug_of(name)
     try:
-        known = load_view(log_dirs, slug)
+        stored_view = load_view(log_dirs, slug)
     except ViewError:
-        known = wanted
-    changed = {key: getattr(wanted, key) for key in ("filter", "columns", "sort", "group", "archived", "pinned_runs")}
-    is_new = save_view(log_dirs, msgspec.structs.replace(known, slug=slug, name=name, **changed))
+        stored_view = query_view
+    changes = {
+        key: getattr(query_view, key) for key in ("filter", "columns", "sort", "group", "archived", "pinned_runs")
+    }
+    is_new = save_view(log_dirs, msgspec.structs.replace(stored_view, slug=slug, name=name, **changes))
     click.echo(f"{'Saved' if is_new else 'Replaced'} the view; show it with: tacho ls --view {slug}", err=True)
 
 
@@ -238,14 +240,14 @@ def _print_nothing(log_dirs: Sequence[str], is_selected: object, num_hidden: int
 def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
     if columns:
         return {"name": row.id, **{column: row.get(column) for column in columns}}
-    added = {field: row.get(field) for field in ("display_name", "note", "tags", "archived")}
-    return {**msgspec.to_builtins(row.summary.overview), "name": row.id, **added}
+    annotations = {field: row.get(field) for field in ("display_name", "note", "tags", "archived")}
+    return {**msgspec.to_builtins(row.summary.overview), "name": row.id, **annotations}
 
 
 # The usual columns ---------------------------------------------------------------------------------------------------
 
 
-def _default_columns(rows: Sequence[RunRow]) -> RenderableType:
+def _default_table(rows: Sequence[RunRow]) -> RenderableType:
     width = Console().width
     headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
     table = new_table(*headings, right={"step", "loss", "time/step"})
@@ -258,11 +260,11 @@ def _default_columns(rows: Sequence[RunRow]) -> RenderableType:
 def _row_cells(row: RunRow) -> dict[str, RenderableType]:
     run = row.summary.overview
     progress = run.progress
-    lost = f" ({run.num_dropped} lost)" if run.num_dropped else ""
+    lost_text = f" ({run.num_dropped} lost)" if run.num_dropped else ""
     is_live = run.state is RunState.RUNNING
     return {
         "run": _title(row),
-        "state": state_text(run.state) + Text(lost, style="yellow") + _alert_count(run),
+        "state": state_text(run.state) + Text(lost_text, style="yellow") + _alert_count(run),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
         "loss": number(run.train_loss),
@@ -297,14 +299,14 @@ def _format_milliseconds(seconds: float | None) -> str:
 # Chosen columns ------------------------------------------------------------------------------------------------------
 
 
-def _chosen_columns(rows: Sequence[RunRow], columns: Sequence[str]) -> RenderableType:
+def _column_table(rows: Sequence[RunRow], columns: Sequence[str]) -> RenderableType:
     from tachograph.catalog import best_row
 
-    best = {column: found.id for column in columns if len(rows) > 1 and (found := best_row(rows, column)) is not None}
-    texts = [[_cell(row, column, is_best=best.get(column) == row.id) for column in columns] for row in rows]
+    best_ids = {column: best.id for column in columns if len(rows) > 1 and (best := best_row(rows, column)) is not None}
+    texts = [[_cell(row, column, is_best=best_ids.get(column) == row.id) for column in columns] for row in rows]
     widths = [max(len(column), *(len(cells[index]) for cells in texts)) for index, column in enumerate(columns)]
-    longest = max(len(_title(row)) for row in rows)
-    if sum(widths) + 2 * len(columns) + min(longest, 30) > Console().width:
+    title_width = max(len(_title(row)) for row in rows)
+    if sum(widths) + 2 * len(columns) + min(title_width, 30) > Console().width:
         # Too wide for a table: a block per run.
         return Group(*(part for row, cells in zip(rows, texts, strict=True) for part in _block(row, columns, cells)))
     table = new_table("run", *map(safe, columns), right=set(map(safe, columns)))
@@ -368,12 +370,12 @@ def _print_groups(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequen
 
 
 def _spread(group: RunGroup, column: str) -> str:
-    found = group.columns[column]
-    if found.mean is None:
+    statistics = group.columns[column]
+    if statistics.mean is None:
         return "–"
-    text = format_field(column, found.mean)
-    if found.spread is not None:
-        text += f" ± {format_field(column, found.spread)}"
-    if found.best is not None and len(group.runs) > 1:
-        text += f", best {format_field(column, found.best)} ({safe(found.best_run, 40)})"
+    text = format_field(column, statistics.mean)
+    if statistics.spread is not None:
+        text += f" ± {format_field(column, statistics.spread)}"
+    if statistics.best is not None and len(group.runs) > 1:
+        text += f", best {format_field(column, statistics.best)} ({safe(statistics.best_run, 40)})"
     return text

@@ -74,16 +74,16 @@ def settings(as_json: bool) -> None:
 @json_option
 def test(channel: str | None, config_path: str | None, event: str, as_json: bool) -> None:
     """Send a sample message to each configured channel and show whether it arrived."""
-    chosen = resolve_notify(None, _read_section(config_path))
-    channels = _select_channels(open_channels(chosen), channel)
+    notify_settings = resolve_notify(None, _read_section(config_path))
+    channels = _select_channels(open_channels(notify_settings), channel)
     if not channels:
         click.echo(json_text([]) if as_json else _NO_CHANNEL)
         raise SystemExit(1)
     results = []
-    for line in [] if as_json else config_warnings(chosen):
+    for line in [] if as_json else config_warnings(notify_settings):
         click.echo(line)
-    for one in channels:
-        results.append(_send_sample(one, chosen, event))
+    for opened_channel in channels:
+        results.append(_send_sample(opened_channel, notify_settings, event))
         if not as_json:
             click.echo(_format_result(results[-1]))
     if as_json:
@@ -100,11 +100,11 @@ def _read_section(config_path: str | None) -> Any:
 
 
 def _select_channels(channels: list[Channel], name: str | None) -> list[Channel]:
-    chosen = [channel for channel in channels if name in (None, channel.name)]
-    if channels and not chosen:
-        configured = ", ".join(channel.name for channel in channels)
-        raise ConfigError(f"--channel {name}: not configured; configured channels: {configured}")
-    return chosen
+    matches = [channel for channel in channels if name in (None, channel.name)]
+    if channels and not matches:
+        names = ", ".join(channel.name for channel in channels)
+        raise ConfigError(f"--channel {name}: not configured; configured channels: {names}")
+    return matches
 
 
 def _send_sample(channel: Channel, settings: NotifySettings, event: str) -> dict[str, Any]:

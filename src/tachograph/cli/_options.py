@@ -16,7 +16,7 @@ from tachograph.settings import Settings
 
 __all__ = [
     "complete_run",
-    "given_log_dirs",
+    "log_dirs_of",
     "json_option",
     "log_dir_option",
     "log_dirs_option",
@@ -78,15 +78,15 @@ def resolve_run(context: click.Context, parameter: click.Parameter, value: Any) 
     folders = LogFolders(*log_dirs)
     paths = []
     for name in names:
-        found = folders.resolve(name)
-        if found is None:
+        match = folders.resolve(name)
+        if match is None:
             if os.sep in name and os.path.isdir(name):
                 paths.append(name)
                 continue
             hint = did_you_mean(name[:200], [run.id for run in folders.find()])
             raise RunNotFoundError(f"no run {name[:200]!r} in {', '.join(map(repr, log_dirs))}{hint}")
-        context.params["log_dir"] = found[0]
-        paths.append(os.fspath(found[2].path))
+        context.params["log_dir"] = match[0]
+        paths.append(os.fspath(match[2].path))
     return paths[0] if isinstance(value, str) else tuple(paths)
 
 
@@ -113,15 +113,15 @@ def run_argument(command: Command) -> Command:
     return click.argument("run", shell_complete=complete_run, callback=resolve_run)(command)
 
 
-def given_log_dirs(context: click.Context) -> list[str]:
+def log_dirs_of(context: click.Context) -> list[str]:
     """Return the log folders of an incomplete command line."""
-    given = (
+    value = (
         context.meta.get(_LOG_DIRS)
         or context.params.get("log_dirs")
         or context.params.get("log_dir")
         or os.environ.get("TACHO_LOG_DIR")
     )
-    return [given] if isinstance(given, str) else list(given or [Settings().log_dir])
+    return [value] if isinstance(value, str) else list(value or [Settings().log_dir])
 
 
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -129,11 +129,11 @@ def complete_run(context: click.Context, parameter: click.Parameter, incomplete:
 
     Looks at folders only, so that it is fast with thousands of runs.
     """
-    given = {value for value in context.params.values() if isinstance(value, str)}
-    given |= {word for value in context.params.values() if isinstance(value, tuple) for word in value}
-    names = (name for log_dir in given_log_dirs(context) for name, _, _ in find_run_folders(log_dir))
-    found = [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given]
-    return found or [CompletionItem(incomplete, type="file")]
+    used_words = {value for value in context.params.values() if isinstance(value, str)}
+    used_words |= {word for value in context.params.values() if isinstance(value, tuple) for word in value}
+    names = (name for log_dir in log_dirs_of(context) for name, _, _ in find_run_folders(log_dir))
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in used_words]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
 def parse_duration(option: str, text: str) -> float:

@@ -1,4 +1,4 @@
-"""`tacho plugins`: list training plugins, show one, and check what those of a config would do."""
+"""`tacho plugins`: list training plugins, show one, and check the plugins of a config."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show a plugin: what it does, its options, what it replaces, and what it costs.
+    """Show the purpose, options, replaced parts and measured cost of a plugin.
 
     NAME is a name from `tacho plugins list`, or a dotted path.
     """
     loading = _import_loading()
-    found = loading.find_class(name)
-    facts = _describe(found, loading.missing_packages(found))
+    plugin = loading.find_class(name)
+    facts = _describe(plugin, loading.missing_packages(plugin))
     if as_json:
         click.echo(json_text(facts))
         return
@@ -61,9 +61,9 @@ def show(name: str, as_json: bool) -> None:
     console.print(Text(facts["name"], style="bold"), Text(safe(facts["summary"], 2_000)))
     if facts["slots"]:
         console.print(Text(f"Replaces: {', '.join(facts['slots'])}. Only one plugin can."))
-    for package, installed in facts["packages"].items():
-        state = installed or f"not installed: pip install 'tachograph[{found.extra}]'"
-        console.print(Text(f"Needs {package}: {state}", style="" if installed else "bold red"))
+    for package, installed_version in facts["packages"].items():
+        state = installed_version or f"not installed: pip install 'tachograph[{plugin.extra}]'"
+        console.print(Text(f"Needs {package}: {state}", style="" if installed_version else "bold red"))
     for line in facts["measured"]:
         console.print(Text(f"Measured: {line}"))
     if facts["options"]:
@@ -79,7 +79,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the config, as in train.")
 @json_option
 def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print what the plugins of a training config would change, without training.
+    """Print the changes that the plugins of a training config would make, without training.
 
     Exits with status 1 if a plugin cannot be loaded, conflicts with another one, or does not fit the config or model.
     """
@@ -162,7 +162,7 @@ def _options(plugin: type[BasePlugin]) -> list[dict[str, str]]:
 
 
 def _fields(model: Any, prefix: str = "") -> list[dict[str, str]]:
-    """Return the fields of a pydantic model; those of a section are named `section.field`."""
+    """Return the fields of a pydantic model; fields of a section are named `section.field`."""
     rows = []
     for name, field in model.model_fields.items():
         if hasattr(field.annotation, "model_fields"):

@@ -76,13 +76,13 @@ def prune(
         for step in plan_prune(log_dir, rules, is_forced=force):
             result: dict[str, Any] = {"run": step.row.id, "action": str(step.action or "")}
             try:
-                freed = apply_step(log_dir, step, is_forced=force)
+                savings = apply_step(log_dir, step, is_forced=force)
             except TachographError as error:
                 num_failed += 1
                 result["error"] = str(getattr(error, "strerror", None) or error)
             else:
-                result |= {"freed_bytes": freed.num_bytes, "num_files": freed.num_files, "skipped": step.skipped}
-                num_bytes += freed.num_bytes if step.action and not step.action.frees_later else 0
+                result |= {"freed_bytes": savings.num_bytes, "num_files": savings.num_files, "skipped": step.skipped}
+                num_bytes += savings.num_bytes if step.action and not step.action.frees_later else 0
             results.append(result)
             if not as_json:
                 _print_result(result)

@@ -60,8 +60,8 @@ def run(
     """Record an unmodified program: `tacho run -- python train.py`.
 
     Recognises PyTorch loops and the trainers of Hugging Face and Lightning, also under `torchrun` and
-    `accelerate launch`. Also records what the program logs to W&B, TensorBoard, MLflow, trackio or SwanLab, and the
-    arguments it parses. Exits with the exit code of the program.
+    `accelerate launch`. Also records metrics that the program logs to W&B, TensorBoard, MLflow, trackio or SwanLab,
+    and its parsed arguments. Exits with the exit code of the program.
     """
     from tachograph._init import resolve_destination
     from tachograph.integrations.zero_code import launch

@@ -34,7 +34,7 @@ def select_runs(
     archived: bool | None = None,
     columns: Iterable[str] = (),
 ) -> list[RunRow]:
-    """Return the rows of runs by name, or of those that match an expression.
+    """Return the rows of runs that are named, or that match an expression.
 
     Args:
         log_dir: the log folder.

@@ -26,7 +26,7 @@ from tachograph.remote import (
 from tachograph.settings import resolve_settings
 from tachograph.sinks import lock_export
 
-__all__ = ["Destined", "Sending", "find_destined", "send_runs", "sending_status", "watch_runs"]
+__all__ = ["RunToSend", "Transfer", "find_runs_to_send", "send_runs", "read_transfers", "watch_runs"]
 
 _MAX_AT_ONCE = 4
 _GIVE_UP_PAUSE_S = 10.0
@@ -35,8 +35,8 @@ _RESCAN_S = 5.0
 _UNKNOWN_SERVER = "it is not known where to send it: pass --server URL"
 
 
-class Destined(NamedTuple):
-    """A run and the server that it is to be sent to."""
+class RunToSend(NamedTuple):
+    """A run, and the server that receives it."""
 
     name: str
     folder: RunFolder
@@ -49,7 +49,7 @@ class Destined(NamedTuple):
         return self.address.url if self.address is not None else ""
 
 
-class Sending(NamedTuple):
+class Transfer(NamedTuple):
     """How far a run was sent."""
 
     run: str
@@ -66,25 +66,25 @@ class Sending(NamedTuple):
         return not self.num_left_bytes and not self.error
 
 
-def find_destined(folders: Iterable[tuple[str, RunFolder]], server: str | None) -> list[Destined]:
-    """Return the runs that are to be sent: those that are marked for it, or all of them if a server is given.
+def find_runs_to_send(folders: Iterable[tuple[str, RunFolder]], server: str | None) -> list[RunToSend]:
+    """Return the runs that are marked for sending, or all runs if a server is named.
 
     Raises:
-        ConfigError: if the given address is invalid.
+        ConfigError: if the address is invalid.
     """
     settings = resolve_settings({})
-    given = parse_server(server, allow_plain_http=settings.allow_plain_http) if server else None
-    found = []
+    fixed_address = parse_server(server, allow_plain_http=settings.allow_plain_http) if server else None
+    runs_to_send = []
     for name, folder in folders:
         destination = read_destination(folder)
-        if given is not None:
-            found.append(Destined(name, folder, given))
+        if fixed_address is not None:
+            runs_to_send.append(RunToSend(name, folder, fixed_address))
         elif destination is not None:
-            known = destination.server or settings.server or _last_server(folder)
+            url = destination.server or settings.server or _last_server(folder)
             # An address of an earlier attempt was checked when that one started, with the settings of that time.
-            address = parse_server(known, allow_plain_http=True) if known else None
-            found.append(Destined(name, folder, address))
-    return found
+            address = parse_server(url, allow_plain_http=True) if url else None
+            runs_to_send.append(RunToSend(name, folder, address))
+    return runs_to_send
 
 
 def _last_server(folder: RunFolder) -> str:
@@ -94,33 +94,35 @@ def _last_server(folder: RunFolder) -> str:
     return servers[0] if len(servers) == 1 else ""
 
 
-def _check_keys(destined: Iterable[Destined]) -> None:
+def _check_keys(runs_to_send: Iterable[RunToSend]) -> None:
     """Raise `ConfigError` if there is no key for one of the servers."""
-    for address in {item.address for item in destined}:
+    for address in {run.address for run in runs_to_send}:
         if address is not None and find_credential(address) is None:
             raise ConfigError(f"no access key for {address}: run `tacho login {address}`, or set TACHO_API_KEY")
 
 
-def send_runs(destined: Sequence[Destined], timeout_s: float, report: Callable[[Sending], None]) -> list[Sending]:
+def send_runs(
+    runs_to_send: Sequence[RunToSend], timeout_s: float, report: Callable[[Transfer], None]
+) -> list[Transfer]:
     """Send runs, a few at a time; report each one when it is done. Return them in the same order.
 
     Raises:
         ConfigError: if there is no key for a server.
     """
-    _check_keys(destined)
+    _check_keys(runs_to_send)
     lock = threading.Lock()
 
-    def send(item: Destined) -> Sending:
-        result = _send_run(item, time.monotonic() + timeout_s)
+    def send(run: RunToSend) -> Transfer:
+        result = _send_run(run, time.monotonic() + timeout_s)
         with lock:
             report(result)
         return result
 
     with concurrent.futures.ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
-        return list(pool.map(send, destined))
+        return list(pool.map(send, runs_to_send))
 
 
-def watch_runs(find: Callable[[], Sequence[Destined]], report: Callable[[Sending], None]) -> None:
+def watch_runs(find: Callable[[], Sequence[RunToSend]], report: Callable[[Transfer], None]) -> None:
     """Send runs as they grow, also new ones, until interrupted.
 
     Args:
@@ -130,79 +132,80 @@ def watch_runs(find: Callable[[], Sequence[Destined]], report: Callable[[Sending
     Raises:
         ConfigError: if there is no key for a server.
     """
-    senders: dict[str, tuple[Destined, RunSender]] = {}
-    reported: dict[str, tuple[int, str]] = {}
+    senders: dict[str, tuple[RunToSend, RunSender]] = {}
+    last_reports: dict[str, tuple[int, str]] = {}
     with concurrent.futures.ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
-        scanned_s = float("-inf")
+        scanned_at_s = float("-inf")
         while True:
-            if time.monotonic() - scanned_s >= _RESCAN_S:
-                destined = find()
-                _check_keys(destined)
-                for item in destined:
-                    key, address = str(item.folder.path), item.address
+            if time.monotonic() - scanned_at_s >= _RESCAN_S:
+                runs_to_send = find()
+                _check_keys(runs_to_send)
+                for run in runs_to_send:
+                    key, address = str(run.folder.path), run.address
                     if key in senders or address is None:
                         continue
-                    if lock_export(item.folder, "server") is not None:  # until this process ends
-                        senders[key] = (item, _sender(item, address, is_watching=True))
-                scanned_s = time.monotonic()
+                    if lock_export(run.folder, "server") is not None:  # until this process ends
+                        senders[key] = (run, _sender(run, address, is_watching=True))
+                scanned_at_s = time.monotonic()
             for key, pause_s in zip(senders, pool.map(lambda pair: pair[1].poll(), senders.values()), strict=True):
-                item, sender = senders[key]
+                run, sender = senders[key]
                 state = (sum(sender.state.have.values()), sender.state.error)
-                if (sender.is_complete or pause_s >= _GIVE_UP_PAUSE_S) and state != reported.get(key):
-                    reported[key] = state
-                    report(_sending(item, sender))
+                if (sender.is_complete or pause_s >= _GIVE_UP_PAUSE_S) and state != last_reports.get(key):
+                    last_reports[key] = state
+                    report(_transfer_of(run, sender))
                     sender.num_sent_bytes = 0
             time.sleep(0.5)
 
 
-def sending_status(destined: Iterable[Destined]) -> list[Sending]:
+def read_transfers(runs_to_send: Iterable[RunToSend]) -> list[Transfer]:
     """Return how far runs were sent, without asking the server."""
-    found = []
-    for item in destined:
-        state = read_send_state(item.folder)
-        have = state.have if state is not None and state.server == item.server else {}
-        copy = state.run if state is not None and have else ""
-        left = lag_bytes(item.folder, have)
-        error = state.error if state is not None and left else ""  # what has arrived makes an old error irrelevant
-        error = _UNKNOWN_SERVER if item.address is None else error
-        found.append(Sending(item.name, item.server, copy, sum(have.values()), left, error))
-    return found
+    transfers = []
+    for run in runs_to_send:
+        state = read_send_state(run.folder)
+        sent_bytes_by_file = state.have if state is not None and state.server == run.server else {}
+        copy = state.run if state is not None and sent_bytes_by_file else ""
+        unsent_bytes = lag_bytes(run.folder, sent_bytes_by_file)
+        # An error is outdated once everything has arrived.
+        error = state.error if state is not None and unsent_bytes else ""
+        error = _UNKNOWN_SERVER if run.address is None else error
+        transfers.append(Transfer(run.name, run.server, copy, sum(sent_bytes_by_file.values()), unsent_bytes, error))
+    return transfers
 
 
-def _send_run(item: Destined, deadline_s: float) -> Sending:
-    if item.address is None:
-        return sending_status([item])[0]
-    with _locked(item.folder) as is_ours:
+def _send_run(run: RunToSend, deadline_s: float) -> Transfer:
+    if run.address is None:
+        return read_transfers([run])[0]
+    with _send_lock(run.folder) as is_ours:
         if not is_ours:
-            (known,) = sending_status([item])
-            return known if known.is_complete else known._replace(error="another process is sending it")
-        sender = _sender(item, item.address)
+            (transfer,) = read_transfers([run])
+            return transfer if transfer.is_complete else transfer._replace(error="another process is sending it")
+        sender = _sender(run, run.address)
         pause_s = sender.poll(flush=True)
         while not sender.is_complete and pause_s < _GIVE_UP_PAUSE_S and time.monotonic() < deadline_s:
             time.sleep(pause_s)
             pause_s = sender.poll(flush=True)
         sender.close()
-        result = _sending(item, sender)
-        late = "" if result.is_complete or result.error else "not done in time"
-        return result._replace(error=result.error or late)
+        result = _transfer_of(run, sender)
+        timeout_error = "" if result.is_complete or result.error else "not done in time"
+        return result._replace(error=result.error or timeout_error)
 
 
-def _sender(item: Destined, address: ServerAddress, *, is_watching: bool = False) -> RunSender:
-    destination = read_destination(item.folder)
+def _sender(run: RunToSend, address: ServerAddress, *, is_watching: bool = False) -> RunSender:
+    destination = read_destination(run.folder)
     is_controlled = is_watching and destination is not None and destination.remote_control
     connection = Connection(address, lambda: current_token(address))
-    return RunSender(item.folder, connection, lambda *_: None, remote_control=is_controlled)
+    return RunSender(run.folder, connection, lambda *_: None, remote_control=is_controlled)
 
 
-def _sending(item: Destined, sender: RunSender) -> Sending:
+def _transfer_of(run: RunToSend, sender: RunSender) -> Transfer:
     state = sender.state
-    left = lag_bytes(item.folder, state.have)
-    return Sending(item.name, item.server, state.run, sender.num_sent_bytes, left, state.error)
+    unsent_bytes = lag_bytes(run.folder, state.have)
+    return Transfer(run.name, run.server, state.run, sender.num_sent_bytes, unsent_bytes, state.error)
 
 
 @contextlib.contextmanager
-def _locked(folder: RunFolder) -> Iterator[bool]:
-    """Keep other processes from sending a run; yield False if one does."""
+def _send_lock(folder: RunFolder) -> Iterator[bool]:
+    """Keep other processes from sending a run; yield False if another process is already sending it."""
     descriptor = lock_export(folder, "server")
     try:
         yield descriptor is not None

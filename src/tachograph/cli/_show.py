@@ -190,11 +190,11 @@ def _header(history: RunHistory) -> RenderableType:
     num_done = min(max_steps, last.last_step + 1 - (first_step if isinstance(first_step, int) else 0))
     share = max(0.0, num_done / max_steps)
     table = Table.grid(padding=(0, 2))
-    left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
+    progress_text = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
     if history.state is RunState.RUNNING and last.first_step is not None and last.last_step > last.first_step:
         pace_s = recorded_s(last) / (last.last_step - last.first_step)  # includes pauses for validation and checkpoints
-        left += f", about {duration((max_steps - num_done) * pace_s)} left"
-    table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
+        progress_text += f", about {duration((max_steps - num_done) * pace_s)} left"
+    table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(progress_text))
     return Group(title, table)
 
 
@@ -203,10 +203,10 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
         return []
     first, last = history.attempts[0], history.attempts[-1]
     start = last.start
-    began = first.start.get("time")
+    started_at = first.start.get("time")
     git = start.get("git")
     rows: list[tuple[str, Any]] = [
-        ("started", format_time(began, "%Y-%m-%d %H:%M:%S")),
+        ("started", format_time(started_at, "%Y-%m-%d %H:%M:%S")),
         ("run time", _run_time(history)),
         ("log_every", number(history.controls["log_every"].value)),
         ("sampling", history.sampling or ""),
@@ -255,24 +255,24 @@ def _origin_line(origin: Any) -> str:
 
 
 def _git_line(git: Mapping[str, Any]) -> str:
-    changed = " + uncommitted changes" if git.get("dirty") else ""
-    return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{changed}"
+    suffix = " + uncommitted changes" if git.get("dirty") else ""
+    return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{suffix}"
 
 
 def _code_line(history: RunHistory) -> str:
-    """Return what was captured of the code; empty if nothing was."""
+    """Return a summary of the captured code; empty if there is none."""
     code = last_code(history)
     if code.get("missing"):
         return f"not captured: {safe(code['missing'])}"
     nouns = {"diff": "changed file", "files": "stored file", "packages": "package"}
     parts = []
     for part, noun in nouns.items():
-        found = code_section(code, part)
-        count = found.get("num_packages" if part == "packages" else "num_files")
-        if found.get("missing"):
-            parts.append(f"{part} missing: {safe(found['missing'])}")
+        section = code_section(code, part)
+        count = section.get("num_packages" if part == "packages" else "num_files")
+        if section.get("missing"):
+            parts.append(f"{part} missing: {safe(section['missing'])}")
         elif isinstance(count, int):
-            parts.append(plural(count, noun) + (" with masked secrets" if found.get("masked") else ""))
+            parts.append(plural(count, noun) + (" with masked secrets" if section.get("masked") else ""))
     return ", ".join(parts)
 
 
@@ -289,15 +289,15 @@ def _metrics_table(history: RunHistory) -> RenderableType:
     table = new_table("metric", *numbers, right=numbers)
     # Logged metrics come first, system metrics last. Window metrics are summarised below, next to the spans.
     copies = find_copies(history.metrics)
-    shown = [
+    rows = [
         (name, metric)
         for name, metric in history.metrics.items()
         if not name.startswith("window/") and name not in copies
     ]
-    if not shown:
+    if not rows:
         return Text("only spans were recorded", style="dim")
-    shown.sort(key=lambda item: item[1].kind == "system")
-    for name, metric in shown[:60]:
+    rows.sort(key=lambda item: item[1].kind == "system")
+    for name, metric in rows[:60]:
         finite = metric.count > metric.num_not_finite
         add_row(
             table,
@@ -308,8 +308,8 @@ def _metrics_table(history: RunHistory) -> RenderableType:
             number(metric.count),
             Text(str(metric.num_not_finite), style="bold red") if metric.num_not_finite else "",
         )
-    if len(shown) > 60:
-        add_row(table, Text(f"… and {len(shown) - 60} more", style="dim"))
+    if len(rows) > 60:
+        add_row(table, Text(f"… and {len(rows) - 60} more", style="dim"))
     return table
 
 
@@ -396,9 +396,9 @@ def _error_lines(history: RunHistory) -> list[RenderableType]:
     for record in history.latest("telemetry_error")[-10:]:
         field = f" {safe(record['field'])}:" if record.get("field") else ""
         num_lost = record.get("num_records")
-        lost = f" {plural(num_lost, 'record')}:" if isinstance(num_lost, int) and num_lost else ""
+        lost_text = f" {plural(num_lost, 'record')}:" if isinstance(num_lost, int) and num_lost else ""
         reason = safe(record.get("reason", ""), 300)
-        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{field}{lost} {reason}", style="yellow"))
+        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{field}{lost_text} {reason}", style="yellow"))
     is_csv_behind = history.folder.csv.exists() and not is_csv_current(history.folder)
     if history.state is not RunState.RUNNING and is_csv_behind:
         hint = f"tacho show {safe(history.name)} --rebuild-csv"

@@ -64,35 +64,37 @@ def _open(address: str) -> ColumnStore:
 
 
 def _select(log_dirs: tuple[str, ...], runs: tuple[str, ...], since: datetime | None = None) -> list[FoundRun]:
-    found = sorted(LogFolders(*log_dirs).find(), key=lambda run: run.id)
-    ids = [run.id for run in found]
+    all_runs = sorted(LogFolders(*log_dirs).find(), key=lambda run: run.id)
+    ids = [run.id for run in all_runs]
     for run_id in runs:
         if run_id not in ids:
             raise RunNotFoundError(f"no run {run_id!r} in {', '.join(map(repr, log_dirs))}{did_you_mean(run_id, ids)}")
     first_time = since.timestamp() if since else 0.0
-    return [run for run in found if (not runs or run.id in runs) and run.journal.st_mtime >= first_time]
+    return [run for run in all_runs if (not runs or run.id in runs) and run.journal.st_mtime >= first_time]
 
 
 @store.command()
 @_store_option
 def init(address: str) -> None:
     """Create the database and its tables on a ClickHouse server. In a cluster, run it once per server."""
-    with _open(address) as opened:
-        applied = opened.schema.migrate()
-        state = f"created schema {applied[-1]}" if applied else f"schema {opened.schema.applied()} exists already"
-        click.echo(f"{opened.address.text}: {state}")
+    with _open(address) as column_store:
+        versions = column_store.schema.migrate()
+        state = (
+            f"created schema {versions[-1]}" if versions else f"schema {column_store.schema.applied()} exists already"
+        )
+        click.echo(f"{column_store.address.text}: {state}")
 
 
 @store.command()
 @_store_option
 def migrate(address: str) -> None:
     """Upgrade tables that an older version of Tachograph created. Removes no data."""
-    with _open(address) as opened:
-        if not opened.schema.applied():
-            raise ConfigError(f"{opened.address.text} has no tables; create them with: tacho store init")
-        applied = opened.schema.migrate()
-        listed = f"applied {', '.join(map(str, applied))}" if applied else "nothing to do"
-        click.echo(f"{opened.address.text}: {listed}")
+    with _open(address) as column_store:
+        if not column_store.schema.applied():
+            raise ConfigError(f"{column_store.address.text} has no tables; create them with: tacho store init")
+        versions = column_store.schema.migrate()
+        outcome = f"applied {', '.join(map(str, versions))}" if versions else "nothing to do"
+        click.echo(f"{column_store.address.text}: {outcome}")
 
 
 @store.command()
@@ -128,21 +130,26 @@ def backfill(
     """
     from tachograph.server.columns import run_key
 
-    with _open(address) as opened:
-        opened.schema.migrate()
-        chosen = _select(log_dirs, runs, since)
-        for run in chosen if again else ():
-            opened.schema.delete_run(run_key(run.path, run.id))
-        inserter = opened.inserter(*log_dirs, runs=[run.id for run in chosen])
+    with _open(address) as column_store:
+        column_store.schema.migrate()
+        selected_runs = _select(log_dirs, runs, since)
+        for run in selected_runs if again else ():
+            column_store.schema.delete_run(run_key(run.path, run.id))
+        inserter = column_store.inserter(*log_dirs, runs=[run.id for run in selected_runs])
         num_rows = inserter.insert_all()
         if not as_json:
-            click.echo(f"{plural(len(chosen), 'run')}: inserted {plural(num_rows, 'row')}")
+            click.echo(f"{plural(len(selected_runs), 'run')}: inserted {plural(num_rows, 'row')}")
             for run_id, reason in inserter.lag.skipped.items():
                 click.echo(f"{safe(run_id)}: not inserted, because {safe(reason)}", err=True)
-        differences = _compare(opened, log_dirs, chosen, is_quiet=as_json) if is_verified else None
+        differences = _compare(column_store, log_dirs, selected_runs, is_quiet=as_json) if is_verified else None
     if as_json:
-        found = {"runs": len(chosen), "rows": num_rows, "skipped": inserter.lag.skipped, "differences": differences}
-        click.echo(json_text(found))
+        report = {
+            "runs": len(selected_runs),
+            "rows": num_rows,
+            "skipped": inserter.lag.skipped,
+            "differences": differences,
+        }
+        click.echo(json_text(report))
     if differences:
         raise SystemExit(1)
 
@@ -158,8 +165,8 @@ def verify(address: str, log_dirs: tuple[str, ...], runs: tuple[str, ...], as_js
     Compares for each metric the number of points, the lowest, highest and last value, and a hash of all points. Exits
     with 1 if something differs. A run that is still being recorded differs until its latest records are inserted.
     """
-    with _open(address) as opened:
-        differences = _compare(opened, log_dirs, _select(log_dirs, runs), is_quiet=as_json)
+    with _open(address) as column_store:
+        differences = _compare(column_store, log_dirs, _select(log_dirs, runs), is_quiet=as_json)
     if as_json:
         click.echo(json_text(differences))
     if differences:
@@ -167,24 +174,24 @@ def verify(address: str, log_dirs: tuple[str, ...], runs: tuple[str, ...], as_js
 
 
 def _compare(
-    opened: ColumnStore, log_dirs: tuple[str, ...], chosen: list[FoundRun], *, is_quiet: bool
+    column_store: ColumnStore, log_dirs: tuple[str, ...], selected_runs: list[FoundRun], *, is_quiet: bool
 ) -> list[dict[str, Any]]:
     """Print and return the differences."""
     from tachograph.server.columns import verify_runs
 
     differences: list[dict[str, Any]] = []
     num_runs = 0
-    for run_id, found in verify_runs(opened.schema, *log_dirs, runs=[run.id for run in chosen]):
+    for run_id, run_differences in verify_runs(column_store.schema, *log_dirs, runs=[run.id for run in selected_runs]):
         num_runs += 1
-        for each in found:
+        for row in run_differences:
             if len(differences) < _MAX_SHOWN and not is_quiet:
-                where = f"{each.stream}, attempt {each.attempt}" + (f", rank {each.rank}" if each.rank else "")
+                where = f"{row.stream}, attempt {row.attempt}" + (f", rank {row.rank}" if row.rank else "")
                 click.echo(
-                    f"{safe(run_id)}: {safe(each.metric)} ({safe(where)}): {each.what} is {each.in_files} in files"
-                    f" and {each.in_store} in the store",
+                    f"{safe(run_id)}: {safe(row.metric)} ({safe(where)}): {row.what} is {row.in_files} in files"
+                    f" and {row.in_store} in the store",
                     err=True,
                 )
-            differences.append(each._asdict())
+            differences.append(row._asdict())
     if not is_quiet:
         if len(differences) > _MAX_SHOWN:
             click.echo(f"… and {len(differences) - _MAX_SHOWN} more", err=True)
@@ -203,7 +210,7 @@ def retain(address: str, days: int) -> None:
     20.1 and newer keep deleting old points afterwards. Older versions delete only when this command runs, and only
     whole months: run it daily.
     """
-    with _open(address) as opened:
-        done = opened.schema.retain(days, int(time.time() // 86_400))
-        for line in done or ["nothing to remove"]:
+    with _open(address) as column_store:
+        removals = column_store.schema.retain(days, int(time.time() // 86_400))
+        for line in removals or ["nothing to remove"]:
             click.echo(line)

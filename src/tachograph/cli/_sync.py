@@ -10,7 +10,7 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, plural, safe, size
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
-from tachograph.cli._send import Sending, find_destined, send_runs, sending_status, watch_runs
+from tachograph.cli._send import Transfer, find_runs_to_send, read_transfers, send_runs, watch_runs
 from tachograph.journal import RunFolder, RunState, current_state, find_run, find_run_folders, list_runs
 from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
@@ -19,7 +19,7 @@ __all__ = ["sync"]
 
 
 class _Delivery(NamedTuple):
-    """What happened with one sink of one run."""
+    """The result of sending a run to one of its sinks."""
 
     run: str
     sink: str
@@ -79,38 +79,40 @@ def sync(
     if sinks and (server or watch or status):
         raise click.UsageError("--sink is about sinks, and --server, --watch and --status are about the server")
     if watch:
-        watch_runs(lambda: find_destined(_find_folders(runs, log_dir), server), _print_sending)
+        watch_runs(lambda: find_runs_to_send(_find_folders(runs, log_dir), server), _print_transfer)
     folders = _find_folders(runs, log_dir)
-    destined = find_destined(folders, server) if not sinks else []
+    runs_to_send = find_runs_to_send(folders, server) if not sinks else []
     if status or (dry_run and server):
-        sendings = sending_status(destined)
-        _print_status(sendings, as_json=as_json)
+        transfers = read_transfers(runs_to_send)
+        _print_status(transfers, as_json=as_json)
         return
-    sendings = sending_status(destined) if dry_run else send_runs(destined, timeout_s, _printer(as_json))
+    transfers = read_transfers(runs_to_send) if dry_run else send_runs(runs_to_send, timeout_s, _printer(as_json))
     deliveries = [] if server else _deliver_to_sinks(folders, sinks, timeout_s, dry_run=dry_run, as_json=as_json)
     if as_json:
-        found = [*(item._asdict() for item in deliveries), *(item._asdict() for item in sendings)]
-        click.echo(json_text(found))
+        results = [*(transfer._asdict() for transfer in deliveries), *(transfer._asdict() for transfer in transfers)]
+        click.echo(json_text(results))
     elif dry_run:
-        _print_status([item for item in sendings if not item.is_complete], as_json=False)
-    if not as_json and not deliveries and not sendings:
+        _print_status([transfer for transfer in transfers if not transfer.is_complete], as_json=False)
+    if not as_json and not deliveries and not transfers:
         click.echo("nothing to deliver")
-    has_failed = any(delivery.reason for delivery in deliveries) or not all(item.is_complete for item in sendings)
+    has_failed = any(delivery.reason for delivery in deliveries) or not all(
+        transfer.is_complete for transfer in transfers
+    )
     if not dry_run and has_failed:
         raise SystemExit(1)
 
 
 def _find_folders(runs: tuple[str, ...], log_dir: str) -> list[tuple[str, RunFolder]]:
-    """Return the runs with their names: those given, those in folders given, or all in the log folder."""
+    """Return the named runs, and the runs in named folders, with their names; the default is the log folder."""
     if not runs:
         return [(folder.name, folder) for folder in list_runs(log_dir)]
-    found: dict[str, tuple[str, RunFolder]] = {}
+    folders_by_path: dict[str, tuple[str, RunFolder]] = {}
     for text in runs:
         is_folder = os.path.isdir(text) and not RunFolder(text).exists()
-        below = [(name, RunFolder(path)) for name, path, _ in find_run_folders(text)] if is_folder else []
-        for name, folder in below or [((given := find_run(text, log_dir)).name, given)]:
-            found.setdefault(os.path.realpath(folder.path), (name, folder))
-    return list(found.values())
+        folders = [(name, RunFolder(path)) for name, path, _ in find_run_folders(text)] if is_folder else []
+        for name, folder in folders or [((run_folder := find_run(text, log_dir)).name, run_folder)]:
+            folders_by_path.setdefault(os.path.realpath(folder.path), (name, folder))
+    return list(folders_by_path.values())
 
 
 def _deliver_to_sinks(
@@ -120,10 +122,10 @@ def _deliver_to_sinks(
     deliveries: list[_Delivery] = []
     for _, folder in folders:
         lags = {lag.sink: lag for lag in read_lags(folder)}
-        chosen = options if sinks else {name: options.get(name, {}) for name in lags}
-        for name, values in chosen.items():
+        selected_sinks = options if sinks else {name: options.get(name, {}) for name in lags}
+        for name, values in selected_sinks.items():
             lag = lags.get(name, SinkLag(name, 0, ""))
-            delivery = _missing(folder, lag, lag.error) if dry_run else _deliver(folder, lag, values, timeout_s)
+            delivery = _skip_sink(folder, lag, lag.error) if dry_run else _deliver(folder, lag, values, timeout_s)
             deliveries.append(delivery)
             if not as_json:
                 _print(delivery, dry_run=dry_run)
@@ -131,27 +133,27 @@ def _deliver_to_sinks(
 
 
 def _options(sinks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return the chosen sinks with their options; those in the environment if none is chosen."""
-    known = {name: dict(values) for name, values in resolve_settings({}).sinks.items()}
+    """Return the selected sinks, or else the sinks in the environment, with their options."""
+    options_by_sink = {name: dict(values) for name, values in resolve_settings({}).sinks.items()}
     if not sinks:
-        return known
+        return options_by_sink
     items = [text if text.lstrip().startswith("{") else json_text(text) for text in sinks]
-    chosen = resolve_settings({"sinks": f"[{','.join(items)}]"}).sinks
-    return {name: dict(values) or known.get(name, {}) for name, values in chosen.items()}
+    selected_sinks = resolve_settings({"sinks": f"[{','.join(items)}]"}).sinks
+    return {name: dict(values) or options_by_sink.get(name, {}) for name, values in selected_sinks.items()}
 
 
-def _missing(folder: RunFolder, lag: SinkLag, reason: str) -> _Delivery:
+def _skip_sink(folder: RunFolder, lag: SinkLag, reason: str) -> _Delivery:
     return _Delivery(folder.name, lag.sink, 0, lag.num_records, reason)
 
 
 def _deliver(folder: RunFolder, lag: SinkLag, options: Mapping[str, Any], timeout_s: float) -> _Delivery:
     if lag.sink == "notify":
-        return _missing(folder, lag, "messages of a run that has ended are not sent later")
+        return _skip_sink(folder, lag, "messages of a run that has ended are not sent later")
     if current_state(folder) is RunState.RUNNING:
-        return _missing(folder, lag, "the run is being recorded and delivers its records itself")
+        return _skip_sink(folder, lag, "the run is being recorded and delivers its records itself")
     lock = lock_export(folder, lag.sink)
     if lock is None:
-        return _missing(folder, lag, "another process is delivering")
+        return _skip_sink(folder, lag, "another process is delivering")
     try:
         return _drive(folder, lag.sink, options, timeout_s)
     finally:
@@ -164,14 +166,14 @@ def _drive(folder: RunFolder, name: str, options: Mapping[str, Any], timeout_s: 
     failures: list[tuple[str, str]] = []
     (sink,) = build_sinks({name: options})
     driver = SinkDriver(folder, sink, lambda kind, _field, reason: failures.append((kind, reason)))
-    missing = _num_missing(folder, name)  # after the driver has stored the first position of a sink that is new
+    num_missing = _num_missing(folder, name)  # after the driver has stored the first position of a sink that is new
     driver.start()
     is_done = driver.close(timeout_s)
-    left = _num_missing(folder, name)
+    num_left = _num_missing(folder, name)
     reason = "; ".join(text for kind, text in failures if kind == "sink_rejected")
     if not is_done:
         reason = failures[-1][1].removesuffix("; will be retried") if failures else f"not done in {timeout_s:g} s"
-    return _Delivery(folder.name, name, missing - left, left, reason)
+    return _Delivery(folder.name, name, num_missing - num_left, num_left, reason)
 
 
 def _num_missing(folder: RunFolder, sink: str) -> int:
@@ -184,34 +186,34 @@ def _print(delivery: _Delivery, *, dry_run: bool) -> None:
         why = f" ({safe(delivery.reason)})" if delivery.reason else ""
         click.echo(f"{run}: {sink} lacks {plural(delivery.num_missing, 'record')}{why}")
     elif delivery.reason:
-        left = f", {plural(delivery.num_missing, 'record')} left" if delivery.num_missing else ""
-        click.echo(f"{run}: {sink} failed{left}: {safe(delivery.reason, 300)}", err=True)
+        rest = f", {plural(delivery.num_missing, 'record')} left" if delivery.num_missing else ""
+        click.echo(f"{run}: {sink} failed{rest}: {safe(delivery.reason, 300)}", err=True)
     else:
         click.echo(f"{run}: {sink} received {plural(delivery.num_delivered, 'record')}")
 
 
-def _printer(as_json: bool) -> Callable[[Sending], None]:
-    return (lambda sending: None) if as_json else _print_sending
+def _printer(as_json: bool) -> Callable[[Transfer], None]:
+    return (lambda transfer: None) if as_json else _print_transfer
 
 
-def _print_sending(sending: Sending) -> None:
-    run, server = safe(sending.run), safe(sending.server or "a server")
-    if not sending.is_complete:
-        left = f", {size(sending.num_left_bytes)} left" if sending.num_left_bytes else ""
-        click.echo(f"{run}: sending to {server} failed{left}: {safe(sending.error, 300)}", err=True)
-    elif sending.num_sent_bytes:
-        click.echo(f"{run}: sent {size(sending.num_sent_bytes)} to {server} as {safe(sending.copy)}")
+def _print_transfer(transfer: Transfer) -> None:
+    run, server = safe(transfer.run), safe(transfer.server or "a server")
+    if not transfer.is_complete:
+        rest = f", {size(transfer.num_left_bytes)} left" if transfer.num_left_bytes else ""
+        click.echo(f"{run}: sending to {server} failed{rest}: {safe(transfer.error, 300)}", err=True)
+    elif transfer.num_sent_bytes:
+        click.echo(f"{run}: sent {size(transfer.num_sent_bytes)} to {server} as {safe(transfer.copy)}")
     else:
-        click.echo(f"{run}: {server} has everything, as {safe(sending.copy)}")
+        click.echo(f"{run}: {server} has everything, as {safe(transfer.copy)}")
 
 
-def _print_status(sendings: list[Sending], *, as_json: bool) -> None:
+def _print_status(transfers: list[Transfer], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text([item._asdict() for item in sendings]))
+        click.echo(json_text([transfer._asdict() for transfer in transfers]))
         return
-    if not sendings:
+    if not transfers:
         click.echo("no run is marked to be sent to a server")
-    for item in sendings:
-        what = "complete" if item.is_complete else f"{size(item.num_left_bytes)} left"
-        error = f" ({safe(item.error, 300)})" if item.error else ""
-        click.echo(f"{safe(item.run)}: {what} at {safe(item.server or 'an unknown server')}{error}")
+    for transfer in transfers:
+        state = "complete" if transfer.is_complete else f"{size(transfer.num_left_bytes)} left"
+        error = f" ({safe(transfer.error, 300)})" if transfer.error else ""
+        click.echo(f"{safe(transfer.run)}: {state} at {safe(transfer.server or 'an unknown server')}{error}")

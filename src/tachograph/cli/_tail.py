@@ -100,11 +100,11 @@ def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events
         _print_record(console, record, as_json=as_json)
     while follow:
         # Check the state before polling: records written in between are then read before the loop ends.
-        ended = _has_ended(folder)
+        has_ended = _has_ended(folder)
         for record in follower.poll():
             if not events or record["event"] in events:
                 _print_record(console, record, as_json=as_json)
-        if ended:
+        if has_ended:
             break
         time.sleep(_POLL_S)
     if follower.num_bad_lines and not as_json:
@@ -139,11 +139,11 @@ def _print_record(console: Console, record: dict[str, Any], *, as_json: bool) ->
     line = Text.assemble((clock, "dim"), " ", (f"{safe(event, 16):<16}", _STYLES.get(event, "")))
     step = record.get("global_step")
     line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")
-    shown = _EVENT_FIELDS.get(str(record.get("name")), record) if event == "event" else record
+    fields = _EVENT_FIELDS.get(str(record.get("name")), record) if event == "event" else record
     if "window/sec" in record:
-        shown = _WINDOW_FIELDS
+        fields = _WINDOW_FIELDS
     for name, value in record.items():
-        if name in shown and name not in _HIDDEN_FIELDS and not isinstance(value, (dict, list)):
+        if name in fields and name not in _HIDDEN_FIELDS and not isinstance(value, (dict, list)):
             text = safe(value, 300) if name in _LONG_TEXT_FIELDS else number(value)
             line.append(f"{safe(name, 60)}", style="dim").append(f"={text} ")
     if record.get("nan_inf_detected"):

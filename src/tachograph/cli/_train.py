@@ -57,9 +57,9 @@ def train(config: str, overrides: tuple[str, ...], dry_run: bool) -> None:
             return
         if is_first:
             click.echo("[train] checking the config and the data", err=True)
-        checked = job.check()
+        checks = job.check()
         if is_first:
-            for note in (*job.warnings, *checked.data.notes):
+            for note in (*job.warnings, *checks.data.notes):
                 click.echo(f"[train] {safe(note, 1000)}", err=True)
         result = job.run()
     except TachographError:

@@ -53,7 +53,7 @@ def _transfer(paths: tuple[str, ...], log_dir: str, where: str | None, *, force:
         raise click.UsageError(f"{safe(target)!r} is not a folder, and only a folder can get several runs")
 
     def act(row: RunRow) -> str:
-        transfer, done = (copy_run, "copied") if is_copy else (move_run, "moved")
-        return f"{done} to {safe(transfer(log_dir, row.id, target, is_forced=force), 1_000)}"
+        transfer, verb = (copy_run, "copied") if is_copy else (move_run, "moved")
+        return f"{verb} to {safe(transfer(log_dir, row.id, target, is_forced=force), 1_000)}"
 
     for_each_run(rows, act)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
-from tachograph.cli._options import complete_run, given_log_dirs, json_option, log_dir_option, parse_duration
+from tachograph.cli._options import complete_run, json_option, log_dir_option, log_dirs_of, parse_duration
 from tachograph.cli._select import for_each_run, select_runs, where_option
 from tachograph.settings import resolve_settings
 
@@ -22,10 +22,10 @@ __all__ = ["empty_old_trash", "rm", "trash"]
 _DAY_S = 86_400.0
 
 
-def _complete_trashed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def _complete_removed_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     from tachograph.catalog import list_trash
 
-    names = (run.name for log_dir in given_log_dirs(context) for run in list_trash(log_dir))
+    names = (run.name for log_dir in log_dirs_of(context) for run in list_trash(log_dir))
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
@@ -61,13 +61,13 @@ def empty_old_trash(log_dir: str) -> int:
     days = resolve_settings({}).trash_keep_days
     if not days:
         return 0
-    deleted = empty_trash(log_dir, older_than_s=days * _DAY_S)
-    if deleted:
+    deleted_runs = empty_trash(log_dir, older_than_s=days * _DAY_S)
+    if deleted_runs:
         num_days = plural(days, "day")
         click.echo(
-            f"deleted {plural(len(deleted), 'run')} that had been in the trash for more than {num_days}", err=True
+            f"deleted {plural(len(deleted_runs), 'run')} that had been in the trash for more than {num_days}", err=True
         )
-    return len(deleted)
+    return len(deleted_runs)
 
 
 @click.group()
@@ -97,7 +97,7 @@ def list_(log_dir: str, as_json: bool) -> None:
 
 
 @trash.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_trashed)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_removed_run)
 @log_dir_option
 def restore(runs: tuple[str, ...], log_dir: str) -> None:
     """Move runs back from the trash. If the name of a run is taken, a number is appended."""
@@ -122,5 +122,5 @@ def empty(log_dir: str, older_than: str, yes: bool) -> None:
     older_than_s = parse_duration("--older-than", older_than)
     if not yes and (runs := list_trash(log_dir)):
         click.confirm(f"Delete up to {plural(len(runs), 'run')} for good?", abort=True)
-    deleted = empty_trash(log_dir, older_than_s=older_than_s)
-    click.echo(f"deleted {plural(len(deleted), 'run')}")
+    deleted_runs = empty_trash(log_dir, older_than_s=older_than_s)
+    click.echo(f"deleted {plural(len(deleted_runs), 'run')}")

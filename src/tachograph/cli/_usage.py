@@ -141,16 +141,16 @@ def log(app: str | None, lines: int, as_json: bool) -> None:
     state = find_app(app)
     events = state.events[-lines:]
     if as_json:
-        for stored in events:
-            refusal = {"refusal": stored.refusal} if stored.refusal else {}
-            click.echo(json.dumps({"state": stored.state, **refusal, **stored.event}))
+        for item in events:
+            refusal = {"refusal": item.refusal} if item.refusal else {}
+            click.echo(json.dumps({"state": item.state, **refusal, **item.event}))
         return
-    for stored in events:
-        properties = safe(json.dumps(stored.event["properties"]), 2_000)
-        when, name = safe(stored.event["timestamp"], 40), safe(stored.event["event"], 60)
+    for item in events:
+        properties = safe(json.dumps(item.event["properties"]), 2_000)
+        when, name = safe(item.event["timestamp"], 40), safe(item.event["event"], 60)
         click.echo(
-            f"{when}  {_STATES[stored.state]:8}  {name}  {properties}"
-            + (f"  [{safe(stored.refusal, 200)}]" if stored.refusal else "")
+            f"{when}  {_STATES[item.state]:8}  {name}  {properties}"
+            + (f"  [{safe(item.refusal, 200)}]" if item.refusal else "")
         )
     if not events:
         click.echo(f"{state.app} has recorded nothing on this machine.")
@@ -162,12 +162,13 @@ def delete(app: str | None) -> None:
     """Delete the recorded events of one app or of all apps. Stored choices are kept."""
     states = purge(app)
     for state in states:
-        received = [stored for stored in state.events if stored.state in {"sent", "refused"}]
+        received_items = [item for item in state.events if item.state in {"sent", "refused"}]
         click.echo(f"{state.app}: deleted {_num_events(len(state.events))}")
-        if received:
-            run_ids = sorted({stored.event["run_id"] for stored in received})
+        if received_items:
+            run_ids = sorted({item.event["run_id"] for item in received_items})
             click.echo(
-                f"  {len(received)} of them had reached the receiver. Ask for their deletion with these run ids:\n    "
+                f"  {len(received_items)} of them had reached the receiver. "
+                "Ask for their deletion with these run ids:\n    "
                 + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
             )
     if not states:
@@ -204,7 +205,7 @@ def _status_text(state: AppState) -> str:
         label = "sends to" if state.decision.mode == "on" else "would send to"
         endpoint = state.config.receiver.name
     counts = ", ".join(f"{state.count(name)} {text}" for name, text in _STATES.items() if state.count(name))
-    refusals = [stored.refusal for stored in state.events if stored.refusal]
+    refusals = [item.refusal for item in state.events if item.refusal]
     prefix = state.config.env_prefix
     return "\n".join(
         [
