@@ -89,7 +89,7 @@ def find_credential(server: ServerAddress) -> Credential | None:
     if text:
         return Credential(check_token(text, API_KEY_VARIABLE), API_KEY_VARIABLE)
     path = credentials_path()
-    token = _read(path).servers.get(server.url)
+    token = _read_file(path).servers.get(server.url)
     if token is None:
         return None
     return Credential(check_token(token, f"the key for {server} in {path}"), str(path))
@@ -101,8 +101,8 @@ def current_token(server: ServerAddress) -> str | None:
     For a process that runs for long: the user may log in with another key meanwhile.
     """
     with contextlib.suppress(ConfigError):
-        found = find_credential(server)
-        return found.token if found is not None else None
+        credential = find_credential(server)
+        return credential.token if credential is not None else None
     return None
 
 
@@ -112,7 +112,7 @@ def stored_servers() -> list[str]:
     Raises:
         ConfigError: if the file is invalid.
     """
-    return sorted(_read(credentials_path()).servers)
+    return sorted(_read_file(credentials_path()).servers)
 
 
 def store_token(server: ServerAddress, token: str) -> Path:
@@ -122,7 +122,7 @@ def store_token(server: ServerAddress, token: str) -> Path:
         ConfigError: if the token is not one, or the file is invalid or cannot be written.
     """
     token = check_token(token, "the key")
-    with _changing() as content:
+    with _edit_file() as content:
         content.servers[server.url] = token
     return credentials_path()
 
@@ -135,26 +135,26 @@ def remove_token(server: ServerAddress) -> bool:
     """
     if server.url not in stored_servers():
         return False
-    with _changing() as content:
+    with _edit_file() as content:
         return content.servers.pop(server.url, None) is not None
 
 
 @contextlib.contextmanager
-def _changing() -> Iterator[_CredentialFile]:
+def _edit_file() -> Iterator[_CredentialFile]:
     """Yield the content of the file, to be changed; write it at the end of the block."""
     path = credentials_path()
     folder = path.parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock"), below=folder, mode=0o600):
-            content = _read(path, warns=False)  # the new file is private
+            content = _read_file(path, warns=False)  # the new file is private
             yield content
             replace_file(path, msgspec.json.encode(content, order="sorted") + b"\n", below=folder, mode=0o600)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _read(path: Path, *, warns: bool = True) -> _CredentialFile:
+def _read_file(path: Path, *, warns: bool = True) -> _CredentialFile:
     """Return the content of the file; an empty one if there is none.
 
     Raises:
@@ -162,14 +162,14 @@ def _read(path: Path, *, warns: bool = True) -> _CredentialFile:
     """
     try:
         with open_to_read(path) as file:
-            found = os.fstat(file.fileno())
+            file_info = os.fstat(file.fileno())
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return _CredentialFile()
     except OSError as error:
         reason = str(error) if isinstance(error, UnsafeFileError) else f"{path}: {error.strerror}"
         raise ConfigError(f"cannot read your access keys: {reason}") from None
-    if warns and os.name == "posix" and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if warns and os.name == "posix" and file_info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         warn("other users can read your access keys in %s: run chmod 600 %s, and ask for new keys", path, path)
     try:
         content = decode_json(data, _CredentialFile)

@@ -1,10 +1,10 @@
 """`RunSender`: copies the journals of one run to a server.
 
 The server decides where to continue: it returns how many bytes it has of each journal, when the run is registered and
-with every batch. So the sender keeps no queue and no cursor. What it stores, in `.tacho/server.json`, is only for
-people: how far it got, and why it failed.
+with every batch. So the sender keeps no queue and no cursor. It stores its progress and its last failure in
+`.tacho/server.json`, only to show them to people.
 
-`poll` sends what is due and returns when it wants to be called again. It never raises. After a failure it waits, up to
+`poll` sends a batch if one is due, and returns when to call it again. It never raises. After a failure it waits, up to
 a minute, and tries again for ever, because the journal is the queue:
 
 - 409: the server has fewer bytes than expected, for example after it was restored from a backup. Continue where it is.
@@ -74,11 +74,11 @@ _HEAD_BYTES = 4 << 20
 _NEVER = 1 << 62
 _MAX_REQUESTS = 100
 """In one answer of the server."""
-_MAX_HANDED = 100_000
+_MAX_FORWARDED = 100_000
 
 
 class SendState(msgspec.Struct):
-    """What `.tacho/server.json` says about a run that is sent to a server."""
+    """The content of `.tacho/server.json`: how far a run was sent to a server."""
 
     server: str
     generation: int = 1
@@ -136,25 +136,25 @@ class RunSender:
         self._remote_control = remote_control
         self._clock = clock
         address = connection.address.url
-        known = read_send_state(folder)
-        self.state = known if known is not None and known.server == address else SendState(address)
-        self._stored = b""
+        stored_state = read_send_state(folder)
+        self.state = stored_state if stored_state is not None and stored_state.server == address else SendState(address)
+        self._stored_json = b""
         self._run_id = ""
         self._limits = SendLimits()
         self._is_registered = False
-        self._retry_s = 0.0
+        self._retry_at_s = 0.0
         self._num_failures = 0
-        self._reported: set[str] = set()
-        self._is_doubtful = False
-        """Whether the server has said that its bytes differ, and was not asked again yet."""
-        self._since_s: dict[int, float] = {}
-        self._files: dict[str, int] = {}
+        self._reported_kinds: set[str] = set()
+        self._saw_mismatch = False
+        """Whether the server reported different bytes, and was not asked again yet."""
+        self._waiting_since_s: dict[int, float] = {}
+        self._sent_file_bytes: dict[str, int] = {}
         """The number of bytes that the server has of each other file."""
-        self._left: dict[int, int] = {}
+        self._unsent_bytes: dict[int, int] = {}
         """The bytes that are left to send of each rank's journal; 0 if only a part of a line is left."""
-        self._beat_s = -1e9
+        self._last_beat_s = -1e9
         self._control_version = ""
-        self._handed: set[str] = set()
+        self._forwarded_request_ids: set[str] = set()
         self._max_batch_bytes = 1 << 20
 
     def move(self, folder: RunFolder) -> None:
@@ -162,25 +162,25 @@ class RunSender:
         self.folder = folder
 
     def poll(self, *, flush: bool = False, ignore_pause: bool = False) -> float:
-        """Send what is due; return the seconds after which to call again.
+        """Send a batch if one is due; return the seconds after which to call again.
 
         Args:
             flush: send everything now, instead of waiting for more.
             ignore_pause: try now, although the last attempt failed just before.
         """
         now_s = self._clock()
-        if now_s < self._retry_s and not ignore_pause:
-            return self._retry_s - now_s
+        if now_s < self._retry_at_s and not ignore_pause:
+            return self._retry_at_s - now_s
         if self.state.is_gone:
             return _MAX_PAUSE_S
         try:
             if not self._is_registered:
                 self._register()
             due = [rank for rank, path in _journals(self.folder).items() if self._send_journal(rank, path, flush)]
-            if not due and (flush or self._clock() - self._beat_s >= self._limits.beat_interval_s):
+            if not due and (flush or self._clock() - self._last_beat_s >= self._limits.beat_interval_s):
                 self._send_files()
-            self.is_complete = not any(self._left.values())
-            if self._clock() - self._beat_s >= self._limits.beat_interval_s:
+            self.is_complete = not any(self._unsent_bytes.values())
+            if self._clock() - self._last_beat_s >= self._limits.beat_interval_s:
                 self._send_beat()
         except _RetryError as failure:
             return self._fail(str(failure), failure.wait_s)
@@ -189,7 +189,7 @@ class RunSender:
         except (OSError, EOFError, zlib.error) as error:  # the last two if a compressed journal is damaged
             return self._fail(f"cannot read the run: {getattr(error, 'strerror', None) or error}", None)
         self._num_failures = 0
-        self._reported.clear()
+        self._reported_kinds.clear()
         self.state.error = ""
         self._store()
         return 0.0 if due else min(_POLL_S, self._limits.flush_interval_s)
@@ -221,14 +221,14 @@ class RunSender:
             start=facts,
         )
         response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}", msgspec.json.encode(body))
-        answer = _decode(self._check(response), Registered)
-        self._limits = _bounded(answer.limits)
+        reply = _decode(self._check(response), Registered)
+        self._limits = _clamp_limits(reply.limits)
         self._max_batch_bytes = min(self._limits.batch_bytes, self._limits.max_batch_bytes)
         ranks = {str(rank) for rank in _journals(self.folder)}
-        self.state.run = printable(answer.run, 300)
-        self.state.have = {rank: max(0, have) for rank, have in answer.have.items() if rank in ranks}
-        self._files = {path: max(0, have) for path, have in answer.files.items()}
-        self._set_control_version(answer.control_version)
+        self.state.run = printable(reply.run, 300)
+        self.state.have = {rank: max(0, have) for rank, have in reply.have.items() if rank in ranks}
+        self._sent_file_bytes = {path: max(0, have) for path, have in reply.files.items()}
+        self._set_control_version(reply.control_version)
         self._is_registered = True
 
     def _send_journal(self, rank: int, path: Path, flush: bool) -> bool:
@@ -237,18 +237,18 @@ class RunSender:
         size = journal_size(path)
         if size < have:
             self._diverge()
-        self._left[rank] = size - have
+        self._unsent_bytes[rank] = size - have
         if size == have:
-            self._since_s.pop(rank, None)
+            self._waiting_since_s.pop(rank, None)
             return False
         now_s = self._clock()
-        waited_s = now_s - self._since_s.setdefault(rank, now_s)
+        waited_s = now_s - self._waiting_since_s.setdefault(rank, now_s)
         is_small = size - have < self._limits.flush_bytes and waited_s < self._limits.flush_interval_s
         if is_small and have and not flush:  # a new run is sent at once, so that it appears on the server
             return False
         before, data = self._read_batch(path, have)
         if not data:  # the last line is not complete
-            self._left[rank] = 0
+            self._unsent_bytes[rank] = 0
             return False
         headers = {
             "Content-Type": "application/x-ndjson",
@@ -263,33 +263,33 @@ class RunSender:
             "PUT", f"{_ROUTE}/{self._run_id}/journal/{rank}?offset={have}", _compress(data), headers
         )
         if response.status == 409:
-            found = _decode(response, BatchAnswer).have
-            if not 0 <= found < have:  # it would be sent again and again
+            server_bytes = _decode(response, BatchAnswer).have
+            if not 0 <= server_bytes < have:  # it would be sent again and again
                 raise _RetryError(response.reason, None)
-            self.state.have[str(rank)] = found
+            self.state.have[str(rank)] = server_bytes
             return True
         if response.status == 412:
             self._diverge()
         if response.status == 413 and len(data) > 1024:
             self._max_batch_bytes = len(data) // 2
             return True
-        answer = _decode(self._check(response), BatchAnswer)
-        if answer.have < have + len(data):
+        reply = _decode(self._check(response), BatchAnswer)
+        if reply.have < have + len(data):
             self._connection.close()
             raise _RetryError("the answer of the server does not fit the request", None)
-        self._is_doubtful = False
-        self.state.have[str(rank)] = answer.have
+        self._saw_mismatch = False
+        self.state.have[str(rank)] = reply.have
         self.num_sent_bytes += len(data)
-        self._since_s.pop(rank, None)
-        self._hand_over(answer)
-        self._left[rank] = max(0, size - answer.have)
-        return self._left[rank] >= (1 if flush else self._limits.flush_bytes)
+        self._waiting_since_s.pop(rank, None)
+        self._forward_requests(reply)
+        self._unsent_bytes[rank] = max(0, size - reply.have)
+        return self._unsent_bytes[rank] >= (1 if flush else self._limits.flush_bytes)
 
     def _send_files(self) -> None:
-        """Send what the server lacks of the other files of the run; one that it does not accept is skipped."""
+        """Send the missing parts of the other files of the run; skip files that the server does not accept."""
         for path, size in run_files(self.folder).items():
-            while self._files.get(path, 0) < size:
-                have = self._files.get(path, 0)
+            while self._sent_file_bytes.get(path, 0) < size:
+                have = self._sent_file_bytes.get(path, 0)
                 with open_to_read(self.folder.path / path, below=self.folder.path) as file:
                     file.seek(have)
                     data = file.read(self._max_batch_bytes)
@@ -304,27 +304,27 @@ class RunSender:
                 target = f"{_ROUTE}/{self._run_id}/files/{path}?offset={have}"
                 response = self._connection.request("PUT", target, _compress(data), headers)
                 if response.status in {400, 404, 412}:  # also a server that does not know these files yet
-                    self._files[path] = _NEVER
+                    self._sent_file_bytes[path] = _NEVER
                     break
-                if response.status == 409 and 0 <= (found := _decode(response, BatchAnswer).have) < have:
-                    self._files[path] = found
+                if response.status == 409 and 0 <= (server_bytes := _decode(response, BatchAnswer).have) < have:
+                    self._sent_file_bytes[path] = server_bytes
                     continue
-                answer = _decode(self._check(response), BatchAnswer)
-                if answer.have < have + len(data):
+                reply = _decode(self._check(response), BatchAnswer)
+                if reply.have < have + len(data):
                     raise _RetryError("the server did not store a part of a file", None)
-                self._files[path] = answer.have
+                self._sent_file_bytes[path] = reply.have
 
     def _send_beat(self) -> None:
         heartbeat = read_heartbeat(self.folder.heartbeat)
         is_running = heartbeat is not None and current_state(self.folder) is RunState.RUNNING
-        beat = Beat(heartbeat if is_running else None, sum(self._left.values()))
+        beat = Beat(heartbeat if is_running else None, sum(self._unsent_bytes.values()))
         headers = {"Tacho-Now": f"{time.time():.3f}", "Tacho-Control": self._control_version}
         response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}/beat", msgspec.json.encode(beat), headers)
-        self._hand_over(_decode(self._check(response), BatchAnswer))
-        self._beat_s = self._clock()
+        self._forward_requests(_decode(self._check(response), BatchAnswer))
+        self._last_beat_s = self._clock()
 
     def _check(self, response: ServerResponse) -> ServerResponse:
-        """Return the answer if the request succeeded; else raise what to do."""
+        """Return the answer if the request succeeded; else raise `_RetryError`."""
         status = response.status
         if status == 200:
             return response
@@ -344,22 +344,22 @@ class RunSender:
         self._is_registered = False
         if self.state.generation >= _MAX_GENERATION:
             raise _RetryError("the server has other records under each id of the run", _MAX_PAUSE_S)
-        self._is_doubtful = not self._is_doubtful
-        if self._is_doubtful:
+        self._saw_mismatch = not self._saw_mismatch
+        if self._saw_mismatch:
             raise _RetryError("the copy on the server seems to differ", None)
         self.state.generation += 1
         self.state.have = {}
         self._report("server_diverged", "server", "the server has other records under this id; sending a second copy")
         reason = "the copy on the server differs"
-        self._reported.add(reason)  # by the line above
+        self._reported_kinds.add(reason)  # by the line above
         raise _RetryError(reason, None)
 
-    def _hand_over(self, answer: BatchAnswer) -> None:
+    def _forward_requests(self, reply: BatchAnswer) -> None:
         """Write the requests of people on the server to `control.json`, where the trainer finds them."""
-        self._set_control_version(answer.control_version)
-        for request in answer.control[:_MAX_REQUESTS] if self._remote_control else ():
-            if request.id not in self._handed and len(self._handed) < _MAX_HANDED:
-                self._handed.add(request.id)
+        self._set_control_version(reply.control_version)
+        for request in reply.control[:_MAX_REQUESTS] if self._remote_control else ():
+            if request.id not in self._forwarded_request_ids and len(self._forwarded_request_ids) < _MAX_FORWARDED:
+                self._forwarded_request_ids.add(request.id)
                 self._write_request(request)
 
     def _set_control_version(self, version: str) -> None:
@@ -377,12 +377,12 @@ class RunSender:
         self.is_complete = False
         pause_s = min(_MIN_PAUSE_S * 2 ** min(self._num_failures - 1, 10), _MAX_PAUSE_S)
         pause_s = (pause_s if wait_s is None else max(wait_s, 0.05)) * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
-        self._retry_s = self._clock() + pause_s
+        self._retry_at_s = self._clock() + pause_s
         self.state.error = reason
         self._store()
         # One failure alone is usual: a server restarts, a connection breaks.
-        if kind not in self._reported and (self._num_failures > 1 or wait_s == _MAX_PAUSE_S):
-            self._reported.add(kind)
+        if kind not in self._reported_kinds and (self._num_failures > 1 or wait_s == _MAX_PAUSE_S):
+            self._reported_kinds.add(kind)
             self._report("server_failed", "server", f"{reason}; will be retried")
         return pause_s
 
@@ -414,12 +414,12 @@ class RunSender:
     def _store(self) -> None:
         """Store the state if it changed."""
         data = msgspec.json.encode(self.state)
-        if data == self._stored:
+        if data == self._stored_json:
             return
         with contextlib.suppress(OSError):  # only for people; the server knows how far the run was sent
             make_folder(self.folder.private, below=self.folder.path)
             replace_file(self.folder.private / "server.json", data, below=self.folder.path)
-            self._stored = data
+            self._stored_json = data
 
 
 class _RetryError(Exception):
@@ -432,9 +432,9 @@ class _RetryError(Exception):
 
 def _journals(folder: RunFolder) -> dict[int, Path]:
     """Return the journals of a run by rank."""
-    found = {0: folder.journal} if folder.exists() else {}
+    journals = {0: folder.journal} if folder.exists() else {}
     others = (rank for rank in folder.other_ranks() if 0 < rank <= MAX_RANK)
-    return found | {rank: folder.rank_journal(rank) for rank in others}
+    return journals | {rank: folder.rank_journal(rank) for rank in others}
 
 
 def _complete_bytes(path: Path) -> int:
@@ -446,7 +446,7 @@ def _complete_bytes(path: Path) -> int:
         return 0
 
 
-def _bounded(limits: SendLimits) -> SendLimits:
+def _clamp_limits(limits: SendLimits) -> SendLimits:
     """Return limits of a server within bounds: it cannot make the sender read much at once, or poll without a pause."""
     return SendLimits(
         batch_bytes=min(max(limits.batch_bytes, 1_024), MAX_BATCH_BYTES),
@@ -470,4 +470,4 @@ def _decode(response: ServerResponse, kind: type[Any]) -> Any:
     try:
         return decode_json(response.body, kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise _RetryError(f"HTTP {response.status}: the answer is not that of a Tachograph server", None) from None
+        raise _RetryError(f"HTTP {response.status}: the answer is not from a Tachograph server", None) from None

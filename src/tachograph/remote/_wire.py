@@ -125,7 +125,7 @@ def hash_bytes(data: bytes | memoryview) -> str:
 
 def run_files(folder: RunFolder) -> dict[str, int]:
     """Return the size of each file of a run that is sent besides its journals, by its path in the run folder."""
-    found = {}
+    sizes = {}
     for name, (pattern, max_bytes) in RUN_FILES.items():
         try:
             entries = sorted(os.scandir(folder.path / name), key=lambda entry: entry.name)
@@ -136,5 +136,5 @@ def run_files(folder: RunFolder) -> dict[str, int]:
                 if re.fullmatch(pattern, entry.name, re.ASCII) and entry.is_file(follow_symlinks=False):
                     size = entry.stat(follow_symlinks=False).st_size
                     if size <= max_bytes:
-                        found[f"{name}/{entry.name}"] = size
-    return found
+                        sizes[f"{name}/{entry.name}"] = size
+    return sizes

@@ -9,7 +9,7 @@
    program that sends no `Origin` at all.
 4. **User.** `/api/` requires the token, as a bearer header or a cookie, unless the connection comes from a process of
    the owner (see `_peer`): every user of a machine can connect to a port on 127.0.0.1. A request that a proxy forwarded
-   needs the token in any case, because the proxy runs as the owner, whoever sent the request.
+   needs the token in any case, because the proxy runs as the owner for every sender.
 
 The printed URL carries the token in its fragment, `/#token=…`, which browsers do not send. The page exchanges it for
 the cookie and removes it from the address.
@@ -111,9 +111,9 @@ class Access:
     def check_request(self, scope: Scope, headers: Headers) -> None:
         """Raise `ApiError` for a request that no user may make."""
 
-    def matches_token(self, given: str | None) -> bool:
+    def matches_token(self, candidate: str | None) -> bool:
         """Compare a token in constant time, so that response times reveal nothing about it."""
-        return self.token is None or (given is not None and _is_equal(given, self.token))
+        return self.token is None or (candidate is not None and _is_equal(candidate, self.token))
 
     def check_user(self, scope: Scope, headers: Headers) -> None:
         """Raise `ApiError` unless a request comes from the owner's own process or carries the token or the cookie."""
@@ -129,8 +129,8 @@ class Access:
         if peer_uid is None:
             raise ApiError(401, "no_token", f"token required, because your user could not be determined: use {where}")
         if peer_uid != self.owner_uid:
-            own = "to see your own runs, start your own with `tacho ui --port 0`"
-            message = f"this dashboard belongs to another user of this machine, {_user_name(self.owner_uid)}; {own}"
+            hint = "to see your own runs, start your own with `tacho ui --port 0`"
+            message = f"this dashboard belongs to another user of this machine, {_user_name(self.owner_uid)}; {hint}"
             raise ApiError(401, "other_user", f"{message}; only its owner can log in here, with {where}")
 
     def log_in(self, scope: Scope, headers: Headers, token: str, response: Response) -> None:
@@ -157,8 +157,8 @@ class Access:
         return _is_equal(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), self.cookie_value)
 
 
-def _is_equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+def _is_equal(first: str, second: str) -> bool:
+    return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode())
 
 
 def _user_name(uid: int) -> str:
@@ -234,8 +234,8 @@ def _check_origin(headers: Headers) -> None:
 
 def _parse_host(header: str) -> str | None:
     """Return the host of a `Host` header, without port and brackets; None if the header is invalid."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\\\s]+)(?::\d{1,5})?", header)
-    return found[1].strip("[]").lower() if found else None
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\\\s]+)(?::\d{1,5})?", header)
+    return match[1].strip("[]").lower() if match else None
 
 
 def _limit_body(receive: Receive) -> Receive:

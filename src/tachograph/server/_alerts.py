@@ -32,24 +32,24 @@ _MAX_DEPTH = 2
 def build_alerts_page(run: StoredRun) -> AlertsPage:
     """Return a run's alerts: open ones first, most severe first, then closed ones, newest first."""
     with run.lock:
-        found = run.digest.open_alerts
-        num_open, num_critical = len(found), sum(alert.severity == "critical" for alert in found)
-        found += [alert for alert in reversed(run.digest.alerts) if not alert.is_open]
-        listed = []
+        alerts = run.digest.open_alerts
+        num_open, num_critical = len(alerts), sum(alert.severity == "critical" for alert in alerts)
+        alerts += [alert for alert in reversed(run.digest.alerts) if not alert.is_open]
+        alert_views = []
         size_bytes = 0
-        for alert in found[:_MAX_ALERTS]:
+        for alert in alerts[:_MAX_ALERTS]:
             # Shortened alerts can still add up: the page ends where its size limit is reached.
             view = _build_alert(alert)
             size_bytes += len(msgspec.json.encode(view))
             if size_bytes > _MAX_PAGE_BYTES:
                 break
-            listed.append(view)
+            alert_views.append(view)
         return AlertsPage(
             version=run.version,
             num_open=num_open,
             num_critical=num_critical,
-            num_left_out=run.digest.num_alerts - len(listed),
-            alerts=listed,
+            num_left_out=run.digest.num_alerts - len(alert_views),
+            alerts=alert_views,
         )
 
 
@@ -78,8 +78,8 @@ def _build_alert(alert: Alert) -> AlertView:
 
 
 def _parse_severity(text: str) -> Severity:
-    known: dict[str, Severity] = {name: name for name in get_args(Severity)}
-    return known.get(text, "warning")  # an unknown severity must neither be hidden nor alarm
+    severities: dict[str, Severity] = {name: name for name in get_args(Severity)}
+    return severities.get(text, "warning")  # an unknown severity must neither be hidden nor alarm
 
 
 def _truncate(text: str, max_chars: int) -> str:
@@ -87,8 +87,8 @@ def _truncate(text: str, max_chars: int) -> str:
 
 
 def _shorten_values(values: dict[str, Any]) -> dict[str, Any]:
-    shortened: dict[str, Any] = mark_non_finite(_shorten(values, 0))
-    return shortened
+    short_values: dict[str, Any] = mark_non_finite(_shorten(values, 0))
+    return short_values
 
 
 def _shorten(value: Any, depth: int) -> Any:

@@ -101,7 +101,7 @@ def create_dashboard(
         access: See `create_app`; used to log in and out, and to end live streams that are no longer allowed.
         static: See `create_app`.
         is_closing: See `create_app`.
-        hooks: What a team's server adds to actions.
+        hooks: Actions that a team's server adds.
         needs_identity: Reject requests to the API whose identity the access gate did not find out.
     """
     log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
@@ -317,9 +317,9 @@ def _login_endpoint(access: Access) -> Endpoint:
     async def login(request: Request) -> Response:
         if request.method != "POST":
             return _json_response(request, msgspec.json.encode(access.login_form))
-        given = _parse_body(LoginRequest, await request.body())
+        login_request = _parse_body(LoginRequest, await request.body())
         response = Response(status_code=204)
-        access.log_in(request.scope, request.headers, given.token, response)
+        access.log_in(request.scope, request.headers, login_request.token, response)
         return response
 
     return login
@@ -355,8 +355,8 @@ def _static_endpoint(folder: Path) -> Endpoint:
         # A rebuild changes the hashed names of the assets; a page load is when the new names are first needed.
         if path == "index.html" or not files:
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        found = files.get(path)
-        return found.read_bytes() if found and not path.startswith(".") and found.is_file() else None
+        file = files.get(path)
+        return file.read_bytes() if file and not path.startswith(".") and file.is_file() else None
 
     async def send_file(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"

@@ -16,11 +16,11 @@ __all__ = ["build_pair_diff", "download_patch"]
 
 def build_pair_diff(first: StoredRun, second: StoredRun) -> RunPairDiff:
     """Return how two runs differ."""
-    found = diff_pair(_copy_captured(first), _copy_captured(second))
-    for part in (found.config, found.git, found.packages, found.environment):
+    pair_diff = diff_pair(_copy_captured(first), _copy_captured(second))
+    for part in (pair_diff.config, pair_diff.git, pair_diff.packages, pair_diff.environment):
         for each in part:
             each.first, each.second = mark_non_finite([each.first, each.second])
-    return found
+    return pair_diff
 
 
 def _copy_captured(run: StoredRun) -> CapturedRun:

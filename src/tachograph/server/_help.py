@@ -57,13 +57,13 @@ def _pages() -> dict[str, Path]:
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     if folder is None:
         return {}
-    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
-    return {**found, "": found.pop("README", folder.parent / "README.md")}
+    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
+    return {**pages, "": pages.pop("README", folder.parent / "README.md")}
 
 
 @functools.lru_cache(maxsize=256)
 def _render(name: str) -> str | None:
-    from markdown_it import MarkdownIt  # only those who read pages need it
+    from markdown_it import MarkdownIt  # only help pages need it
 
     path = _pages().get(name)
     if path is None:
@@ -75,36 +75,36 @@ def _render(name: str) -> str | None:
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(_COMMENT.sub("", text))
     title = "Documentation"
-    seen: dict[str, int] = {}
+    anchor_counts: dict[str, int] = {}
     for token, inside in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and inside is not None:
             if token.tag == "h1":
                 title = inside.content
-            token.attrSet("id", _anchor(inside.content, seen))
+            token.attrSet("id", _anchor(inside.content, anchor_counts))
         elif token.type == "inline":
-            token.children = list(_with_known_links(token.children or [], name))
+            token.children = list(_resolve_links(token.children or [], name))
     root = "../" * (1 + name.count("/"))
     content = markdown.renderer.render(tokens, markdown.options, {})
     return _PAGE.format(title=escape(title), root=root, content=content)
 
 
-def _anchor(heading: str, seen: dict[str, int]) -> str:
+def _anchor(heading: str, anchor_counts: dict[str, int]) -> str:
     """Return the anchor of a heading as GitHub computes it."""
     anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-    number = seen[anchor] = seen.get(anchor, -1) + 1
+    number = anchor_counts[anchor] = anchor_counts.get(anchor, -1) + 1
     return f"{anchor}-{number}" if number else anchor
 
 
-def _with_known_links(tokens: list[Any], name: str) -> Iterator[Any]:
-    """Yield inline tokens with links to other pages; without pictures and links to what the package does not have."""
+def _resolve_links(tokens: list[Any], name: str) -> Iterator[Any]:
+    """Yield inline tokens with links to other pages, and without pictures and links to missing pages."""
     is_dropped = False
     for token in tokens:
         if token.type == "link_open":
             target = str(token.attrGet("href"))
             page, _, anchor = target.partition("#")
             is_outside = "://" in target or target.startswith("mailto:")
-            known = posixpath.normpath(posixpath.join(posixpath.dirname(name), page)).removesuffix(".md")
-            is_dropped = not is_outside and page != "" and known not in _pages()
+            page_name = posixpath.normpath(posixpath.join(posixpath.dirname(name), page)).removesuffix(".md")
+            is_dropped = not is_outside and page != "" and page_name not in _pages()
             if is_dropped:
                 continue
             if is_outside:

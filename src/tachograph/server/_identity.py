@@ -1,4 +1,4 @@
-"""The person or machine behind a request to a team's server: what it may do, and in which project."""
+"""The person or machine behind a request to a team's server, with its scopes and its project."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class Identity(NamedTuple):
 
 def identity_of(scope: RequestScope) -> Identity | None:
     """Return the identity behind a request; None on a private dashboard, which has one user."""
-    found = scope.get("state", {}).get(IDENTITY)
-    return found if isinstance(found, Identity) else None
+    identity = scope.get("state", {}).get(IDENTITY)
+    return identity if isinstance(identity, Identity) else None

@@ -1,7 +1,7 @@
 """Live updates: server-sent events that report which runs changed.
 
 An event carries a run's summary and version, never its data. The client compares the version with the one it has, then
-requests new points with its cursor (`after=`), so each update transfers only what is new, and a client that missed
+requests new points with its cursor (`after=`), so each update transfers only new points, and a client that missed
 events catches up with one request.
 
 A client either watches named runs or the whole list:
@@ -105,13 +105,13 @@ def _encode(event: str, data: Any) -> bytes:
 
 async def _watch_list(store: Store, on_change: Callable[[], None]) -> AsyncIterator[list[tuple[str, Any]]]:
     """Yield changes of the list of runs; an empty list lets the caller check for shutdown."""
-    known: dict[str, tuple[RunOverview, RunSummary]] = {}
+    last_summaries: dict[str, tuple[RunOverview, RunSummary]] = {}
     while True:
         began_s = time.monotonic()
-        changed, gone, cpu_s = await run_in_threadpool(_poll_list, store, known)
+        changed_runs, removed_names, cpu_s = await run_in_threadpool(_poll_list, store, last_summaries)
         events: list[tuple[str, Any]] = [
-            *(("changed", RunChanged(line=summary, now=time.time())) for summary in changed),
-            *(("gone", RunGone(name)) for name in gone),
+            *(("changed", RunChanged(line=summary, now=time.time())) for summary in changed_runs),
+            *(("gone", RunGone(name)) for name in removed_names),
         ]
         if events:
             on_change()
@@ -124,68 +124,70 @@ async def _watch_list(store: Store, on_change: Callable[[], None]) -> AsyncItera
 
 
 def _poll_list(
-    store: Store, known: dict[str, tuple[RunOverview, RunSummary]]
+    store: Store, last_summaries: dict[str, tuple[RunOverview, RunSummary]]
 ) -> tuple[list[RunSummary], list[str], float]:
-    """List the runs and return the changed ones, the names of those that are gone, and the CPU time that it took.
+    """List the runs; return the changed runs, the names of removed runs, and the CPU time of the poll.
 
     Args:
         store: The store that holds the runs.
-        known: By name the overview and the summary of each run at the last poll; updated.
+        last_summaries: By name the overview and the summary of each run at the last poll; updated.
     """
     began_s = time.thread_time()
-    changed = []
+    changed_runs = []
     current = store.runs()
     for run in current:
-        overview, summary = known.get(run.name, (None, None))
+        overview, summary = last_summaries.get(run.name, (None, None))
         if run is overview:  # the store returns the same object for a run that did not change
             continue
         latest = views.build_run_summary(run)
         if latest != summary:
-            changed.append(latest)
-        known[run.name] = run, latest
-    gone = list(known.keys() - {run.name for run in current}) if len(current) < len(known) else []
-    for name in gone:
-        del known[name]
-    return changed, gone, time.thread_time() - began_s
+            changed_runs.append(latest)
+        last_summaries[run.name] = run, latest
+    removed_names = (
+        list(last_summaries.keys() - {run.name for run in current}) if len(current) < len(last_summaries) else []
+    )
+    for name in removed_names:
+        del last_summaries[name]
+    return changed_runs, removed_names, time.thread_time() - began_s
 
 
 async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[list[tuple[str, Any]]]:
     """Yield changes of the named runs; an empty list lets the caller check for shutdown."""
-    seen: dict[str, Any] = {}
+    sent_states: dict[str, Any] = {}
     is_first = True
-    active_s = time.monotonic()
+    last_active_s = time.monotonic()
     while True:
-        found, is_first = await run_in_threadpool(_poll_runs, store, names, seen, is_first), False
-        yield found
-        if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in found):
+        events, is_first = await run_in_threadpool(_poll_runs, store, names, sent_states, is_first), False
+        yield events
+        if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in events):
             await asyncio.sleep(0)
             continue
-        if found or any(summary.state in _ALIVE for *_, summary in seen.values()):
-            active_s = time.monotonic()
-        is_quiet = time.monotonic() - active_s > _QUIET_AFTER_S
+        if events or any(summary.state in _ALIVE for *_, summary in sent_states.values()):
+            last_active_s = time.monotonic()
+        is_quiet = time.monotonic() - last_active_s > _QUIET_AFTER_S
         await asyncio.sleep(_QUIET_INTERVAL_S if is_quiet else _RUN_INTERVAL_S)
 
 
-def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: bool) -> list[tuple[str, Any]]:
+def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_first: bool) -> list[tuple[str, Any]]:
     """Refresh the named runs and return their events.
 
     Args:
         store: The store that holds the runs.
         names: The runs to refresh.
-        seen: By name the version, the version of the output, the time of the last state check, how far it was received
-            and the summary that were sent last; updated.
+        sent_states: By name the version, the version of the output, the time of the last state check, how far it was
+            received and the summary that were sent last; updated.
         is_first: Whether to report missing runs that were never seen.
     """
     events: list[tuple[str, Any]] = []
     for name in names:
         try:
             run = store.open(name)
-            changed = run.refresh(_MAX_REFRESH_S)
+            has_changed = run.refresh(_MAX_REFRESH_S)
         except OSError:  # missing or unreadable
-            if seen.pop(name, None) is not None or is_first:
+            if sent_states.pop(name, None) is not None or is_first:
                 events.append(("gone", RunGone(name)))
             continue
-        version, output, checked_s, copy, summary = seen.get(name, (None, None, 0.0, None, None))
+        version, output, last_check_s, copy, summary = sent_states.get(name, (None, None, 0.0, None, None))
         latest_output = output_version(run.folder)
         now_s = time.monotonic()
         # The state can change without a new record: a killed process only stops its heartbeat. After the last record
@@ -194,13 +196,13 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
         interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
         is_annotated = summary is not None and summary.annotated != annotations_changed_at(run.folder.path)
         is_same = version == run.version and output == latest_output and not is_annotated
-        if not changed and is_same and now_s - checked_s < interval_s:
+        if not has_changed and is_same and now_s - last_check_s < interval_s:
             continue
         latest = views.build_open_run_summary(run)
         latest_copy = views.build_copy(run.folder)
         if not is_same or latest != summary or latest_copy != copy:
             events.append(("changed", _changed_event(run, latest, latest_output, latest_copy)))
-        seen[name] = (run.version, latest_output, now_s, latest_copy, latest)
+        sent_states[name] = (run.version, latest_output, now_s, latest_copy, latest)
     return events
 
 

@@ -29,8 +29,10 @@ _REFERENCE = "#/components/schemas/{name}"
 @functools.cache
 def openapi() -> dict[str, Any]:
     """Return the document."""
-    used = [model for route in ROUTES for model in (route.response, route.query, route.body) if model is not None]
-    models = [*used, ErrorBody, LoginForm, LoginRequest, LogoutRequest, RunChanged, RunGone, StreamAlive]
+    route_models = [
+        model for route in ROUTES for model in (route.response, route.query, route.body) if model is not None
+    ]
+    models = [*route_models, ErrorBody, LoginForm, LoginRequest, LogoutRequest, RunChanged, RunGone, StreamAlive]
     references, schemas = msgspec.json.schema_components(models, ref_template=_REFERENCE)
     for model in _all_models(models):
         _describe_fields(schemas[model.__name__], model)
@@ -60,16 +62,16 @@ def openapi() -> dict[str, Any]:
 
 def _all_models(models: list[type]) -> set[type]:
     """Return the given structs and all structs that their fields refer to."""
-    found: set[type] = set()
+    structs: set[type] = set()
     pending: list[Any] = list(models)
     while pending:
         model = pending.pop()
-        if isinstance(model, type) and issubclass(model, msgspec.Struct) and model not in found:
-            found.add(model)
+        if isinstance(model, type) and issubclass(model, msgspec.Struct) and model not in structs:
+            structs.add(model)
             pending += [field.type for field in msgspec.structs.fields(model)]
         else:
             pending += getattr(model, "__args__", ())
-    return found
+    return structs
 
 
 def _describe_fields(schema: dict[str, Any], model: type) -> None:
@@ -116,13 +118,13 @@ def _operation(route: Route, references: dict[type, Any], schemas: dict[str, Any
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    required = schema.get("required", [])
+    required_names = schema.get("required", [])
     parameters = []
     for name, field in schema["properties"].items():
         plain = {key: value for key, value in field.items() if key != "description"}
         if "anyOf" in plain:  # an optional parameter is omitted, never null
             plain = next(option for option in plain["anyOf"] if option.get("type") != "null")
-        parameter = {"name": name, "in": "query", "required": name in required, "schema": plain}
+        parameter = {"name": name, "in": "query", "required": name in required_names, "schema": plain}
         if "description" in field:
             parameter["description"] = field["description"]
         parameters.append(parameter)

@@ -8,7 +8,7 @@ sockets the machine has.
 The result decides about access, so every doubt means *unknown* (None):
 
 - The client may have closed its end, perhaps deliberately right after its request. The kernel then reports owner 0 for
-  what is left of the socket. Only an established socket with an inode counts.
+  the rest of the socket. Only an established socket with an inode counts.
 - The addresses could be reused by another process between the accept and the request. That is impossible while our own
   end is established, so our end is checked last.
 - A peer in another network namespace or behind a proxy is not found, or the proxy is found instead of the client.
@@ -36,12 +36,12 @@ _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
 _ALL_STATES = 0xFFFFFFFF
 _NO_COOKIE = 0xFFFFFFFF
-_ESTABLISHED = 1
+_TCP_ESTABLISHED = 1
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 _REQUEST = struct.Struct("=BBBxI")  # family, protocol, extensions, states
 _PORTS = struct.Struct("!HH")
 _REST_OF_ID = struct.Struct("=III")  # interface, cookie
-_ANSWER = struct.Struct("=BBBB")  # family, state, timer, retransmits
+_REPLY = struct.Struct("=BBBB")  # family, state, timer, retransmits
 _COUNTERS = struct.Struct("=IIIII")  # expires, receive queue, send queue, uid, inode
 _TIMEOUT_S = 1.0
 _OVERFLOW_UID = 65_534
@@ -71,10 +71,10 @@ def find_peer_uid(connection: ConnectedSocket) -> int | None:
         client, server = _unmap(peer), _unmap(address)
         if not client.is_loopback or client.version != server.version:
             return None
-        found = _query_owner(client, peer_port, server, port)
-        is_established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
-        is_ambiguous = found == os.geteuid() == _overflow_uid()
-        return found if is_established and not is_ambiguous else None
+        uid = _query_owner(client, peer_port, server, port)
+        is_established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
+        is_ambiguous = uid == os.geteuid() == _overflow_uid()
+        return uid if is_established and not is_ambiguous else None
     except (OSError, ValueError, AttributeError, struct.error):
         return None
 
@@ -85,8 +85,8 @@ def is_peer_known() -> bool:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             stack.enter_context(socket.create_connection(listener.getsockname()[:2], timeout=_TIMEOUT_S))
-            accepted = stack.enter_context(listener.accept()[0])
-            return find_peer_uid(accepted) == os.geteuid()
+            server_end = stack.enter_context(listener.accept()[0])
+            return find_peer_uid(server_end) == os.geteuid()
     except (OSError, AttributeError):  # Windows has no geteuid
         return False
 
@@ -97,8 +97,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 def _unmap(text: str) -> Address:
     """Parse an address; an IPv4 address in the form of an IPv6 address becomes an IPv4 address."""
     address = ipaddress.ip_address(text.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    ipv4_address = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return ipv4_address or address
 
 
 def _query_owner(source: Address, source_port: int, target: Address, target_port: int) -> int | None:
@@ -117,15 +117,15 @@ def _query_owner(source: Address, source_port: int, target: Address, target_port
     with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(_TIMEOUT_S)
         netlink.sendto(header + request, (0, 0))
-        answer, (sender, _groups) = netlink.recvfrom(65_536)
-    _, answer_type, _, _, _ = _HEADER.unpack_from(answer)
-    if sender != 0 or answer_type != _SOCK_DIAG_BY_FAMILY:  # only the kernel has port id 0
+        reply, (sender, _groups) = netlink.recvfrom(65_536)
+    _, reply_type, _, _, _ = _HEADER.unpack_from(reply)
+    if sender != 0 or reply_type != _SOCK_DIAG_BY_FAMILY:  # only the kernel has port id 0
         return None
-    _, state, _, _ = _ANSWER.unpack_from(answer, _HEADER.size)
-    ports_at = _HEADER.size + _ANSWER.size
-    *_, uid, inode = _COUNTERS.unpack_from(answer, ports_at + _PORTS.size + 32 + _REST_OF_ID.size)
+    _, state, _, _ = _REPLY.unpack_from(reply, _HEADER.size)
+    ports_at = _HEADER.size + _REPLY.size
+    *_, uid, inode = _COUNTERS.unpack_from(reply, ports_at + _PORTS.size + 32 + _REST_OF_ID.size)
     # Without an established socket the kernel returns a listening one with the same port, if there is one.
-    is_found = state == _ESTABLISHED and answer[ports_at : ports_at + _PORTS.size] == ports
+    is_found = state == _TCP_ESTABLISHED and reply[ports_at : ports_at + _PORTS.size] == ports
     return uid if is_found and inode else None
 
 

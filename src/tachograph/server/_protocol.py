@@ -83,7 +83,7 @@ class LimitedProtocol(H11Protocol):
             self._start_request_deadline()
 
     def pause_writing(self) -> None:
-        """Hold the response back until the client has read what was sent."""
+        """Hold the response back until the client has read the data sent so far."""
         super().pause_writing()
         self._start_response_deadline()
 

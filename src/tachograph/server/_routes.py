@@ -97,7 +97,7 @@ _MAX_REFRESH_S = 0.25
 
 
 class ServerHooks(NamedTuple):
-    """What a team's server adds to the actions of the dashboard."""
+    """Functions that a team's server adds to the dashboard."""
 
     control_problem: Callable[[RunFolder], str | None] = lambda folder: None
     """Returns why a run accepts no requests, if it does not."""
@@ -179,7 +179,7 @@ class Route(NamedTuple):
     media_types: tuple[str, ...] = ("text/csv", "application/x-ndjson")
     """The media types of a file."""
     scope: Scope = "read"
-    """What a key must allow on a team's server."""
+    """The scope that a key needs on a team's server."""
 
 
 def handle_request(route: Route, context: RequestContext) -> Response | msgspec.Struct:
@@ -212,10 +212,10 @@ def _get_series(context: RequestContext) -> SeriesPage:
 
 
 def _get_span(context: RequestContext) -> SpanDetail:
-    found = views.build_span_detail(context.run(), context.path["span"])
-    if found is None:
+    span = views.build_span_detail(context.run(), context.path["span"])
+    if span is None:
         raise ApiError(404, "no_such_span", f"no span {context.path['span'][:64]!r} in this run")
-    return found
+    return span
 
 
 def _export_points(context: RequestContext) -> Response:
@@ -252,10 +252,12 @@ def _request_controls(context: RequestContext) -> RequestIds:
 
 
 def _whoami(context: RequestContext) -> Whoami:
-    found = context.identity
-    if found is None:
+    identity = context.identity
+    if identity is None:
         return Whoami("", "", sorted(SCOPES), None, None, __version__)
-    return Whoami(found.name, found.key_id, sorted(found.scopes), found.project, found.expires, __version__)
+    return Whoami(
+        identity.name, identity.key_id, sorted(identity.scopes), identity.project, identity.expires, __version__
+    )
 
 
 def _act_on_runs(context: RequestContext) -> BulkResult:
@@ -322,7 +324,7 @@ ROUTES = [
     Route(
         "GET",
         "/api/v1/runs/{run}/lineage",
-        "Return the runs that a run started from, and those that started from it.",
+        "Return the runs that a run started from, and the runs that started from it.",
         lambda context: build_lineage(context.catalog, context.row()),
         LineagePage,
     ),
@@ -575,7 +577,7 @@ ROUTES = [
     Route(
         "GET",
         "/api/v1/whoami",
-        "Return who makes the request, and what it may do.",
+        "Return the identity behind the request, and its scopes.",
         _whoami,
         Whoami,
     ),

@@ -48,12 +48,12 @@ def load_token() -> str:
     _make_private_folder(path.parent)
     for _ in range(10):  # another server may create or replace the file at the same time
         try:
-            found = _read_private(path)
+            token = _read_private(path)
         except FileNotFoundError:
             _create_private(path, secrets.token_urlsafe(24))
             continue
-        if found is not None and TOKEN_PATTERN.fullmatch(found):
-            return found
+        if token is not None and TOKEN_PATTERN.fullmatch(token):
+            return token
         path.unlink(missing_ok=True)
     raise OSError(errno.EAGAIN, "keeps changing", str(path))
 
@@ -83,10 +83,10 @@ def _make_private_folder(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _own_uid(found):
+    folder_info = os.lstat(folder)
+    if not stat.S_ISDIR(folder_info.st_mode) or folder_info.st_uid != _own_uid(folder_info):
         raise OSError(errno.EPERM, f"{folder} is not a folder of this user")
-    if found.st_mode & _PRIVATE:
+    if folder_info.st_mode & _PRIVATE:
         folder.chmod(0o700)
 
 
@@ -101,9 +101,9 @@ def _read_private(path: Path) -> str | None:
     except UnsafeFileError:  # a link, for example
         return None
     with file:
-        found = os.fstat(file.fileno())
-        is_private = os.name != "posix" or not found.st_mode & _PRIVATE
-        if found.st_uid != _own_uid(found) or not is_private:
+        file_info = os.fstat(file.fileno())
+        is_private = os.name != "posix" or not file_info.st_mode & _PRIVATE
+        if file_info.st_uid != _own_uid(file_info) or not is_private:
             return None
         return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
 
@@ -113,6 +113,6 @@ def _create_private(path: Path, text: str) -> None:
     add_file(path, text.encode("ascii"), below=path.parent, mode=0o600)
 
 
-def _own_uid(found: os.stat_result) -> int:
-    """Return our own uid, or that of the file on systems without uids."""
-    return os.geteuid() if hasattr(os, "geteuid") else found.st_uid
+def _own_uid(file_info: os.stat_result) -> int:
+    """Return our own uid, or the owner of the file on systems without uids."""
+    return os.geteuid() if hasattr(os, "geteuid") else file_info.st_uid

@@ -30,14 +30,14 @@ def build_traces_page(run: StoredRun) -> TracesPage:
         version=version,
         traces=[
             TraceView(
-                name=stored.name,
-                time=stored.time,
-                first_step=stored.first_step,
-                num_steps=stored.num_steps,
-                size_bytes=stored.size_bytes,
-                duration_s=finite_or_none(records.get(stored.name, {}).get("duration_s")),
+                name=trace.name,
+                time=trace.time,
+                first_step=trace.first_step,
+                num_steps=trace.num_steps,
+                size_bytes=trace.size_bytes,
+                duration_s=finite_or_none(records.get(trace.name, {}).get("duration_s")),
             )
-            for stored in reversed(list_traces(run.folder))
+            for trace in reversed(list_traces(run.folder))
         ],
     )
 

@@ -138,18 +138,18 @@ def build_run_summary(run: RunOverview) -> RunSummary:
 
 def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
-    found = build_run_summary(overview(run.folder))
-    found.name = run.id
-    found.annotated = annotations_changed_at(run.folder.path)
-    if found.train_loss is None:
-        known = (run.last_value(name) for name in loss_names_in(run.metric_names))
-        found.train_loss = encode_number(next((value for value in known if value is not None), None))
+    summary = build_run_summary(overview(run.folder))
+    summary.name = run.id
+    summary.annotated = annotations_changed_at(run.folder.path)
+    if summary.train_loss is None:
+        losses = (run.last_value(name) for name in loss_names_in(run.metric_names))
+        summary.train_loss = encode_number(next((value for value in losses if value is not None), None))
     with run.lock:
         if run.indexed_share == 1.0:  # an open alert can be older than the tail of the journal
             alerts = run.digest.open_alerts
-            found.num_open_alerts = len(alerts)
-            found.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
-    return found
+            summary.num_open_alerts = len(alerts)
+            summary.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
+    return summary
 
 
 def build_runs_page(store: Store) -> RunsPage:
@@ -198,10 +198,10 @@ def build_run_detail(run: StoredRun) -> RunDetail:
 
 def build_copy(folder: RunFolder) -> CopyView | None:
     """Return how far a run was received; None if it is not a copy."""
-    found = read_copy_status(folder)
-    if found is None:
+    status = read_copy_status(folder)
+    if status is None:
         return None
-    return CopyView(seen=found.seen, lag_bytes=found.lag_bytes, skew_s=finite_or_none(found.skew_s))
+    return CopyView(seen=status.seen, lag_bytes=status.lag_bytes, skew_s=finite_or_none(status.skew_s))
 
 
 def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
@@ -236,15 +236,15 @@ def _build_failure(digest: RunDigest) -> Failure | None:
 
 def _list_notices(digest: RunDigest) -> list[NoticeView]:
     """Return each problem with logged data once, oldest first."""
-    found: dict[tuple[str | None, str], NoticeView] = {}
+    notices: dict[tuple[str | None, str], NoticeView] = {}
     for record in digest.latest("telemetry_error"):
         field, reason = record.get("field"), str(record.get("reason", ""))[:_MAX_REASON_CHARS]
         kind = str(record.get("kind"))
         is_rejected = kind == "records_lost" and reason.startswith("log() expects")
         if kind in _NOTICED_PROBLEMS or is_rejected:
             notice = NoticeView(field=str(field)[:_MAX_REASON_CHARS] if field else None, reason=reason)
-            found.setdefault((notice.field, reason), notice)
-    return list(found.values())[:_MAX_NOTICES]
+            notices.setdefault((notice.field, reason), notice)
+    return list(notices.values())[:_MAX_NOTICES]
 
 
 def _build_plugin(plugin: PluginUse) -> PluginUse:
@@ -284,20 +284,20 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
 
 
 def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
-    """Return the points of metrics in a range, or only those recorded since an earlier response."""
+    """Return the points of metrics in a range, or only points recorded since an earlier response."""
     with run.lock:
         after = _parse_cursor(query.after, run.generation)
         if query.x in _MOVING_AXES:
             after = None  # a new step may move earlier ones: the length of an epoch is known when it ends
         # The lock is held throughout: all series and the cursor must be of the same moment.
-        found = build_series(run, query, query.points, after)
+        series = build_series(run, query, query.points, after)
         return SeriesPage(
             version=run.version,
             indexed=run.indexed_share,
             cursor=_encode_cursor(run),
             is_whole=after is None,
             start=run.started_at,
-            series=found,
+            series=series,
         )
 
 
@@ -313,15 +313,15 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
     with run.lock:
         axis, low, high, shift = resolve_range(run, query)
         problem = run.axis_problem(axis)
-        found = []
+        views = []
         for name in dict.fromkeys(query.name):
             lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=num_points, after=after)
             reason = problem if name in run.metric_names else f"no metric {name!r} in this run"
             last = encode_number(run.last_value(name))
             view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
             _shift_series(view, shift)
-            found.append(view)
-        return found
+            views.append(view)
+        return views
 
 
 def build_source_series(source: SeriesSource, run: StoredRun, query: SeriesQuery) -> list[SeriesView]:
@@ -332,24 +332,24 @@ def build_source_series(source: SeriesSource, run: StoredRun, query: SeriesQuery
     """
     with run.lock:
         axis, low, high, shift = resolve_range(run, query)
-    known = source.metric_names
-    found = []
+    metric_names = source.metric_names
+    views = []
     for name in dict.fromkeys(query.name):
         lines, marks = source.series(name, axis=axis, low=low, high=high, num_points=query.points)
         last = encode_number(lines[-1].y[-1]) if lines and lines[-1].y else None
-        reason = None if name in known else f"no metric {name!r} in this run"
+        reason = None if name in metric_names else f"no metric {name!r} in this run"
         view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
         _shift_series(view, shift)
-        found.append(view)
-    return found
+        views.append(view)
+    return views
 
 
 def _shift_series(view: SeriesView, shift: float) -> None:
     """Subtract an offset from the positions of a series."""
     if shift:
         for item in view.lines:
-            item.x = [place - shift for place in item.x]
-            item.mean_x = [place - shift for place in item.mean_x]
+            item.x = [position - shift for position in item.x]
+            item.mean_x = [position - shift for position in item.mean_x]
         for mark in view.marks:
             mark.x -= shift
 
@@ -378,12 +378,12 @@ def _parse_cursor(cursor: str | None, generation: str) -> dict[str, int] | None:
     """Return the number of rows the client has of each stream; None if it has none or they are of another journal."""
     if cursor is None:
         return None
-    parsed = _CURSOR.fullmatch(cursor)
-    if parsed is None:
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
         raise ConfigError(f"after={cursor[:80]!r}: invalid cursor; send the `cursor` of an earlier response")
-    if parsed[1] != generation:  # the journal was replaced: the client must start over
+    if match[1] != generation:  # the journal was replaced: the client must start over
         return None
-    return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in parsed[2].split("-")[1:])}
+    return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in match[2].split("-")[1:])}
 
 
 def build_spans(run: StoredRun, query: SpanQuery) -> SpanView:
@@ -393,26 +393,28 @@ def build_spans(run: StoredRun, query: SpanQuery) -> SpanView:
 
 def build_span_detail(run: StoredRun, span_id: str) -> SpanDetail | None:
     """Return the records of a span; None if the run has no such span."""
-    found = [record for record in run.kept_records() if record.get("span_id") == span_id]
-    return SpanDetail(records=mark_non_finite(found[:_MAX_SPAN_RECORDS])) if found else None
+    records = [record for record in run.kept_records() if record.get("span_id") == span_id]
+    return SpanDetail(records=mark_non_finite(records[:_MAX_SPAN_RECORDS])) if records else None
 
 
 def build_records_page(run: StoredRun, query: RecordQuery) -> RecordsPage:
     """Return the latest records of each requested kind, newest first."""
     with run.lock:
         kinds = query.kind or [kind for kind in run.digest.counts if kind not in POINT_KINDS and "span" not in kind]
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         num_left_out = 0
         for kind in dict.fromkeys(kinds):
-            known = run.digest.latest(kind)
-            selected = known if query.routine else [record for record in known if not _is_routine(record)]
-            num_left_out += len(known) - len(selected)
-            found += selected[-query.limit :]
+            records_of_kind = run.digest.latest(kind)
+            visible_records = (
+                records_of_kind if query.routine else [record for record in records_of_kind if not _is_routine(record)]
+            )
+            num_left_out += len(records_of_kind) - len(visible_records)
+            records += visible_records[-query.limit :]
         # Each kind is in order, but the kinds were collected one after the other.
-        found.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
+        records.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
         counts = run.digest.counts
         return RecordsPage(
-            version=run.version, num_records=counts, num_left_out=num_left_out, records=mark_non_finite(found[::-1])
+            version=run.version, num_records=counts, num_left_out=num_left_out, records=mark_non_finite(records[::-1])
         )
 
 

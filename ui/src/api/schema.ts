@@ -1150,7 +1150,7 @@ export interface Routes {
     body: null;
     response: RunDetail;
   };
-  /** Return the runs that a run started from, and those that started from it. */
+  /** Return the runs that a run started from, and the runs that started from it. */
   "GET /api/v1/runs/{run}/lineage": {
     path: { run: string };
     query: {};
@@ -1381,7 +1381,7 @@ export interface Routes {
     body: null;
     response: ViewDetail;
   };
-  /** Return who makes the request, and what it may do. */
+  /** Return the identity behind the request, and its scopes. */
   "GET /api/v1/whoami": {
     path: {};
     query: {};

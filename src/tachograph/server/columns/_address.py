@@ -56,16 +56,16 @@ def parse_address(text: str) -> StoreAddress:
     except ValueError:
         raise ConfigError("the address of the store is invalid; use clickhouse://USER@HOST:PORT/DATABASE") from None
     if parts.scheme != "clickhouse" or not parts.hostname:
-        shown = text.rpartition("@")[2]
-        raise ConfigError(f"{shown!r} is no address of a store; use clickhouse://USER@HOST:PORT/DATABASE")
+        address_text = text.rpartition("@")[2]
+        raise ConfigError(f"{address_text!r} is no address of a store; use clickhouse://USER@HOST:PORT/DATABASE")
     if parts.password is not None:
         raise ConfigError(f"the address of the store contains a password; set {PASSWORD_VARIABLE} instead")
     options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     for name in options:
         if name not in _OPTIONS:
-            known = ", ".join(_OPTIONS)
+            names = ", ".join(_OPTIONS)
             raise ConfigError(
-                f"unknown option {name!r} in the address of the store{did_you_mean(name, _OPTIONS)}; known are {known}"
+                f"unknown option {name!r} in the address of the store{did_you_mean(name, _OPTIONS)}; known are {names}"
             )
     database = parts.path.strip("/") or "tacho"
     check_name("database", database)

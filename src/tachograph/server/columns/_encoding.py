@@ -1,6 +1,6 @@
 """Rows in the format RowBinary.
 
-Numbers come as numpy arrays. Texts that are the same in all rows, as those of a series, become a field of constant
+Numbers come as numpy arrays. Texts that are the same in all rows of a series become a field of constant
 width of one numpy array, so that a million rows need no loop. Only rows with texts of their own, such as events, are
 joined one by one.
 """
@@ -72,10 +72,10 @@ def _join(table: TableColumns, rows: npt.NDArray[Any], varying: Mapping[str, Seq
 
 def _repack(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return selected fields without the bytes of the others between them."""
-    packed = np.empty(len(rows), np.dtype([(name, rows.dtype[name]) for name in rows.dtype.names or ()]))
-    for name in packed.dtype.names or ():
-        packed[name] = rows[name]
-    return packed
+    result = np.empty(len(rows), np.dtype([(name, rows.dtype[name]) for name in rows.dtype.names or ()]))
+    for name in result.dtype.names or ():
+        result[name] = rows[name]
+    return result
 
 
 def _text(value: str | bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""What is known of consecutive points without the points: counts, range, extremes, sum, first and last.
+"""A summary of consecutive points: counts, range, extremes, sum, first and last.
 
 Tiles and summaries are extents. An extent is a function of its points alone: it does not depend on how they were
 divided into batches, so dropping the tables and inserting everything again gives the same numbers. For this, the sum
-is kept as two floats, the second of which has what the first one cannot hold.
+is kept as two floats, the second of which holds the rounding error of the first.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PointColumns(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.value)
 
-    def part(self, chosen: Any) -> PointColumns:
+    def part(self, selection: Any) -> PointColumns:
         """Return some of the points: a slice or a mask."""
-        return PointColumns(self.offset[chosen], self.step[chosen], self.time[chosen], self.value[chosen])
+        return PointColumns(self.offset[selection], self.step[selection], self.time[selection], self.value[selection])
 
 
 class Extent(msgspec.Struct, array_like=True):
@@ -60,7 +60,7 @@ class Extent(msgspec.Struct, array_like=True):
     high_offset: int = 0
     total: float = 0.0
     rest: float = 0.0
-    """What `total` lacks to the exact sum of the finite values."""
+    """The exact sum of the finite values minus `total`."""
 
     def add(self, later: Extent) -> None:
         """Add the points after these."""
@@ -89,7 +89,7 @@ def extent_of(points: PointColumns) -> Extent:
     if not len(points):
         return Extent()
     value = points.value
-    found = Extent(
+    extent = Extent(
         n=len(value),
         offset_first=int(points.offset[0]),
         offset_last=int(points.offset[-1]),
@@ -106,15 +106,15 @@ def extent_of(points: PointColumns) -> Extent:
     if not is_finite.all():
         points = points.part(is_finite)
         value = points.value
-        found.nonfinite = found.n - len(value)
+        extent.nonfinite = extent.n - len(value)
     if len(value):
         low, high = int(value.argmin()), int(value.argmax())
-        found.low, found.high = float(value[low]), float(value[high])
-        found.low_step, found.high_step = int(points.step[low]), int(points.step[high])
-        found.low_time, found.high_time = float(points.time[low]), float(points.time[high])
-        found.low_offset, found.high_offset = int(points.offset[low]), int(points.offset[high])
-        found.total, found.rest = _exact_sum(value.tolist())
-    return found
+        extent.low, extent.high = float(value[low]), float(value[high])
+        extent.low_step, extent.high_step = int(points.step[low]), int(points.step[high])
+        extent.low_time, extent.high_time = float(points.time[low]), float(points.time[high])
+        extent.low_offset, extent.high_offset = int(points.offset[low]), int(points.offset[high])
+        extent.total, extent.rest = _exact_sum(value.tolist())
+    return extent
 
 
 def _exact_sum(values: list[float]) -> tuple[float, float]:

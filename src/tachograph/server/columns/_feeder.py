@@ -52,7 +52,7 @@ class StoreFeeder:
         return InserterLag(behind_since=self._connected_s, error=self._error)
 
     def close(self) -> None:
-        """Stop inserting. What is missing is inserted after the next start."""
+        """Stop inserting. Missing rows are inserted after the next start."""
         self._stop.set()
         self._thread.join()
         if self.store is not None:

@@ -253,27 +253,27 @@ def grafana_board(database: str = "tacho", title: str = "Tachograph") -> dict[st
 
 
 def _expand(sql: str, database: str) -> str:
-    def replace(found: re.Match[str]) -> str:
-        name = found[1]
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
         return f"{database}.{name}" if name in SCHEMA_TABLES else _expand(_FRAGMENTS[name], database)
 
     return _PLACEHOLDER.sub(replace, sql)
 
 
 def _variables(database: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    variables: list[dict[str, Any]] = [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": _PLUGIN, "refresh": 1}
     ]
     for name, sql in _VARIABLES.items():
         is_multi, has_all = name == "run", name != "metric"
-        expanded = _expand(sql, database)
+        query = _expand(sql, database)
         variable = {
             "name": name,
             "label": name.capitalize(),
             "type": "query",
             "datasource": _DATASOURCE,
-            "query": expanded,
-            "definition": expanded,
+            "query": query,
+            "definition": query,
             "refresh": 2,
             "sort": 0,
             "multi": is_multi,
@@ -282,26 +282,26 @@ def _variables(database: str) -> list[dict[str, Any]]:
         if has_all:
             current = {"text": ["All"], "value": ["$__all"]} if is_multi else {"text": "All", "value": "$__all"}
             variable |= {"allValue": "*", "current": current}
-        found.append(variable)
-    return found
+        variables.append(variable)
+    return variables
 
 
 def _panels(database: str) -> list[dict[str, Any]]:
-    """Return the panels in rows from left to right; those of a row are equally high."""
-    found = []
+    """Return the panels in rows from left to right; the panels of a row are equally high."""
+    panels = []
     x = y = 0
     for number, panel in enumerate(_PANELS, 1):
         position = {"x": x, "y": y, "w": panel.width, "h": panel.height}
-        found.append(_panel(panel, number, position, _expand(panel.sql, database)))
+        panels.append(_panel(panel, number, position, _expand(panel.sql, database)))
         x += panel.width
         if x >= _COLUMNS:
             x, y = 0, y + panel.height
-    return found
+    return panels
 
 
 def _panel(panel: _Panel, number: int, position: dict[str, int], sql: str) -> dict[str, Any]:
     is_series = panel.kind == "timeseries"
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "id": number,
         "type": panel.kind,
         "title": panel.title,
@@ -323,12 +323,12 @@ def _panel(panel: _Panel, number: int, position: dict[str, int], sql: str) -> di
     }
     if panel.kind == "trend":
         # One frame with a column for each run.
-        found["options"] = {"xField": "step"}
-        found["transformations"] = [
+        settings["options"] = {"xField": "step"}
+        settings["transformations"] = [
             {"id": "partitionByValues", "options": {"fields": ["run"], "keepFields": False}},
             {"id": "joinByField", "options": {"byField": "step", "mode": "outer"}},
         ]
     elif panel.kind == "bargauge":
-        found["options"] = {"orientation": "horizontal", "reduceOptions": {"values": True, "calcs": []}}
-        found["fieldConfig"]["defaults"] |= {"min": 0, "max": 1}
-    return found
+        settings["options"] = {"orientation": "horizontal", "reduceOptions": {"values": True, "calcs": []}}
+        settings["fieldConfig"]["defaults"] |= {"min": 0, "max": 1}
+    return settings

@@ -2,8 +2,8 @@
 
 Each journal has a *cursor*: the offset up to which its rows are inserted, with the `JournalState` there. Cursors are in
 ClickHouse too, and are inserted last, so whatever dies in between, the rows after the cursor are inserted again, which
-has no effect. The inserter keeps nothing else: after any error it forgets what it has read, waits, asks for the cursors
-and continues there. If the tables were dropped there are no cursors, and it starts from the beginning.
+has no effect. The inserter keeps nothing else: after any error it discards all rows in memory, waits, asks for the
+cursors and continues there. If the tables were dropped there are no cursors, and it starts from the beginning.
 
 The cursor has a hash of the bytes before its offset. If the journal has others there, it was replaced: its rows are
 deleted and inserted again.
@@ -94,11 +94,11 @@ class Inserter:
         self._schema, self._folders, self._runs = schema, LogFolders(*log_dirs), runs
         self._max_rows = max_rows
         self.lag = InserterLag()
-        self._broken: dict[Path, str] = {}
+        self._unreadable_journals: dict[Path, str] = {}
         self._last_success = time.time()
-        self._forget()
+        self._discard_progress()
 
-    def _forget(self) -> None:
+    def _discard_progress(self) -> None:
         self._cursors: dict[tuple[str, int], _InsertCursor] | None = None
         self._journals: dict[Path, _Journal] = {}
         self._sizes: dict[Path, tuple[int, int]] = {}
@@ -113,7 +113,7 @@ class Inserter:
                     self._schema.migrate()
                 self.insert_all(_MAX_WAIT_S)
             except (ColumnStoreError, ConfigError, OSError) as error:
-                self._forget()
+                self._discard_progress()
                 self.lag.error = str(error)
                 self.lag.behind_since = self.lag.behind_since or self._last_success
                 stop.wait(pause_s)
@@ -124,7 +124,7 @@ class Inserter:
             stop.wait(_POLL_S)
 
     def insert_all(self, wait_s: float = 0.0) -> int:
-        """Insert what the journals have now; return the number of rows.
+        """Insert all new records of the journals; return the number of rows.
 
         Args:
             wait_s: how long to collect rows before they are inserted, unless there are many.
@@ -146,7 +146,7 @@ class Inserter:
                     return self.lag.num_rows - num_before
         except BaseException:
             # The journals were read further than rows were inserted.
-            self._forget()
+            self._discard_progress()
             raise
 
     def _read_journals(self) -> bool:
@@ -158,7 +158,7 @@ class Inserter:
             num_bytes = self._num_new_bytes(run_id, rank, path)
             if num_bytes:
                 if self._batch.num_rows < self._max_rows:
-                    num_bytes = self._read(run_id, name, rank, path)
+                    num_bytes = self._read_journal(run_id, name, rank, path)
                 num_behind += num_bytes
         self.lag.num_bytes = num_behind
         if num_behind and self.lag.behind_since is None:
@@ -167,23 +167,23 @@ class Inserter:
 
     def _find_journals(self) -> Iterator[tuple[str, str, int, Path]]:
         """Yield run id, name, rank and path of all journals."""
-        known: dict[str, str] = {}
-        skipped: dict[str, str] = {}
-        for found in sorted(self._folders.find(), key=lambda run: run.id):
-            if self._runs is not None and found.id not in self._runs:
+        names_by_run_id: dict[str, str] = {}
+        skip_reasons: dict[str, str] = {}
+        for run in sorted(self._folders.find(), key=lambda run: run.id):
+            if self._runs is not None and run.id not in self._runs:
                 continue
-            folder = RunFolder(found.path)
-            run_id = self._run_id(folder, found.id)
-            if run_id in known:
-                skipped[found.id] = f"it has the same run_id as {known[run_id]!r}"
+            folder = RunFolder(run.path)
+            run_id = self._run_id(folder, run.id)
+            if run_id in names_by_run_id:
+                skip_reasons[run.id] = f"it has the same run_id as {names_by_run_id[run_id]!r}"
                 continue
-            known[run_id] = found.id
+            names_by_run_id[run_id] = run.id
             for rank, path in rank_journals(folder):
-                if path in self._broken:
-                    skipped[found.id] = self._broken[path]
+                if path in self._unreadable_journals:
+                    skip_reasons[run.id] = self._unreadable_journals[path]
                 else:
-                    yield run_id, found.id, rank, path
-        self.lag.skipped = skipped
+                    yield run_id, run.id, rank, path
+        self.lag.skipped = skip_reasons
 
     def _run_id(self, folder: RunFolder, name: str) -> str:
         journal = self._journals.get(folder.journal)
@@ -200,9 +200,9 @@ class Inserter:
         offset = journal.rows.state.offset if journal else cursor.offset if cursor else 0
         return size - offset if size > offset else int(size < offset)
 
-    def _read(self, run_id: str, name: str, rank: int, path: Path) -> int:
+    def _read_journal(self, run_id: str, name: str, rank: int, path: Path) -> int:
         """Read one journal; return the number of bytes that are left."""
-        journal = self._journals.get(path) or self._open(run_id, name, rank, path)
+        journal = self._journals.get(path) or self._open_journal(run_id, name, rank, path)
         while self._batch.num_rows < self._max_rows:
             lines = journal.follower.poll_lines()
             if journal.follower.num_restarts:
@@ -210,7 +210,7 @@ class Inserter:
                 del self._journals[path]
                 assert self._cursors is not None  # noqa: S101 - the caller needs them
                 self._cursors.pop((run_id, rank), None)
-                journal = self._open(run_id, name, rank, path)
+                journal = self._open_journal(run_id, name, rank, path)
                 continue
             if not lines:
                 # Bytes after the last newline are a record that is being written.
@@ -219,13 +219,13 @@ class Inserter:
                 journal.rows.add(lines)
             except (*_INVALID, ArithmeticError, LookupError, TypeError) as error:
                 # Others write the journals: one that cannot be converted must not stop the rest.
-                self._broken[path] = f"its records cannot be converted: {type(error).__name__}: {error}"
+                self._unreadable_journals[path] = f"its records cannot be converted: {type(error).__name__}: {error}"
                 del self._journals[path]
                 return 0
             journal.is_changed = True
         return 1  # perhaps more; the next pass knows
 
-    def _open(self, run_id: str, name: str, rank: int, path: Path) -> _Journal:
+    def _open_journal(self, run_id: str, name: str, rank: int, path: Path) -> _Journal:
         """Continue a journal after its cursor, or from the beginning if it has none or is another journal now."""
         assert self._cursors is not None  # noqa: S101 - set by the caller
         cursor = self._cursors.get((run_id, rank))
@@ -241,10 +241,10 @@ class Inserter:
 
     def flush(self) -> None:
         """Insert the rows that were read, then the cursors."""
-        changed = {path: journal for path, journal in self._journals.items() if journal.is_changed}
+        changed_journals = {path: journal for path, journal in self._journals.items() if journal.is_changed}
         version = time.time_ns()
         cursors: dict[tuple[str, int], _InsertCursor] = {}
-        for path, journal in changed.items():
+        for path, journal in changed_journals.items():
             rows = journal.rows
             rows.finish()
             cursor = _InsertCursor(rows.state.offset, _hash_before(path, rows.state.offset))
@@ -268,37 +268,37 @@ class Inserter:
         self._batch = TableRows()
         for path, journal in list(self._journals.items()):
             journal.rows.batch, journal.is_changed = self._batch, False
-            if path not in changed:  # idle: its state can be loaded again
+            if path not in changed_journals:  # idle: its state can be loaded again
                 del self._journals[path]
 
     def _load_cursors(self) -> dict[tuple[str, int], _InsertCursor]:
         table = self._schema.table("cursors")
         kinds = {"run_id": "String", "rank": "UInt32", "last_offset": "UInt64", "last_before": "String"}
-        found = self._schema.client.columns(
+        rows = self._schema.client.columns(
             "SELECT run_id, rank, argMax(offset, version) AS last_offset, argMax(before, version) AS last_before"
             f" FROM {table} GROUP BY run_id, rank",
             kinds,
         )
-        columns = (found["run_id"], found["rank"].tolist(), found["last_offset"].tolist(), found["last_before"])
+        columns = (rows["run_id"], rows["rank"].tolist(), rows["last_offset"].tolist(), rows["last_before"])
         return {
             (run_id, rank): _InsertCursor(offset, text) for run_id, rank, offset, text in zip(*columns, strict=True)
         }
 
     def _load_state(self, run_id: str, rank: int, cursor: _InsertCursor) -> JournalState | None:
-        found = self._schema.client.columns(
+        states = self._schema.client.columns(
             f"SELECT state FROM {self._schema.table('cursors')} WHERE run_id = {quote(run_id)} AND rank = {rank}"
             f" AND offset = {cursor.offset} ORDER BY version DESC LIMIT 1",
             {"state": "Bytes"},
         )["state"]
         try:
-            state = decode_msgpack(found[0], JournalState) if found else None
+            state = decode_msgpack(states[0], JournalState) if states else None
         except msgspec.MsgspecError:  # of another version of Tachograph: insert the run again
             return None
         return state if state is not None and state.offset == cursor.offset else None
 
 
 def run_key(path: str | os.PathLike[str], name: str) -> str:
-    """Return what identifies a run in the column store: its recorded `run_id`, or its name if it has none.
+    """Return the key of a run in the column store: its recorded `run_id`, or its name if it has none.
 
     Args:
         path: its folder.
@@ -309,8 +309,8 @@ def run_key(path: str | os.PathLike[str], name: str) -> str:
             record = decode(file.readline(_MAX_FIRST_LINE_BYTES))
     except (OSError, *_INVALID):
         return f"name:{name}"
-    recorded = record.get("run_id")
-    return recorded if isinstance(recorded, str) and recorded else f"name:{name}"
+    run_id = record.get("run_id")
+    return run_id if isinstance(run_id, str) and run_id else f"name:{name}"
 
 
 def rank_journals(folder: RunFolder) -> Iterator[tuple[int, Path]]:

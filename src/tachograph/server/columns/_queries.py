@@ -101,7 +101,7 @@ class _TileRange(NamedTuple):
     """The tiles from `begin` to `end` have points in the view …"""
     first: int
     last: int
-    """… and those from `first` to `last` also have the points next to it."""
+    """… and the tiles from `first` to `last` also have the points next to it."""
 
 
 class ClickHouseRun:
@@ -119,12 +119,12 @@ class ClickHouseRun:
     @property
     def metric_names(self) -> list[str]:
         """The names of all metrics, in the order of their first records."""
-        found = self._client.columns(
+        rows = self._client.columns(
             f"SELECT metric, min(offset_first) AS place FROM {self._schema.table('tiles')}"
             f" WHERE {self._key} AND chunk = 0 GROUP BY metric ORDER BY place, metric",
             {"metric": "String"},
         )
-        names: list[str] = found["metric"]
+        names: list[str] = rows["metric"]
         return names
 
     def aggregates(self) -> dict[str, MetricAggregates]:
@@ -133,8 +133,8 @@ class ClickHouseRun:
         The column store has neither medians nor tails: they are None.
         """
         names = self.metric_names
-        found = list_aggregates(self._schema, names, self._key).get(self.run_id, {}) if names else {}
-        return {name: found[name] for name in names if name in found}
+        aggregates = list_aggregates(self._schema, names, self._key).get(self.run_id, {}) if names else {}
+        return {name: aggregates[name] for name in names if name in aggregates}
 
     def series(
         self,
@@ -154,10 +154,10 @@ class ClickHouseRun:
             raise ColumnStoreError(f"the axis {axis!r} is computed from the journal; the column store does not have it")
         view = View(axis, low, high, num_points)
         tiles = self._tiles([name, f"{name}/min", f"{name}/max", _WINDOW_STEPS])
-        own = tiles.get(name, [])
+        metric_tiles = tiles.get(name, [])
         lines: list[Line] = []
         marks: list[Mark] = []
-        for stream in dict.fromkeys(each.stream for each in own):
+        for stream in dict.fromkeys(each.stream for each in metric_tiles):
             names = [name]
             parts = {
                 each: [part for part in tiles.get(each, []) if part.stream == stream]
@@ -165,26 +165,26 @@ class ClickHouseRun:
             }
             if all(parts.values()):
                 names += parts
-            found = self._stream_lines(names, [part for part in own if part.stream == stream], view)
-            lines += found[0]
-            marks += found[1]
+            stream_series = self._stream_lines(names, [part for part in metric_tiles if part.stream == stream], view)
+            lines += stream_series[0]
+            marks += stream_series[1]
         return lines, marks
 
     def _tiles(self, names: Sequence[str]) -> dict[str, list[_Tiles]]:
         """Return the tiles of some metrics: streams by appearance, then attempts."""
-        found = self._client.columns(
+        rows = self._client.columns(
             f"SELECT {', '.join(_TILE_KINDS)} FROM {self._schema.table('tiles')}"
             f" WHERE {self._key} AND metric IN ({', '.join(map(quote, names))})"
             " ORDER BY metric, stream, attempt, chunk, n",
             _TILE_KINDS,
         )
-        keys = list(zip(found["metric"], found["stream"], found["attempt"].tolist(), strict=True))
+        keys = list(zip(rows["metric"], rows["stream"], rows["attempt"].tolist(), strict=True))
         starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
         tiles: dict[str, list[_Tiles]] = {}
         for begin, end in itertools.pairwise([*starts, len(keys)]):
-            chunks = found["chunk"][begin:end]
+            chunks = rows["chunk"][begin:end]
             newest = np.flatnonzero(np.append(chunks[1:] != chunks[:-1], True)) + begin
-            columns = {name: found[name][newest] for name in _TILE_KINDS if name not in {"metric", "stream"}}
+            columns = {name: rows[name][newest] for name in _TILE_KINDS if name not in {"metric", "stream"}}
             metric, stream, attempt = keys[begin]
             tiles.setdefault(metric, []).append(_Tiles(stream, attempt, columns))
         for parts in tiles.values():
@@ -196,36 +196,36 @@ class ClickHouseRun:
         """Return the lines of the first of some metrics of one stream; the others have the extremes of its windows."""
         coarse: dict[int, Line | None] = {}
         ranges: list[tuple[_Tiles, _TileRange]] = []
-        marks: list[tuple[_Tiles, _TileRange]] = []
+        coarse_ranges: list[tuple[_Tiles, _TileRange]] = []
         limit = min(MAX_RAW_POINTS, max(MIN_COARSE_POINTS, CHUNK * view.num_points))
         for part in parts:
-            chosen = _tiles_in_view(part, view)
-            num_finite = int(part.num_finite[chosen.begin : chosen.end].sum())
+            tile_range = _tiles_in_view(part, view)
+            num_finite = int(part.num_finite[tile_range.begin : tile_range.end].sum())
             if len(names) == 1 and part.is_sorted(view.column) and num_finite > limit:
                 coarse[part.attempt] = None
-                marks.append((part, chosen))
+                coarse_ranges.append((part, tile_range))
             else:
-                ranges.append((part, chosen))
+                ranges.append((part, tile_range))
         stream = parts[0].stream
         sources = [_PointSource(stream, parts, {name: self._points(name, stream, ranges) for name in names})]
         self._check_complete(sources[0], names[0], ranges)
         lines = {line.attempt: line for line in build_lines_with_extremes(sources, stream, names[0], view)}
-        for part, chosen in marks:
-            found = self._points(names[0], stream, [(part, chosen)], nonfinite=True)
-            sources.append(_PointSource(stream, [part], {names[0]: found}))
-            line = self._coarse_line(names[0], part, chosen, view, found["offset"])
+        for part, tile_range in coarse_ranges:
+            mark_points = self._points(names[0], stream, [(part, tile_range)], nonfinite=True)
+            sources.append(_PointSource(stream, [part], {names[0]: mark_points}))
+            line = self._coarse_line(names[0], part, tile_range, view, mark_points["offset"])
             if line is not None:
                 lines[part.attempt] = line
-        found_marks = build_marks(sources, stream, names[0], view)
-        return [lines[attempt] for attempt in sorted(lines)], found_marks
+        marks = build_marks(sources, stream, names[0], view)
+        return [lines[attempt] for attempt in sorted(lines)], marks
 
     def _points(
         self, name: str, stream: str, ranges: Iterable[tuple[_Tiles, _TileRange]], *, nonfinite: bool = False
     ) -> Columns:
         """Return the points in the tiles of some ranges, in the order of their records, each once."""
         conditions = []
-        for part, chosen in ranges:
-            tiles = slice(chosen.first, chosen.last)
+        for part, tile_range in ranges:
+            tiles = slice(tile_range.first, tile_range.last)
             columns = {field: values[tiles] for field, values in part.columns.items()}
             if nonfinite:
                 has_some = columns["nonfinite"] > 0
@@ -239,32 +239,36 @@ class ClickHouseRun:
         if not conditions:
             return {field: np.empty(0) for field in _POINT_KINDS}
         where = f"{self._key} AND metric = {quote(name)} AND stream = {quote(stream)} AND ({' OR '.join(conditions)})"
-        found = self._client.columns(
+        rows = self._client.columns(
             f"SELECT {', '.join(_POINT_KINDS)} FROM {self._schema.table('points')} WHERE {where}"
             f"{' AND NOT isFinite(value)' if nonfinite else ''} ORDER BY offset",
             _POINT_KINDS,
         )
-        is_new = np.diff(found["offset"].astype(np.int64), prepend=-1) > 0
-        return {field: values[is_new] for field, values in found.items()}
+        is_new = np.diff(rows["offset"].astype(np.int64), prepend=-1) > 0
+        return {field: values[is_new] for field, values in rows.items()}
 
     def _check_complete(self, source: _PointSource, name: str, ranges: list[tuple[_Tiles, _TileRange]]) -> None:
-        expected = sum(int(part.columns["n"][chosen.first : chosen.last].sum()) for part, chosen in ranges)
-        if source.num_points(name) < expected:
+        num_expected = sum(
+            int(part.columns["n"][tile_range.first : tile_range.last].sum()) for part, tile_range in ranges
+        )
+        if source.num_points(name) < num_expected:
             raise ColumnStoreError(f"points of {name!r} were removed from the column store; the journal has them")
 
-    def _coarse_line(self, name: str, part: _Tiles, chosen: _TileRange, view: View, mark_offsets: Any) -> Line | None:
+    def _coarse_line(
+        self, name: str, part: _Tiles, tile_range: _TileRange, view: View, mark_offsets: Any
+    ) -> Line | None:
         """Return a line through the extremes of tiles; at the edges of the view, through points."""
-        # Tiles that only partly lie in the view, and those with the points next to it, are read as points.
-        inner_begin = chosen.begin + 1 if view.low is not None else chosen.begin
-        inner_end = chosen.end - 1 if view.high is not None else chosen.end
+        # Tiles that only partly lie in the view, and tiles with the points next to it, are read as points.
+        inner_begin = tile_range.begin + 1 if view.low is not None else tile_range.begin
+        inner_end = tile_range.end - 1 if view.high is not None else tile_range.end
         edges = []
         if view.low is not None:
-            edges.append((part, _TileRange(chosen.first, inner_begin, chosen.first, inner_begin)))
+            edges.append((part, _TileRange(tile_range.first, inner_begin, tile_range.first, inner_begin)))
         if view.high is not None:
-            edges.append((part, _TileRange(inner_end, chosen.last, inner_end, chosen.last)))
+            edges.append((part, _TileRange(inner_end, tile_range.last, inner_end, tile_range.last)))
         points = self._points(name, part.stream, edges)
-        expected = sum(int(part.columns["n"][each.first : each.last].sum()) for _, each in edges)
-        if len(points["value"]) < expected:
+        num_expected = sum(int(part.columns["n"][each.first : each.last].sum()) for _, each in edges)
+        if len(points["value"]) < num_expected:
             raise ColumnStoreError(f"points of {name!r} were removed from the column store; the journal has them")
         keep = np.isfinite(points["value"])
         points = {field: values[keep] for field, values in points.items()}
@@ -272,7 +276,7 @@ class ClickHouseRun:
         points = {field: values[keep] for field, values in points.items()}
         inner = {field: values[inner_begin:inner_end] for field, values in part.columns.items()}
         x, y, offset = _candidates(points, inner, view)
-        picked = choose_extremes(x, y, view.num_points)
+        selection = choose_extremes(x, y, view.num_points)
         num_finite = inner["n"].astype(np.int64) - inner["nonfinite"].astype(np.int64)
         has_mean = (num_finite > 0) & np.isfinite(inner["total"])
         mean_x = np.concatenate([points[view.column], inner[f"{view.column}_first"][has_mean]]).astype(np.float64)
@@ -280,8 +284,8 @@ class ClickHouseRun:
         counts = np.concatenate([np.ones(len(points["value"]), np.int64), num_finite[has_mean]])
         order = np.argsort(mean_x, kind="stable")
         middles = bucket_means(mean_x[order], means[order], counts[order], view)
-        gaps = np.searchsorted(mark_offsets, offset[picked])
-        line_x, line_y = break_at_marks(x[picked], y[picked], gaps)
+        gaps = np.searchsorted(mark_offsets, offset[selection])
+        line_x, line_y = break_at_marks(x[selection], y[selection], gaps)
         num_points = len(points["value"]) + int(num_finite.sum())
         return Line(part.stream, part.attempt, line_x, line_y, *middles, num_points)
 
@@ -295,8 +299,8 @@ def _tiles_in_view(part: _Tiles, view: View) -> _TileRange:
     begin = 0 if view.low is None else int(np.searchsorted(last, view.low, "left"))
     end = num_tiles if view.high is None else int(np.searchsorted(first, view.high, "right"))
     end = max(begin, end)
-    known = np.flatnonzero(part.num_finite)
-    before, after = known[known < begin], known[known >= end]
+    finite_tiles = np.flatnonzero(part.num_finite)
+    before, after = finite_tiles[finite_tiles < begin], finite_tiles[finite_tiles >= end]
     return _TileRange(begin, end, int(before[-1]) if len(before) else begin, int(after[0]) + 1 if len(after) else end)
 
 
@@ -320,8 +324,8 @@ def _candidates(points: Columns, tiles: Columns, view: View) -> tuple[Any, Any, 
         xs.append(tiles[f"{view.column}_{side}"][index][keep])
         ys.append(tiles[side][index][keep])
         offsets.append(tiles[f"offset_{side}"][index][keep])
-    offset, chosen = np.unique(np.concatenate(offsets), return_index=True)
-    return np.concatenate(xs).astype(np.float64)[chosen], np.concatenate(ys)[chosen], offset
+    offset, selection = np.unique(np.concatenate(offsets), return_index=True)
+    return np.concatenate(xs).astype(np.float64)[selection], np.concatenate(ys)[selection], offset
 
 
 class _PointSource:
@@ -331,10 +335,10 @@ class _PointSource:
 
     def __init__(self, stream: str, parts: list[_Tiles], points: dict[str, Columns]) -> None:
         self._stream, self._points = stream, points
-        offsets = np.concatenate([found["offset"] for found in points.values()])
+        offsets = np.concatenate([columns_of_metric["offset"] for columns_of_metric in points.values()])
         self._offsets, first = np.unique(offsets, return_index=True)
         columns = {
-            field: np.concatenate([found[field] for found in points.values()])[first]
+            field: np.concatenate([columns_of_metric[field] for columns_of_metric in points.values()])[first]
             for field in ("attempt", "step", "time")
         }
         starts = np.flatnonzero(np.diff(columns["attempt"].astype(np.int64), prepend=-1))
@@ -354,7 +358,7 @@ class _PointSource:
 
     @property
     def series_keys(self) -> list[tuple[str, str]]:
-        return [(self._stream, name) for name, found in self._points.items() if len(found["value"])]
+        return [(self._stream, name) for name, columns in self._points.items() if len(columns["value"])]
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
         return SeriesStats() if (stream, name) in self.series_keys else None
@@ -366,11 +370,11 @@ class _PointSource:
         return len(self._offsets)
 
     def series_part(self, stream: str, name: str) -> SeriesPart | None:
-        found = self._points.get(name)
-        if found is None or not len(found["value"]):
+        columns = self._points.get(name)
+        if columns is None or not len(columns["value"]):
             return None
-        row: Integers = np.asarray(np.searchsorted(self._offsets, found["offset"]))
-        value = found["value"]
+        row: Integers = np.asarray(np.searchsorted(self._offsets, columns["offset"]))
+        value = columns["value"]
         is_finite = np.isfinite(value)
         marks = value[~is_finite]
         kinds = np.where(np.isnan(marks), 0, np.where(marks > 0, 1, 2)).astype(np.uint8)
@@ -390,14 +394,16 @@ def list_aggregates(
         names: the metrics.
         condition: SQL that chooses runs and ranks.
     """
-    wanted = dict.fromkeys([*names, *(f"{name}/{side}" for name in names for side in ("min", "max", "nonfinite"))])
-    listed = ", ".join(map(quote, [*wanted, _WINDOW_STEPS]))
-    found = schema.client.columns(
+    queried_names = dict.fromkeys(
+        [*names, *(f"{name}/{side}" for name in names for side in ("min", "max", "nonfinite"))]
+    )
+    quoted_names = ", ".join(map(quote, [*queried_names, _WINDOW_STEPS]))
+    rows_by_column = schema.client.columns(
         f"SELECT {', '.join(_SUMMARY_KINDS)} FROM {schema.table('summaries')} FINAL"
-        f" WHERE metric IN ({listed}) AND {condition} AND n > 0 ORDER BY run_id, metric, attempt, offset_first",
+        f" WHERE metric IN ({quoted_names}) AND {condition} AND n > 0 ORDER BY run_id, metric, attempt, offset_first",
         _SUMMARY_KINDS,
     )
-    columns = [each if isinstance(each, list) else each.tolist() for each in found.values()]
+    columns = [each if isinstance(each, list) else each.tolist() for each in rows_by_column.values()]
     keys = list(zip(columns[0], columns[1], strict=True))
     rows = list(map(_SummaryRow._make, zip(*columns, strict=True)))
     starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
@@ -405,13 +411,13 @@ def list_aggregates(
     for begin, end in itertools.pairwise([*starts, len(keys)]):
         run_id, metric = keys[begin]
         runs.setdefault(run_id, {})[metric] = _join_summaries(rows[begin:end])
-    given = set(names)
+    metric_names = set(names)
     for run_id, metrics in runs.items():
         if _WINDOW_STEPS in metrics:
-            covered = with_window_extremes(metrics)
-            runs[run_id] = {name: each for name, each in covered.items() if name in given}
-        elif not metrics.keys() <= given:
-            runs[run_id] = {name: each for name, each in metrics.items() if name in given}
+            with_extremes = with_window_extremes(metrics)
+            runs[run_id] = {name: each for name, each in with_extremes.items() if name in metric_names}
+        elif not metrics.keys() <= metric_names:
+            runs[run_id] = {name: each for name, each in metrics.items() if name in metric_names}
     return {run_id: metrics for run_id, metrics in runs.items() if metrics}
 
 

@@ -5,7 +5,7 @@ the same points. All it must remember is in `JournalState`, which is stored with
 there in another process, and the rows are the same as if it had never stopped.
 
 A *tile* has the extent of `TILE_POINTS` consecutive points of a series. A *summary* has the extent of all points of a
-series in one attempt, without those that a later attempt repeated. When a later attempt has its first step, the
+series in one attempt, without points that a later attempt repeated. When a later attempt has its first step, the
 summaries of the attempts before it are counted again from the journal, which is rare.
 """
 
@@ -72,7 +72,7 @@ class _AttemptSteps(msgspec.Struct, array_like=True):
 
 
 class JournalState(msgspec.Struct):
-    """What is known of a journal up to an offset."""
+    """The state of reading a journal up to an offset."""
 
     offset: int = 0
     epoch: float = math.nan
@@ -104,8 +104,8 @@ class TableRows:
 
     def add(self, table: str, num_rows: int, **values: Any) -> None:
         """Add rows; see `encode_rows`."""
-        place = tuple(values[name] for name in _POINTS_KEY) if table == "points" else ()
-        self._parts[table].append((place, encode_rows(SCHEMA_TABLES[table], num_rows, values)))
+        sort_key = tuple(values[name] for name in _POINTS_KEY) if table == "points" else ()
+        self._parts[table].append((sort_key, encode_rows(SCHEMA_TABLES[table], num_rows, values)))
         self.num_rows += num_rows
 
     def tables(self) -> Iterator[tuple[str, bytes]]:
@@ -145,8 +145,8 @@ class JournalRows:
         self._decoder = StepDecoder()
         self._limits: list[_Limit] | None = None
         self._earlier: list[dict[str, dict[str, _SeriesState]]] = []
-        self._touched: set[tuple[str, str]] = set()
-        self._recount = False
+        self._changed_series: set[tuple[str, str]] = set()
+        self._needs_recount = False
         self._start_tail()
 
     def _start_tail(self) -> None:
@@ -176,8 +176,8 @@ class JournalRows:
             self._add_records(records, offsets, texts)
         self.state.offset = start + len(lines)
         self._emit_tail()
-        if self._recount:
-            self._recount = False
+        if self._needs_recount:
+            self._needs_recount = False
             self._count_again()
 
     def finish(self) -> None:
@@ -187,8 +187,8 @@ class JournalRows:
             self._add_run()
 
     def _add_open_series(self) -> None:
-        touched, self._touched = sorted(self._touched), set()
-        for stream, name in touched:
+        changed_series, self._changed_series = sorted(self._changed_series), set()
+        for stream, name in changed_series:
             series = self.state.series[stream][name]
             self._add_extents("summaries", stream, name, self.attempt, [series.summary], version=self.state.offset)
             if series.tile.n:
@@ -258,7 +258,7 @@ class JournalRows:
         if steps.first is None:
             steps.first = first
             # What earlier attempts have recorded after this step was repeated.
-            self._recount = len(self.state.attempts) > 1 and self._limits is None
+            self._needs_recount = len(self.state.attempts) > 1 and self._limits is None
 
     def _set_time(self, time_s: float) -> None:
         if not time_s <= self.state.last_time:  # also if it is NaN
@@ -307,20 +307,20 @@ class JournalRows:
         return PointColumns(offsets[0][row], rows.step[row].astype(np.int64), rows.time[row], value)
 
     def _check_order(self, stream: str) -> None:
-        rows, known = self._tail.rows(stream), self.state.streams.setdefault(stream, _StreamState())
+        rows, stream_state = self._tail.rows(stream), self.state.streams.setdefault(stream, _StreamState())
         by_step, by_time = rows.ranges[0].sorted_by[:2]
-        if not by_step or (known.step is not None and int(rows.step[0]) < known.step):
-            known.sorted_by &= ~SORTED_BY_STEP
+        if not by_step or (stream_state.step is not None and int(rows.step[0]) < stream_state.step):
+            stream_state.sorted_by &= ~SORTED_BY_STEP
         # NaN compares as false, which counts as unsorted, as in the file store.
-        if not by_time or (known.time is not None and not float(rows.time[0]) >= known.time):
-            known.sorted_by &= ~SORTED_BY_TIME
-        known.step, known.time = int(rows.step[-1]), float(rows.time[-1])
+        if not by_time or (stream_state.time is not None and not float(rows.time[0]) >= stream_state.time):
+            stream_state.sorted_by &= ~SORTED_BY_TIME
+        stream_state.step, stream_state.time = int(rows.step[-1]), float(rows.time[-1])
 
     def _add_to_series(self, stream: str, name: str, points: PointColumns) -> None:
         series = self.state.series.setdefault(stream, {}).get(name)
         if series is None:
             series = self.state.series[stream][name] = _SeriesState(Extent(), Extent())
-        self._touched.add((stream, name))
+        self._changed_series.add((stream, name))
         first_chunk = series.num_points // TILE_POINTS
         complete = []
         begin = 0
@@ -350,18 +350,18 @@ class JournalRows:
 
     def _count_again(self) -> None:
         """Write the summaries of earlier attempts without the points that later ones repeated."""
-        counted = JournalRows(self.run_id, self.rank, self._name, self._path)
-        counted._limits = [
+        recount = JournalRows(self.run_id, self.rank, self._name, self._path)
+        recount._limits = [
             _Limit(number, steps.first)
             for number, steps in enumerate(self.state.attempts)
             if number > 0 and steps.first is not None
         ]
         follower = JournalFollower(self._path, end=self.state.offset)
         while lines := follower.poll_lines():
-            counted.add(lines)
-        for attempt, streams in enumerate(counted._earlier):
-            for stream, found in streams.items():
-                for name, series in found.items():
+            recount.add(lines)
+        for attempt, streams in enumerate(recount._earlier):
+            for stream, series_by_name in streams.items():
+                for name, series in series_by_name.items():
                     version = {"version": self.state.offset}
                     self._add_extents("summaries", stream, name, attempt, [series.summary], **version)
 
@@ -370,8 +370,8 @@ class JournalRows:
         for limit in self._limits or ():
             if limit.attempt > self.attempt:
                 keep &= points.step < limit.first_step
-        found = self.state.series.setdefault(stream, {})
-        found.setdefault(name, _SeriesState(Extent(), Extent())).summary.add(extent_of(points.part(keep)))
+        series_by_name = self.state.series.setdefault(stream, {})
+        series_by_name.setdefault(name, _SeriesState(Extent(), Extent())).summary.add(extent_of(points.part(keep)))
 
     def _add_events(self, records: list[dict[str, Any]], offsets: list[int], texts: list[bytes]) -> None:
         times = np.array(times_of(records))
@@ -445,14 +445,14 @@ def _parse(block: bytes, start: int) -> tuple[list[dict[str, Any]], list[int], l
     records = decode_block(block)
     if records is not None and len(records) == len(texts):
         return records, offsets, texts
-    kept: list[tuple[dict[str, Any], int, bytes]] = []
+    valid_lines: list[tuple[dict[str, Any], int, bytes]] = []
     for offset, text in zip(offsets, texts, strict=True):
         if text:
             try:
-                kept.append((decode(text), offset, text))
+                valid_lines.append((decode(text), offset, text))
             except _INVALID:
                 continue
-    return [each[0] for each in kept], [each[1] for each in kept], [each[2] for each in kept]
+    return [line[0] for line in valid_lines], [line[1] for line in valid_lines], [line[2] for line in valid_lines]
 
 
 def _line_offsets(block: bytes, start: int) -> Any:

@@ -189,12 +189,12 @@ class StoreSchema:
     def applied(self) -> int:
         """Return the number of the newest migration that was applied here; 0 if there are no tables."""
         try:
-            answer = self.client.execute(f"SELECT max(schema) FROM {self.table('schema_version')}")
+            version = self.client.execute(f"SELECT max(schema) FROM {self.table('schema_version')}")
         except ColumnStoreError as error:
             if error.code in {_UNKNOWN_TABLE, _UNKNOWN_DATABASE}:
                 return 0
             raise
-        return int(answer)
+        return int(version)
 
     def migrate(self) -> list[int]:
         """Apply the missing migrations; return their numbers.
@@ -203,21 +203,21 @@ class StoreSchema:
             ColumnStoreError: if the server rejects one.
             ConfigError: if a newer version of Tachograph has created the tables.
         """
-        known = self.applied()
-        if known > len(_MIGRATIONS):
+        version = self.applied()
+        if version > len(_MIGRATIONS):
             raise ConfigError(
-                f"{self._address.text} has schema {known}, but this version of Tachograph knows only "
+                f"{self._address.text} has schema {version}, but this version of Tachograph knows only "
                 f"{len(_MIGRATIONS)}; install a newer version"
             )
         self.client.execute(f"CREATE DATABASE IF NOT EXISTS {self._address.database}")
         self._create(f"{self._address.database}.schema_version", _VERSIONS, is_replicated=False)
-        applied = []
+        numbers = []
         for number, migration in enumerate(_MIGRATIONS, 1):
-            if number > known:
+            if number > version:
                 migration(self)
                 self.client.execute(f"INSERT INTO {self.table('schema_version')} SELECT {number}, now()")
-                applied.append(number)
-        return applied
+                numbers.append(number)
+        return numbers
 
     def drop(self) -> None:
         """Remove all tables on this server. Journals are not touched."""
@@ -227,7 +227,7 @@ class StoreSchema:
                 self.client.execute(f"DROP TABLE IF EXISTS {table}")
 
     def delete_run(self, run_id: str, rank: int | None = None) -> None:
-        """Remove the rows of a run, or those of one of its journals, and wait until they are gone.
+        """Remove the rows of a run, or of one of its journals, and wait until they are gone.
 
         Rows of a cluster are removed on all servers, which needs ZooKeeper.
         """
@@ -237,7 +237,7 @@ class StoreSchema:
             self._delete(name, f"run_id = {quote(run_id)}" + (f" AND rank = {rank}" if is_limited else ""))
 
     def retain(self, num_days: int, today: int) -> list[str]:
-        """Remove old points; return what was done.
+        """Remove old points; return a line for each change.
 
         A recent server removes rows by itself from now on. An old one only drops whole months, and only now.
 
@@ -250,12 +250,12 @@ class StoreSchema:
             self.client.execute(f"ALTER TABLE {table} MODIFY TTL day + INTERVAL {num_days} DAY")
             return [f"{table}: the server removes points older than {num_days} days"]
         database, _, name = table.partition(".")
-        found = self.client.execute(
+        partitions = self.client.execute(
             "SELECT DISTINCT partition FROM system.parts WHERE active"
             f" AND database = {quote(database)} AND table = {quote(name)}"
             f" AND toUInt32(partition) < toYYYYMM(toDate({today - num_days})) ORDER BY partition"
         )
-        months = found.decode().split()
+        months = partitions.decode().split()
         for month in months:
             self.client.execute(f"ALTER TABLE {table} DROP PARTITION {int(month)}")
         return [f"{table}: dropped {month[:4]}-{month[4:]}" for month in months]
@@ -293,7 +293,7 @@ class StoreSchema:
         engine, settings = "ReplacingMergeTree", ""
         if is_replicated:
             # Killed between a part and its entry in ZooKeeper, a replica would not start again: one part of a small
-            # table is a large share of it. It fetches what it lacks from the others.
+            # table is a large share of it. It fetches missing parts from the others.
             settings = " SETTINGS replicated_max_ratio_of_wrong_parts = 1"
             engine = f"Replicated{engine}"
             path = f"/clickhouse/tables/{{shard}}/{full_name.replace('.', '/')}"
@@ -317,4 +317,4 @@ def _definitions(table: TableColumns, *, codecs: bool) -> Iterator[str]:
 
 
 _MIGRATIONS: list[Callable[[StoreSchema], None]] = [StoreSchema.create_tables]
-"""Each adds tables or columns and may be repeated. One that changes what a column means adds a new one instead."""
+"""Each adds tables or columns and may be repeated. A column whose meaning changes gets a new name."""

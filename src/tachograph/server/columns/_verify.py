@@ -37,7 +37,7 @@ _KINDS = {
 
 
 class _SeriesCheck(NamedTuple):
-    """What is compared of a series."""
+    """The numbers of a series that are compared."""
 
     num_points: int
     lowest: float | None
@@ -64,15 +64,15 @@ def verify_runs(
     schema: StoreSchema, *log_dirs: str, runs: list[str] | None = None
 ) -> Iterator[tuple[str, list[StoreDifference]]]:
     """Yield the id of each run in log folders, and its differences; `runs` limits it to some ids."""
-    known = set()
-    for found in sorted(LogFolders(*log_dirs).find(), key=lambda run: run.id):
-        if runs is not None and found.id not in runs:
+    verified_keys = set()
+    for run in sorted(LogFolders(*log_dirs).find(), key=lambda run: run.id):
+        if runs is not None and run.id not in runs:
             continue
-        folder = RunFolder(found.path)
-        key = run_key(folder.path, found.id)
-        if key not in known:
-            known.add(key)
-            yield found.id, verify_run(schema, folder, found.id)
+        folder = RunFolder(run.path)
+        key = run_key(folder.path, run.id)
+        if key not in verified_keys:
+            verified_keys.add(key)
+            yield run.id, verify_run(schema, folder, run.id)
 
 
 def verify_run(schema: StoreSchema, folder: RunFolder, name: str) -> list[StoreDifference]:
@@ -80,12 +80,12 @@ def verify_run(schema: StoreSchema, folder: RunFolder, name: str) -> list[StoreD
     key = run_key(folder.path, name)
     differences = []
     for rank, path in rank_journals(folder):
-        expected = _check_run(folder) if rank == 0 else _check_journal(path)
-        found = _check_store(schema, key, rank)
-        for metric, stream, attempt in sorted({*expected, *found}):
-            own, other = expected.get((metric, stream, attempt)), found.get((metric, stream, attempt))
+        file_checks = _check_run(folder) if rank == 0 else _check_journal(path)
+        store_checks = _check_store(schema, key, rank)
+        for metric, stream, attempt in sorted({*file_checks, *store_checks}):
+            in_file, in_table = file_checks.get((metric, stream, attempt)), store_checks.get((metric, stream, attempt))
             for what in _SeriesCheck._fields:
-                in_files, in_store = getattr(own, what, None), getattr(other, what, None)
+                in_files, in_store = getattr(in_file, what, None), getattr(in_table, what, None)
                 if repr(in_files) != repr(in_store):  # NaN equals NaN
                     differences.append(StoreDifference(name, rank, metric, stream, attempt, what, in_files, in_store))
     return differences
@@ -112,13 +112,13 @@ def _check_journal(path: Path) -> dict[tuple[str, str, int], _SeriesCheck]:
                 attempt += len(batch.records)
             attempt = max(0, attempt)
             tail.add(batch, attempt)
-    found = {}
+    checks = {}
     for stream, name in tail.series_keys:
         for number in range(attempt + 1):
             points = attempt_points([tail], stream, name, number)
             if points is not None:
-                found[name, stream, number] = _check_points(*points)
-    return found
+                checks[name, stream, number] = _check_points(*points)
+    return checks
 
 
 def _check_points(steps: Any, values: Any) -> _SeriesCheck:
@@ -133,7 +133,7 @@ def _check_points(steps: Any, values: Any) -> _SeriesCheck:
 
 
 def _check_store(schema: StoreSchema, run_id: str, rank: int) -> dict[tuple[str, str, int], _SeriesCheck]:
-    found = schema.client.columns(
+    columns = schema.client.columns(
         "SELECT metric, stream, attempt, count() AS num, countIf(isFinite(value)) AS num_finite,"
         " minIf(value, isFinite(value)) AS low, maxIf(value, isFinite(value)) AS high,"
         f" argMax(value, offset) AS latest, sum({_HASH}) AS hash"
@@ -141,7 +141,7 @@ def _check_store(schema: StoreSchema, run_id: str, rank: int) -> dict[tuple[str,
         " GROUP BY metric, stream, attempt",
         _KINDS,
     )
-    rows = zip(*(each if isinstance(each, list) else each.tolist() for each in found.values()), strict=True)
+    rows = zip(*(each if isinstance(each, list) else each.tolist() for each in columns.values()), strict=True)
     return {
         (metric, stream, attempt): _SeriesCheck(
             num, low if num_finite else None, high if num_finite else None, last, digest
@@ -152,15 +152,15 @@ def _check_store(schema: StoreSchema, run_id: str, rank: int) -> dict[tuple[str,
 
 def _hash_points(steps: Any, values: Any) -> int:
     values = np.where(np.isnan(values), math.nan, values)  # one of the many NaN
-    mixed = _hash(steps.astype(np.int64).view(np.uint64)) ^ np.ascontiguousarray(values, "<f8").view(np.uint64)
-    return int(_hash(mixed).sum(dtype=np.uint64))
+    words = _hash(steps.astype(np.int64).view(np.uint64)) ^ np.ascontiguousarray(values, "<f8").view(np.uint64)
+    return int(_hash(words).sum(dtype=np.uint64))
 
 
 def _hash(numbers: Any) -> Any:
     """Return ClickHouse's `intHash64` of some numbers."""
-    mixed = numbers ^ np.uint64(0x4CF2D2BAAE6DA887)
-    mixed ^= mixed >> np.uint64(33)
-    mixed *= np.uint64(0xFF51AFD7ED558CCD)
-    mixed ^= mixed >> np.uint64(33)
-    mixed *= np.uint64(0xC4CEB9FE1A85EC53)
-    return mixed ^ (mixed >> np.uint64(33))
+    hashes = numbers ^ np.uint64(0x4CF2D2BAAE6DA887)
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= np.uint64(0xFF51AFD7ED558CCD)
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= np.uint64(0xC4CEB9FE1A85EC53)
+    return hashes ^ (hashes >> np.uint64(33))

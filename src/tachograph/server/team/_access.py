@@ -49,12 +49,12 @@ _USER_NAME = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 class ProxyTrust:
-    """The proxies in front of the server, and what they say about a request.
+    """The proxies in front of the server, and the headers that they add to a request.
 
     Args:
         networks: addresses or networks of proxies, such as ``10.0.0.0/8``.
         auth_header: the header that has the name of an authenticated user; None if the proxy authenticates nobody.
-        scopes: what such a user may do.
+        scopes: the scopes of such a user.
 
     Raises:
         ConfigError: if an address is invalid, or a header is trusted without a proxy.
@@ -80,11 +80,11 @@ class ProxyTrust:
     def is_proxy(self, address: str) -> bool:
         """Return whether a connection comes from a trusted proxy."""
         try:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
+            client = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
             return False
-        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-        return any((mapped or parsed) in network for network in self._networks)
+        ipv4_client = client.ipv4_mapped if isinstance(client, ipaddress.IPv6Address) else None
+        return any((ipv4_client or client) in network for network in self._networks)
 
     def client_of(self, scope: RequestScope, headers: Headers) -> str:
         """Return the address of the client: the last one in `X-Forwarded-For` that is not a trusted proxy."""
@@ -110,10 +110,10 @@ class ProxyTrust:
         direct = (scope.get("client") or ("unknown", 0))[0]
         if self._header is None or not self.is_proxy(direct):
             return None
-        given = headers.getlist(self._header)
-        if len(given) != 1 or not _USER_NAME.fullmatch(given[0]):
+        names = headers.getlist(self._header)
+        if len(names) != 1 or not _USER_NAME.fullmatch(names[0]):
             return None
-        return Identity(given[0], self._scopes)
+        return Identity(names[0], self._scopes)
 
 
 class TeamAccess(Access):
@@ -156,7 +156,9 @@ class TeamAccess(Access):
         query = unquote_plus(scope.get("query_string", b"").decode("latin-1"))
         if _KEY_IN_TEXT.search(scope["path"]) or _KEY_IN_TEXT.search(query):
             advice = "send it in the header Authorization: Bearer; others may have seen this one, so revoke it"
-            raise self._rejected(ApiError(400, "key_in_address", f"an access key must not be in an address: {advice}"))
+            raise self._count_rejection(
+                ApiError(400, "key_in_address", f"an access key must not be in an address: {advice}")
+            )
         if "transfer-encoding" in headers and "content-length" in headers:
             close = {"Connection": "close"}
             raise ApiError(400, "two_lengths", "send Content-Length or Transfer-Encoding, not both", close)
@@ -214,7 +216,7 @@ class TeamAccess(Access):
 
     # Sending runs --------------------------------------------------------------------------------------------------
 
-    def authenticate_key(self, scope: RequestScope, headers: Headers, needed: Scope) -> AccessKey:
+    def authenticate_key(self, scope: RequestScope, headers: Headers, required_scope: Scope) -> AccessKey:
         """Return the key of a request to send runs.
 
         Raises:
@@ -222,10 +224,14 @@ class TeamAccess(Access):
         """
         token = _bearer(headers)
         if token is None:
-            raise self._rejected(ApiError(401, "no_token", "send the access key in the header Authorization: Bearer"))
+            raise self._count_rejection(
+                ApiError(401, "no_token", "send the access key in the header Authorization: Bearer")
+            )
         key = self._check_key(scope, headers, token)
-        if not key.allows(needed):
-            raise self._rejected(ApiError(403, "not_allowed", f"the key {key.name!r} lacks the scope `{needed}`"))
+        if not key.allows(required_scope):
+            raise self._count_rejection(
+                ApiError(403, "not_allowed", f"the key {key.name!r} lacks the scope `{required_scope}`")
+            )
         return key
 
     def check_rate(self, key: AccessKey) -> None:
@@ -262,11 +268,13 @@ class TeamAccess(Access):
         wait_s = self._limiter.wait_s(client)
         if wait_s > 0:
             retry = {"Retry-After": str(int(wait_s) + 1)}
-            raise self._rejected(ApiError(429, "too_many_failures", "too many wrong keys from this address", retry))
+            raise self._count_rejection(
+                ApiError(429, "too_many_failures", "too many wrong keys from this address", retry)
+            )
         self._limiter.add_failure(client)
-        raise self._rejected(ApiError(401, "wrong_token", "wrong, expired or revoked access key"))
+        raise self._count_rejection(ApiError(401, "wrong_token", "wrong, expired or revoked access key"))
 
-    def _rejected(self, error: ApiError) -> ApiError:
+    def _count_rejection(self, error: ApiError) -> ApiError:
         self.metrics.count("rejected_keys", status=error.status)
         return error
 
@@ -291,21 +299,21 @@ class _TokenBucket:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self._lock = threading.Lock()
-        self._left = 2.0 * rate
-        self._at_s = time.monotonic()
+        self._budget_bytes = 2.0 * rate
+        self._updated_s = time.monotonic()
 
     def wait_s(self) -> float:
         """Return how long to wait until anything may be sent; 0 if it may be now."""
         with self._lock:
             now_s = time.monotonic()
-            self._left = min(2.0 * self.rate, self._left + (now_s - self._at_s) * self.rate)
-            self._at_s = now_s
-            return max(0.0, -self._left / self.rate)
+            self._budget_bytes = min(2.0 * self.rate, self._budget_bytes + (now_s - self._updated_s) * self.rate)
+            self._updated_s = now_s
+            return max(0.0, -self._budget_bytes / self.rate)
 
     def take(self, amount: float) -> None:
         """Count an amount that was sent."""
         with self._lock:
-            self._left -= amount
+            self._budget_bytes -= amount
 
 
 def _identity(key: AccessKey) -> Identity:

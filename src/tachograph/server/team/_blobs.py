@@ -36,7 +36,7 @@ class BlobStore:
         """Store a blob; return False if there is one already.
 
         Raises:
-            InvalidBatchError: if the digest is not that of the data.
+            InvalidBatchError: if the data has another digest.
             OSError: if it cannot be written.
         """
         path = self._path(digest, project)

@@ -198,7 +198,7 @@ class RunCopy:
                 raise OutOfOrderError(journal.have)
             context = os.pread(journal.fd, min(offset, BEFORE_BYTES), max(0, offset - BEFORE_BYTES))
             if hash_bytes(context) != before:
-                raise DivergedError("the bytes before the batch differ from those of the copy")
+                raise DivergedError("the bytes before the batch differ from the copy")
             num_known = min(journal.have - offset, len(data))
             if num_known and not _is_same(journal.fd, offset, memoryview(data)[:num_known]):
                 raise DivergedError("the batch differs from the bytes that the copy has there")
@@ -233,7 +233,8 @@ class RunCopy:
             if not self._is_open:
                 raise CopyBusyError("the copy was closed: try again")
             target = self.folder.path / name / file_name
-            if offset == 0 and not target.exists() and len(os.listdir(_made(target.parent, self.folder))) >= _MAX_FILES:
+            is_new = offset == 0 and not target.exists()
+            if is_new and len(os.listdir(_make_subfolder(target.parent, self.folder))) >= _MAX_FILES:
                 raise InvalidBatchError(f"a run has at most {_MAX_FILES} files in {name}")
             fd = open_to_append(target, below=self.folder.path)
             try:
@@ -254,7 +255,7 @@ class RunCopy:
         """Store the heartbeat of the trainer with the time of the server, by which all readers judge its age.
 
         Args:
-            beat: what the client reports.
+            beat: the report of the client.
             skew_s: by how much the clock of the client is ahead.
         """
         # A delay on the way makes the clock of the client look late, never early: the largest value is the best one.
@@ -266,11 +267,11 @@ class RunCopy:
         if beat.heartbeat is None:
             return
         process = beat.heartbeat.process
-        # Readers compare a process with those of their own machine; names of machines are not unique.
+        # Readers compare a process with the processes of their own machine; names of machines are not unique.
         process = msgspec.structs.replace(process, pid_namespace=_REMOTE + process.pid_namespace)
-        stored = msgspec.structs.replace(beat.heartbeat, process=process, time=time.time(), uptime_s=uptime_s())
+        heartbeat = msgspec.structs.replace(beat.heartbeat, process=process, time=time.time(), uptime_s=uptime_s())
         with self._mutex:
-            replace_file(self.folder.heartbeat, msgspec.json.encode(stored), below=self.folder.path)
+            replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)
 
     def close(self) -> None:
         """Close the files and release the lock."""
@@ -284,8 +285,8 @@ class RunCopy:
     def _journal(self, rank: int) -> _OpenJournal:
         if not self._is_open:
             raise CopyBusyError("the copy was closed: try again")
-        found = self._journals.get(rank)
-        if found is not None and os.fstat(found.fd).st_nlink == 0:  # someone deleted the file on the server
+        journal = self._journals.get(rank)
+        if journal is not None and os.fstat(journal.fd).st_nlink == 0:  # someone deleted the file on the server
             os.close(self._journals.pop(rank).fd)
         if rank not in self._journals:
             if rank:
@@ -337,7 +338,7 @@ class RunCopies:
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, RunCopy] = OrderedDict()
         self._registering = threading.Lock()
-        self._searched_s: OrderedDict[str, float] = OrderedDict()
+        self._last_search_s: OrderedDict[str, float] = OrderedDict()
         """When the folders of deleted runs were last searched for."""
 
     def register(self, run_id: str, registration: Registration, owner: str, project: str | None = None) -> RunCopy:
@@ -345,7 +346,7 @@ class RunCopies:
 
         Args:
             run_id: the id of the run.
-            registration: what the client says about it.
+            registration: the description of the run by the client.
             owner: the family of the key.
             project: the project of the key, which takes the place of the one that the client names.
 
@@ -467,22 +468,22 @@ class RunCopies:
         Neither the name nor the inode alone identifies it: both are used again after a folder was deleted.
         """
         path = self.root / entry.folder
-        found = _copied_id(path)
-        is_same_folder = found is None and _inode(path) == entry.inode  # someone deleted `.tacho`
-        if found != entry.run_id and not is_same_folder:
+        folder_run_id = _copied_id(path)
+        is_same_folder = folder_run_id is None and _inode(path) == entry.inode  # someone deleted `.tacho`
+        if folder_run_id != entry.run_id and not is_same_folder:
             # A search looks at every run, so a client that does not accept the answer must not cause many.
-            searched_s = self._searched_s.get(entry.run_id)
+            searched_s = self._last_search_s.get(entry.run_id)
             if searched_s is not None and time.monotonic() - searched_s < _SEARCH_INTERVAL_S:
                 raise CopyGoneError("the run was deleted on the server")
             folders = (path for path in _all_folders(self.root) if _inode(path) == entry.inode)
-            moved = next((path for path in folders if _copied_id(path) == entry.run_id), None)
-            if moved is None:
-                self._searched_s[entry.run_id] = time.monotonic()
-                self._searched_s.move_to_end(entry.run_id)
-                if len(self._searched_s) > _MAX_OPEN_COPIES:
-                    self._searched_s.popitem(last=False)
+            new_path = next((path for path in folders if _copied_id(path) == entry.run_id), None)
+            if new_path is None:
+                self._last_search_s[entry.run_id] = time.monotonic()
+                self._last_search_s.move_to_end(entry.run_id)
+                if len(self._last_search_s) > _MAX_OPEN_COPIES:
+                    self._last_search_s.popitem(last=False)
                 raise CopyGoneError("the run was deleted on the server")
-            path = moved
+            path = new_path
         folder, inode = path.relative_to(self.root).as_posix(), _inode(path)
         if (folder, inode) != (entry.folder, entry.inode):  # moved, or restored from a backup
             entry.folder, entry.inode = folder, inode
@@ -508,7 +509,7 @@ class RunCopies:
 
 
 def _check_owner(entry: CopyEntry, owner: str, project: str | None) -> None:
-    """Raise unless a key may append: names of ended keys can be given to new ones, also to those of other projects."""
+    """Raise unless a key may append. A new key, also of another project, can have the name of an ended key."""
     is_elsewhere = project is not None and not entry.folder.startswith(f"{project_folder(project)}/")
     if entry.owner != owner or is_elsewhere:
         raise NotYourRunError("another key registered this run: use that one, or ask an administrator")
@@ -551,7 +552,7 @@ def _all_folders(root: Path) -> Iterator[Path]:
             folders.clear()
 
 
-def _made(path: Path, folder: RunFolder) -> Path:
+def _make_subfolder(path: Path, folder: RunFolder) -> Path:
     make_folder(path, below=folder.path)
     return path
 

@@ -13,8 +13,8 @@ __all__ = ["FailureLimiter"]
 class FailureLimiter:
     """Counts the failures of each client address within a sliding window. Use it from one thread.
 
-    An IPv6 client owns a whole /64 network, so its addresses count as one. If there are too many addresses, those that
-    failed longest ago are removed first.
+    An IPv6 client owns a whole /64 network, so its addresses count as one. If there are too many addresses, the ones
+    that failed longest ago are removed first.
 
     Args:
         max_failures: how many failures are allowed within the window.
@@ -68,11 +68,11 @@ class FailureLimiter:
 def _client_of(address: str) -> str:
     """Return the text under which an address is counted."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        client = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address[:100]
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed, 64), strict=False))
+    if isinstance(client, ipaddress.IPv4Address):
+        return str(client)
+    if client.ipv4_mapped is not None:
+        return str(client.ipv4_mapped)
+    return str(ipaddress.ip_network((client, 64), strict=False))

@@ -109,12 +109,12 @@ class IngestApp:
         blob = _BLOB.fullmatch(scope["path"])
         if blob is not None:
             return await self._respond_to_blob(blob[1], scope, headers, receive, key)
-        found = _RUN.fullmatch(scope["path"])
-        if found is None:
+        match = _RUN.fullmatch(scope["path"])
+        if match is None:
             raise ApiError(404, "not_found", "there is no such route for sending runs")
         if scope["method"] != "PUT":
             raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "PUT"})
-        run_id, part, rank, path = found.groups()
+        run_id, part, rank, path = match.groups()
         if part is None:
             body = await _read_body(receive, headers, _MAX_JSON_BYTES)
             return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
@@ -146,8 +146,8 @@ class IngestApp:
         return Response(status_code=201 if is_new else 200)
 
     async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
-        found: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        return await found
+        response: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await response
 
     def _register(self, run_id: str, registration: Registration, key: AccessKey) -> Response:
         usage = self._copies.usage
@@ -169,7 +169,7 @@ class IngestApp:
         self._check_room(key, len(data))
         have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
         self._count(key, data, body)
-        return self._answer(copy, have, headers)
+        return self._batch_response(copy, have, headers)
 
     def _append_to_file(
         self, run_id: str, path: str, offset: int, body: bytes, key: AccessKey, headers: Headers
@@ -197,22 +197,22 @@ class IngestApp:
         if key.max_open_runs is not None:
             self._copies.usage.open_run(key.name, run_id, key.max_open_runs)
         self._copies.close_idle()
-        return self._answer(copy, 0, headers)
+        return self._batch_response(copy, 0, headers)
 
-    def _answer(self, copy: RunCopy, have: int, headers: Headers) -> Response:
+    def _batch_response(self, copy: RunCopy, have: int, headers: Headers) -> Response:
         if not copy.entry.remote_control:
             return _json(BatchAnswer(have))
-        known = headers.get("tacho-control", "")
-        version, requests = _control_of(copy, known)
+        client_version = headers.get("tacho-control", "")
+        version, requests = _control_of(copy, client_version)
         return _json(BatchAnswer(have, requests, version))
 
 
-def _control_of(copy: RunCopy, known: str) -> tuple[str, list[Any]]:
-    """Return the version of the control file, and its requests if the version is another than the known one."""
+def _control_of(copy: RunCopy, client_version: str) -> tuple[str, list[Any]]:
+    """Return the version of the control file, and its requests if the client has another version."""
     try:
-        found = os.lstat(copy.folder.control)
-        version = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
-        if version == known:
+        file_info = os.lstat(copy.folder.control)
+        version = f"{file_info.st_ino:x}-{file_info.st_mtime_ns:x}-{file_info.st_size:x}"
+        if version == client_version:
             return version, []
         return version, read_requests(copy.folder)
     except (OSError, ControlFileError):
@@ -277,10 +277,10 @@ async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> byte
 
 
 def _parse_offset(scope: Scope) -> int:
-    found = re.fullmatch(rb"offset=([0-9]{1,15})", scope["query_string"])
-    if found is None:
+    match = re.fullmatch(rb"offset=([0-9]{1,15})", scope["query_string"])
+    if match is None:
         raise ApiError(400, "bad_query", "expected one parameter, the offset: ?offset=0")
-    return int(found[1])
+    return int(match[1])
 
 
 def _parse(body: bytes, kind: type[Any]) -> Any:

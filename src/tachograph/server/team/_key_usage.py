@@ -1,4 +1,4 @@
-"""What each key has stored on a server, and which of its runs are being sent: for the limits of keys.
+"""The bytes that each key has stored on a server, and the runs that it is sending: for the limits of keys.
 
 The bytes are counted from the copies themselves when a key with a limit sends for the first time, and then as they
 arrive. Copies may be deleted in several ways, so a key that has reached its limit is counted again now and then.
@@ -34,18 +34,18 @@ class _EntryOwner(msgspec.Struct):
 
 def count_kept_bytes(root: Path) -> dict[str, int]:
     """Return the number of bytes of all copies in the data folder of a server, by the name of the key."""
-    found: dict[str, int] = {}
+    num_bytes: dict[str, int] = {}
     try:
         entries = list(os.scandir(root / ".server" / "runs"))
     except OSError:
-        return found
-    for each in entries:
+        return num_bytes
+    for file in entries:
         try:
-            entry = decode_json(read_small(Path(each.path), _MAX_ENTRY_BYTES), _EntryOwner)
+            entry = decode_json(read_small(Path(file.path), _MAX_ENTRY_BYTES), _EntryOwner)
         except (OSError, msgspec.MsgspecError):
             continue
-        found[entry.owner] = found.get(entry.owner, 0) + _folder_bytes(root / entry.folder)
-    return found
+        num_bytes[entry.owner] = num_bytes.get(entry.owner, 0) + _folder_bytes(root / entry.folder)
+    return num_bytes
 
 
 class KeyUsage:
@@ -55,39 +55,39 @@ class KeyUsage:
         self._root = root
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[str, int] | None = None
-        self._counted_s = 0.0
-        self._heard_s: dict[str, dict[str, float]] = {}
+        self._stored_bytes: dict[str, int] | None = None
+        self._last_count_s = 0.0
+        self._last_seen_s: dict[str, dict[str, float]] = {}
 
     def add_bytes(self, owner: str, num_bytes: int) -> None:
         """Count bytes that were stored."""
         with self._lock:
-            if self._kept is not None:
-                self._kept[owner] = self._kept.get(owner, 0) + num_bytes
+            if self._stored_bytes is not None:
+                self._stored_bytes[owner] = self._stored_bytes.get(owner, 0) + num_bytes
 
     def has_room(self, owner: str, num_bytes: int, max_bytes: int) -> bool:
         """Return whether so many more bytes may be stored."""
         with self._lock:
-            is_full = self._kept is not None and self._kept.get(owner, 0) + num_bytes > max_bytes
-            if self._kept is None or (is_full and self._clock() - self._counted_s >= _RECOUNT_S):
-                self._kept = count_kept_bytes(self._root)
-                self._counted_s = self._clock()
-            return self._kept.get(owner, 0) + num_bytes <= max_bytes
+            is_full = self._stored_bytes is not None and self._stored_bytes.get(owner, 0) + num_bytes > max_bytes
+            if self._stored_bytes is None or (is_full and self._clock() - self._last_count_s >= _RECOUNT_S):
+                self._stored_bytes = count_kept_bytes(self._root)
+                self._last_count_s = self._clock()
+            return self._stored_bytes.get(owner, 0) + num_bytes <= max_bytes
 
     def open_run(self, owner: str, run_id: str, max_runs: int) -> bool:
         """Count a run as being sent, and return True, unless too many others are."""
         oldest_s = self._clock() - OPEN_S
         with self._lock:
-            heard = {run: time_s for run, time_s in self._heard_s.get(owner, {}).items() if time_s > oldest_s}
-            self._heard_s[owner] = heard
-            if run_id not in heard and len(heard) >= max_runs:
+            last_seen_s = {run: time_s for run, time_s in self._last_seen_s.get(owner, {}).items() if time_s > oldest_s}
+            self._last_seen_s[owner] = last_seen_s
+            if run_id not in last_seen_s and len(last_seen_s) >= max_runs:
                 return False
-            heard[run_id] = self._clock()
+            last_seen_s[run_id] = self._clock()
             return True
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the size of what a client sent of a run; the server's own files, in `.tacho`, do not count."""
+    """Return the size of a run's files from a client; the server's own files, in `.tacho`, do not count."""
     total = 0
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

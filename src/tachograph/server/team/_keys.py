@@ -5,7 +5,7 @@ so only its plain SHA-256 is stored: nobody can guess it, and a slow hash would 
 
 All keys are in one JSON file that is replaced as a whole under a lock, so commands that run at the same time lose
 nothing. A server reads the file again when it has changed. A file that is damaged, or that other users can change,
-admits no token at all: what is left of it could lack a revocation.
+admits no token at all: a revocation could be missing in it.
 
 The times of last use are in a second file. They change all the time and are worth little, so they are written without
 a lock, at most once a minute for each key, and checking a token never writes the keys.
@@ -129,7 +129,7 @@ class KeyRing:
         self._keys: dict[str, _StoredKey] = {}
         self._error: KeyFileError | None = None
         self._file_state: tuple[int, ...] | None = ()  # not read yet
-        self._read_s = -_RETRY_S
+        self._last_read_s = -_RETRY_S
         self._last_used: dict[str, float] = {}
 
     # Checking --------------------------------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ class KeyRing:
             match = TOKEN_FORMAT.fullmatch(token)
             if match is None:
                 return None
-            stored = self._keys.get(match[1])
-            is_right = hmac.compare_digest(_digest(match[2]), stored.sha256 if stored is not None else _NO_DIGEST)
+            key_entry = self._keys.get(match[1])
+            is_right = hmac.compare_digest(_digest(match[2]), key_entry.sha256 if key_entry is not None else _NO_DIGEST)
             now_s = self._clock.wall_s()
-            if stored is None or not is_right or stored.key.ended(now_s) is not None:
+            if key_entry is None or not is_right or key_entry.key.ended(now_s) is not None:
                 return None
-            self._note_use(stored.key.id, now_s)
-            return stored.key
+            self._note_use(key_entry.key.id, now_s)
+            return key_entry.key
 
     def find(self, key_id: str) -> AccessKey | None:
         """Return a key by its id, for a caller that has checked its token before; None if it is not valid any more.
@@ -167,22 +167,22 @@ class KeyRing:
             self._poll()
             if self._error is not None:
                 raise KeyFileError(str(self._error))
-            stored = self._keys.get(key_id)
+            key_entry = self._keys.get(key_id)
             now_s = self._clock.wall_s()
-            if stored is None or stored.key.ended(now_s) is not None:
+            if key_entry is None or key_entry.key.ended(now_s) is not None:
                 return None
             self._note_use(key_id, now_s)
-            return stored.key
+            return key_entry.key
 
     def _poll(self) -> None:
         """Read the file again if it has changed."""
         state, now_s = self._stat(), self._clock.steady_s()
-        # A file that cannot be used is read again now and then: what is wrong with it may be its folder.
-        if state == self._file_state and (self._error is None or 0 <= now_s - self._read_s < _RETRY_S):
+        # A file that cannot be used is read again now and then: its folder may be the problem.
+        if state == self._file_state and (self._error is None or 0 <= now_s - self._last_read_s < _RETRY_S):
             return
-        self._read_s = now_s
+        self._last_read_s = now_s
         try:
-            self._keys = {stored.key.id: stored for stored in self._read()}
+            self._keys = {key_entry.key.id: key_entry for key_entry in self._read_keys()}
             self._error = None
         except KeyFileError as error:
             self._keys, self._error = {}, error
@@ -190,12 +190,19 @@ class KeyRing:
 
     def _stat(self) -> tuple[int, ...] | None:
         try:
-            found = os.lstat(self.path)
+            file_info = os.lstat(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
             return (error.errno or 0,)  # reading fails, too, and gives the reason
-        return (found.st_mode, found.st_uid, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return (
+            file_info.st_mode,
+            file_info.st_uid,
+            file_info.st_ino,
+            file_info.st_size,
+            file_info.st_mtime_ns,
+            file_info.st_ctime_ns,
+        )
 
     # Managing --------------------------------------------------------------------------------------------------------
 
@@ -213,12 +220,12 @@ class KeyRing:
         """Create a key; return it with its token, which is not stored anywhere.
 
         Args:
-            name: shown in lists and beside what the key was used for; no two valid keys have the same.
+            name: shown in lists and beside actions of the key; no two valid keys have the same name.
             scopes: some of `SCOPES`.
             project: the only project that the key gives access to.
             lifetime_s: seconds until the key expires; None for a key that does not.
             max_bytes_per_s: how fast the key may send.
-            max_bytes: how much may be kept of what the key sends.
+            max_bytes: how many bytes the server stores for the key.
             max_open_runs: how many runs the key may have open at the same time.
 
         Raises:
@@ -233,10 +240,10 @@ class KeyRing:
             raise ConfigError(f"a key cannot expire after {lifetime_s!r} seconds; expected a positive number")
         _check_name(name)
         _check_project(project)
-        known = _check_scopes(scopes)
-        with self._changing(must_exist=False) as keys:
+        valid_scopes = _check_scopes(scopes)
+        with self._edit_keys(must_exist=False) as keys:
             now_s = self._clock.wall_s()
-            if any(each.key.name == name and each.key.ended(now_s) is None for each in keys.values()):
+            if any(key_entry.key.name == name and key_entry.key.ended(now_s) is None for key_entry in keys.values()):
                 raise ConfigError(
                     f"there is a valid access key named {name!r}; choose another name, or replace the key with "
                     f"tacho keys rotate {name}"
@@ -244,7 +251,7 @@ class KeyRing:
             key = AccessKey(
                 id=_new_id(keys),
                 name=name,
-                scopes=known,
+                scopes=valid_scopes,
                 created=now_s,
                 project=project,
                 expires=None if lifetime_s is None else now_s + lifetime_s,
@@ -261,7 +268,7 @@ class KeyRing:
             KeyFileError: if the file cannot be used.
         """
         last_used = self._read_last_used()
-        keys = [stored.key for stored in self._read()]
+        keys = [key_entry.key for key_entry in self._read_keys()]
         return [msgspec.structs.replace(key, last_used=last_used.get(key.id)) for key in keys]
 
     def revoke(self, which: str) -> Sequence[AccessKey]:
@@ -273,12 +280,14 @@ class KeyRing:
             ConfigError: if there is no such key, or it is not valid any more.
             KeyFileError: if the file cannot be used or written.
         """
-        with self._changing() as keys:
+        with self._edit_keys() as keys:
             now_s = self._clock.wall_s()
-            revoked = [msgspec.structs.replace(stored.key, revoked=now_s) for stored in _find_valid(keys, which, now_s)]
-            for key in revoked:
+            revoked_keys = [
+                msgspec.structs.replace(key_entry.key, revoked=now_s) for key_entry in _find_valid(keys, which, now_s)
+            ]
+            for key in revoked_keys:
                 keys[key.id] = msgspec.structs.replace(keys[key.id], key=key)
-            return revoked
+            return revoked_keys
 
     def rotate(self, which: str, *, overlap_s: float = _DAY_S) -> tuple[AccessKey, str]:
         """Replace a key by a new one with the same rights; return the new one with its token.
@@ -294,14 +303,14 @@ class KeyRing:
         """
         if not 0 <= overlap_s < float("inf"):
             raise ConfigError(f"overlap_s={overlap_s!r}: expected a number of at least 0")
-        with self._changing() as keys:
+        with self._edit_keys() as keys:
             now_s = self._clock.wall_s()
-            stored = _find_valid(keys, which, now_s)[-1]
-            old = stored.key
-            for each in keys.values():
-                if each.key.rotated_from == old.id:
+            key_entry = _find_valid(keys, which, now_s)[-1]
+            old = key_entry.key
+            for other in keys.values():
+                if other.key.rotated_from == old.id:
                     raise ConfigError(
-                        f"the access key {old.id} was rotated before; rotate its successor {each.key.id}, or create a "
+                        f"the access key {old.id} was rotated before; rotate its successor {other.key.id}, or create a "
                         "new key"
                     )
             new = msgspec.structs.replace(
@@ -312,50 +321,50 @@ class KeyRing:
                 rotated_from=old.id,
             )
             ends = now_s + overlap_s if old.expires is None else min(old.expires, now_s + overlap_s)
-            keys[old.id] = msgspec.structs.replace(stored, key=msgspec.structs.replace(old, expires=ends))
+            keys[old.id] = msgspec.structs.replace(key_entry, key=msgspec.structs.replace(old, expires=ends))
             return new, _add(keys, new)
 
     # Files -----------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self, *, must_exist: bool = True) -> Iterator[dict[str, _StoredKey]]:
+    def _edit_keys(self, *, must_exist: bool = True) -> Iterator[dict[str, _StoredKey]]:
         """Yield the keys by id, to be changed; write them at the end of the block, unless it raises."""
         below, folder = self.path.parent.parent, self.path.parent
         if must_exist and not os.path.lexists(self.path):
             raise ConfigError(f"there are no access keys in {self.path}; create one with tacho keys create")
-        with _reporting(self.path):
+        with _key_file_errors(self.path):
             below.mkdir(parents=True, exist_ok=True)
             make_folder(folder, below=below, mode=0o700)
             _check_not_shared(folder, 0o700)
             with exclusive_lock(self.path.with_suffix(".lock"), below=below, mode=0o600):
-                keys = {stored.key.id: stored for stored in self._read()}
+                keys = {key_entry.key.id: key_entry for key_entry in self._read_keys()}
                 yield keys
-                content = _KeyFile(1, self._kept(keys))
+                content = _KeyFile(1, self._keys_to_write(keys))
                 data = msgspec.json.format(msgspec.json.encode(content, order="deterministic"), indent=1)
                 with replacing(self.path, below=below, mode=0o600) as descriptor:
                     write_all(descriptor, data + b"\n")
                     os.fsync(descriptor)  # a power failure must not undo a revocation
                 os.close(descriptor)
 
-    def _kept(self, keys: dict[str, _StoredKey]) -> Sequence[_StoredKey]:
-        """Return the valid keys, and those that ended lately."""
+    def _keys_to_write(self, keys: dict[str, _StoredKey]) -> Sequence[_StoredKey]:
+        """Return the valid keys, and keys that ended lately."""
         now_s = self._clock.wall_s()
-        ends = {key_id: stored.key.ended(now_s) for key_id, stored in keys.items()}
-        ended = [key_id for key_id, end in ends.items() if end is not None and end >= now_s - _KEEP_ENDED_S]
-        valid = [key_id for key_id, end in ends.items() if end is None]
-        if len(valid) > _MAX_KEYS:
+        ends = {key_id: key_entry.key.ended(now_s) for key_id, key_entry in keys.items()}
+        ended_ids = [key_id for key_id, end in ends.items() if end is not None and end >= now_s - _KEEP_ENDED_S]
+        valid_ids = [key_id for key_id, end in ends.items() if end is None]
+        if len(valid_ids) > _MAX_KEYS:
             raise ConfigError(f"{self.path} has {_MAX_KEYS} valid access keys, which is the limit; revoke unused ones")
-        kept = {*valid, *ended[-_MAX_KEYS:]}
-        return [stored for key_id, stored in keys.items() if key_id in kept]
+        key_ids = {*valid_ids, *ended_ids[-_MAX_KEYS:]}
+        return [key_entry for key_id, key_entry in keys.items() if key_id in key_ids]
 
-    def _read(self) -> Sequence[_StoredKey]:
+    def _read_keys(self) -> Sequence[_StoredKey]:
         """Return the stored keys; none if there is no file.
 
         Raises:
             KeyFileError: if the file is damaged, cannot be read or can be changed by others.
         """
         below, folder = self.path.parent.parent, self.path.parent
-        with _reporting(self.path):
+        with _key_file_errors(self.path):
             try:
                 check_file(self.path, below=below)
                 file = open_to_read(self.path, below=below)
@@ -368,28 +377,28 @@ class KeyRing:
         try:
             if len(data) > _MAX_BYTES:
                 raise ValueError(f"has more than {_MAX_BYTES} bytes")
-            stored = decode_json(data, _KeyFile).keys
-            ids = {each.key.id for each in stored}
-            if len(ids) < len(stored) or not all(map(_is_valid, stored)):
+            key_entries = decode_json(data, _KeyFile).keys
+            ids = {key_entry.key.id for key_entry in key_entries}
+            if len(ids) < len(key_entries) or not all(map(_is_valid, key_entries)):
                 raise ValueError("contains an invalid or repeated id or hash")
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # those of msgspec quote no hash
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # errors of msgspec quote no hash
             raise KeyFileError(
                 f"{self.path} is damaged, so no access key is accepted: {error}. Restore it from a backup, or move it "
                 "away and create new keys"
             ) from None
-        return stored
+        return key_entries
 
     def _note_use(self, key_id: str, now_s: float) -> None:
-        """Store the time at which a key was used, unless that of the last minute is stored."""
+        """Store the time at which a key was used, at most once a minute."""
         if abs(now_s - self._last_used.get(key_id, float("-inf"))) < _LAST_USED_S:
             return
         self._last_used[key_id] = now_s
-        found = self._read_last_used()
+        stored_times = self._read_last_used()
         # Another server may replace the file at the same time. Its keys or ours are then a minute late.
-        times = {each: max(found.get(each, 0.0), self._last_used.get(each, 0.0)) for each in self._keys}
+        times = {each: max(stored_times.get(each, 0.0), self._last_used.get(each, 0.0)) for each in self._keys}
         with contextlib.suppress(OSError):  # a full disk must not keep anyone out
-            used = {each: time_s for each, time_s in times.items() if time_s}
-            replace_file(self._last_used_path, msgspec.json.encode(used), below=self.path.parent, mode=0o600)
+            nonzero_times = {each: time_s for each, time_s in times.items() if time_s}
+            replace_file(self._last_used_path, msgspec.json.encode(nonzero_times), below=self.path.parent, mode=0o600)
         self._last_used = {each: time_s for each, time_s in self._last_used.items() if each in self._keys}
 
     def _read_last_used(self) -> dict[str, float]:
@@ -408,8 +417,8 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("ascii")).hexdigest()
 
 
-def _is_valid(stored: _StoredKey) -> bool:
-    return bool(_ID.fullmatch(stored.key.id) and re.fullmatch(r"[0-9a-f]{64}", stored.sha256))
+def _is_valid(key_entry: _StoredKey) -> bool:
+    return bool(_ID.fullmatch(key_entry.key.id) and re.fullmatch(r"[0-9a-f]{64}", key_entry.sha256))
 
 
 def _new_id(keys: Collection[str]) -> str:
@@ -433,15 +442,15 @@ def _find_valid(keys: dict[str, _StoredKey], which: str, now_s: float) -> list[_
     """
     token = TOKEN_FORMAT.fullmatch(which)
     which = token[1] if token is not None else which
-    found = [stored for stored in keys.values() if which in {stored.key.id, stored.key.name}]
-    valid = [stored for stored in found if stored.key.ended(now_s) is None]
+    matches = [key_entry for key_entry in keys.values() if which in {key_entry.key.id, key_entry.key.name}]
+    valid = [key_entry for key_entry in matches if key_entry.key.ended(now_s) is None]
     if valid:
         return valid
-    shown = mask_text(which[:100])
-    if found:
-        raise ConfigError(f"the access key {shown!r} is revoked or expired already")
-    hint = did_you_mean(which[:100], {stored.key.name for stored in keys.values()})
-    raise ConfigError(f"there is no access key with the name or id {shown!r}{hint or '; see tacho keys list'}")
+    name = mask_text(which[:100])
+    if matches:
+        raise ConfigError(f"the access key {name!r} is revoked or expired already")
+    hint = did_you_mean(which[:100], {key_entry.key.name for key_entry in keys.values()})
+    raise ConfigError(f"there is no access key with the name or id {name!r}{hint or '; see tacho keys list'}")
 
 
 def _check_name(name: str) -> None:
@@ -461,11 +470,11 @@ def _check_project(project: str | None) -> None:
 
 
 def _check_scopes(scopes: Collection[str]) -> frozenset[Scope]:
-    known = get_args(Scope)
+    all_scopes = get_args(Scope)
     for scope in scopes:
-        if scope not in known:
+        if scope not in all_scopes:
             raise ConfigError(
-                f"unknown scope {mask_text(scope[:100])!r}{did_you_mean(scope[:100], known) or '.'} "
+                f"unknown scope {mask_text(scope[:100])!r}{did_you_mean(scope[:100], all_scopes) or '.'} "
                 f"The scopes are {_list_scopes()}"
             )
     if not scopes:
@@ -483,8 +492,8 @@ def _check_not_shared(path: Path, mode: int) -> None:
     Raises:
         KeyFileError: if they can.
     """
-    found = os.stat(path)
-    if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    file_info = os.stat(path)
+    if os.name == "posix" and file_info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise KeyFileError(
             f"other users can change {path}, so no access key is accepted: check the keys in it, then run "
             f"chmod {mode:o} {path}"
@@ -494,7 +503,7 @@ def _check_not_shared(path: Path, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def _reporting(path: Path) -> Iterator[None]:
+def _key_file_errors(path: Path) -> Iterator[None]:
     """Turn errors of the system into `KeyFileError`."""
     try:
         yield

@@ -38,9 +38,9 @@ class ServerMetrics:
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + amount
 
-    def add_gauge(self, name: str, meaning: str, read: Callable[[], float]) -> None:
+    def add_gauge(self, name: str, meaning: str, get_value: Callable[[], float]) -> None:
         """Add a value that is read when the metrics are requested."""
-        self._gauges[name] = (meaning, read)
+        self._gauges[name] = (meaning, get_value)
 
     def add_fault(self, what: str, error: BaseException) -> None:
         """Count a fault and log it, each kind at most every few seconds."""
@@ -58,17 +58,17 @@ class ServerMetrics:
         with self._lock:
             counts = sorted(self._counts.items())
         lines: list[str] = []
-        seen = set()
+        names_with_help = set()
         for (name, labels), value in counts:
             metric = f"tachograph_{name}_total"
-            if name not in seen:
-                seen.add(name)
+            if name not in names_with_help:
+                names_with_help.add(name)
                 lines += [f"# HELP {metric} {_HELP.get(name, name)}", f"# TYPE {metric} counter"]
             inner = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
             lines.append(f"{metric}{{{inner}}} {value:g}" if inner else f"{metric} {value:.17g}")
-        for name, (meaning, read) in sorted(self._gauges.items()):
+        for name, (meaning, get_value) in sorted(self._gauges.items()):
             metric = f"tachograph_{name}"
-            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {read():.17g}"]
+            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {get_value():.17g}"]
         return "\n".join(lines) + "\n"
 
 

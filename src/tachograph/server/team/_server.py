@@ -174,7 +174,7 @@ class TeamServer:
         await app(scope, receive, send)
 
     async def _report_readiness(self, scope: Scope) -> Response:
-        """Return whether the server is ready, and to those who may see its metrics also why not."""
+        """Return whether the server is ready; identities that may see its metrics also get the reasons."""
         async with self._checking:
             if time.monotonic() - self._ready_s >= _READY_INTERVAL_S:  # anyone can ask, and it writes a file
                 self._ready = await run_in_threadpool(check_readiness, self.copies.root, self.keys)
@@ -220,7 +220,7 @@ class TeamServer:
         )
 
     def _column_store(self, folder: RunFolder) -> ColumnStore | None:
-        """Return the column store for a copy whose rows are its own: those of a diverged copy are not there."""
+        """Return the column store for a copy, unless the copy has diverged: its rows are not in the store."""
         status = read_copy_status(folder) if self._feeder is not None else None
         if self._feeder is None or status is None or "~" in status.run_id or self._feeder.lag.error is not None:
             return None
@@ -291,7 +291,7 @@ def serve_team(
         data_dir: The folder that holds the runs and the keys.
         host: The address to listen on.
         port: The port; 0 picks a free one.
-        allow_hosts: Additional `Host` names to accept, such as that of a proxy.
+        allow_hosts: Additional `Host` names to accept, such as the name of a proxy.
         proxy: The proxies in front of the server.
         tls: The certificate, if clients connect without a proxy.
         is_durable: Flush each batch to the disk before it is acknowledged.
@@ -313,8 +313,8 @@ def serve_team(
         raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error
     server = create_team_server(app, **tls_options)
     port = listener.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    on_ready(f"{'https' if tls else 'http'}://{shown}:{port}/")
+    url_host = f"[{host}]" if ":" in host else host
+    on_ready(f"{'https' if tls else 'http'}://{url_host}:{port}/")
     try:
         server.run(sockets=[listener])
     finally:
@@ -343,10 +343,10 @@ def _allow_open_files() -> None:
     """Allow as many open files as the system does: each client and each run that is received needs some."""
     if resource is not None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < limit:
             with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _tls_options(tls: TlsFiles | None) -> dict[str, Any]:
