@@ -175,10 +175,10 @@ class _Test:
         variables = {"TACHO_AB_TEST": self._name, "TACHO_AB_ARM": arm.name}
         name = _run_name(self._name, arm, pair)
         command = shlex.split(arm.command)
-        begin_s = time.monotonic()
+        started_s = time.monotonic()
         with _redirected_output(is_quiet=self._is_quiet):
             result = launch(command, name=name, tags=_tags(arm), settings=settings, variables=variables)
-        took_s = time.monotonic() - begin_s
+        duration_s = time.monotonic() - started_s
         if result.returncode and _is_stopped(result):
             raise KeyboardInterrupt
         if result.returncode or result.run is None:
@@ -188,8 +188,8 @@ class _Test:
         _tag(result.run, arm)
         (evidence,) = load_runs([os.path.relpath(result.run, self._log_dir)], self._log_dir)
         pace = f", {len(evidence.clock.steps):,} steps" if len(evidence.clock.steps) else ", no step times"
-        _print(f"    {duration(took_s)}{pace}: {os.path.relpath(result.run)}")
-        return result, ArmRun(evidence, took_s)
+        _print(f"    {duration(duration_s)}{pace}: {os.path.relpath(result.run)}")
+        return result, ArmRun(evidence, duration_s)
 
 
 def _run_name(name: str, arm: ArmCommand, pair: int) -> str:
@@ -248,8 +248,8 @@ def _redirected_output(*, is_quiet: bool) -> Iterator[None]:
     original_descriptors = os.dup(1), os.dup(2)
     try:
         if is_quiet:
-            with open_user_file(os.devnull) as nowhere:
-                os.dup2(nowhere.fileno(), 2)
+            with open_user_file(os.devnull) as null_file:
+                os.dup2(null_file.fileno(), 2)
         os.dup2(2, 1)
         yield
     finally:

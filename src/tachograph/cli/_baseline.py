@@ -94,7 +94,7 @@ def show(path: str, as_json: bool) -> None:
     table = new_table("run", "started", "commit", "steps", "time/step", "loss", "note", right={"steps", "time/step"})
     for position, run in enumerate(stored_baseline.runs):
         note = f"accepted: {run.accepted}" if run.accepted else "" if position < num_used else "not used any more"
-        tail = [] if run.loss is None else [value for value in run.loss.blocks[-4:] if value is not None]
+        last_losses = [] if run.loss is None else [value for value in run.loss.blocks[-4:] if value is not None]
         add_row(
             table,
             safe(run.name, 60),
@@ -102,7 +102,7 @@ def show(path: str, as_json: bool) -> None:
             safe((run.commit or "–")[:12]),
             number(run.steps),
             "–" if run.times is None else f"{1000 * run.times.mean_s:.4g} ms",
-            number(sum(tail) / len(tail) if tail else None),
+            number(sum(last_losses) / len(last_losses) if last_losses else None),
             safe(note, 100),
         )
     if stored_baseline.runs:

@@ -81,7 +81,9 @@ def check(
         raise click.UsageError("--baseline and --against cannot be combined")
     names = _metric_names(metrics)
     try:
-        result, source = _check(run, baseline, against, names, log_dir, history=history, requires=require_evidence)
+        result, source = _check(
+            run, baseline, against, names, log_dir, history=history, requires_evidence=require_evidence
+        )
     except (TachographError, OSError) as error:
         message = str(getattr(error, "strerror", None) or error)
         if junit is not None:
@@ -114,7 +116,7 @@ def _check(
     log_dir: str,
     *,
     history: bool,
-    requires: bool,
+    requires_evidence: bool,
 ) -> tuple[CheckResult, str]:
     """Return the result, and a description of the runs that the run was compared with."""
     from tachograph.comparison import GATED, check_run, judge_history, load_baseline
@@ -124,20 +126,20 @@ def _check(
     earlier = _earlier_runs(evidence, log_dir) if history or (file is None and not against) else []
     if file is not None:
         evidence = file.comparable(evidence)
-        first, source = file.evidence(), f"{plural(len(file.evidence()), 'run')} of {safe(baseline)}"
+        references, source = file.evidence(), f"{plural(len(file.evidence()), 'run')} of {safe(baseline)}"
     elif against:
-        first, source = load_runs(against, log_dir), plural(len(against), "named run")
+        references, source = load_runs(against, log_dir), plural(len(against), "named run")
     else:
-        first, source = _default_baseline(evidence, earlier)
-    others = [other for other in first if not other.run_id or other.run_id != evidence.run_id]
-    if len(others) < len(first):
+        references, source = _default_baseline(evidence, earlier)
+    others = [other for other in references if not other.run_id or other.run_id != evidence.run_id]
+    if len(others) < len(references):
         source += ", without the run itself"
     changes: HistoryReport | None = None
     margins = {} if file is None else file.margins
     if history:
         changes = judge_history([*earlier, evidence], metrics or GATED, margins)
     result = check_run(
-        evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires
+        evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires_evidence
     )
     if evidence.state in {"running", "stale"}:
         result.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")

@@ -51,16 +51,16 @@ def print_best_checkpoint(history: RunHistory, metric: str, log_dir: str, *, wit
     candidates = [candidate for link in chain for candidate in _rate(link, name)]
     if not candidates:
         has_any = any(checkpoint_records(link.history) for link in chain)
-        what = f"no checkpoint with a value of {name!r}" if has_any else "no checkpoints"
-        whose = f"{history.name!r} and its parents have" if with_parents else f"{history.name!r} has"
-        raise click.ClickException(f"{whose} {what}")
+        missing_text = f"no checkpoint with a value of {name!r}" if has_any else "no checkpoints"
+        owner_text = f"{history.name!r} and its parents have" if with_parents else f"{history.name!r} has"
+        raise click.ClickException(f"{owner_text} {missing_text}")
     best = max(candidates, key=lambda candidate: direction * candidate.value)
     if as_json:
         click.echo(json_text({**best._asdict(), "metric": name}))
         return
     step = f" at step {best.global_step}" if best.global_step is not None else ""
-    whose = f" of {safe(best.run, 200)}" if with_parents else ""
-    click.echo(f"{safe(name)} {number(best.value)}{step}{whose}, best of {len(candidates)}", err=True)
+    owner_text = f" of {safe(best.run, 200)}" if with_parents else ""
+    click.echo(f"{safe(name)} {number(best.value)}{step}{owner_text}, best of {len(candidates)}", err=True)
     click.echo(safe(best.path, 4_096))
 
 

@@ -192,8 +192,8 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
 def write_file(path: str, text: str) -> None:
     """Write a file that the user named; print an error that names it if that fails."""
     try:
-        real = Path(os.path.realpath(path))
-        replace_file(real, text.encode(), below=real.parent)
+        real_path = Path(os.path.realpath(path))
+        replace_file(real_path, text.encode(), below=real_path.parent)
     except OSError as error:
         raise click.ClickException(f"cannot write {safe(path)}: {error.strerror or error}") from error
 

@@ -71,15 +71,15 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
 def _sums(rows: list[RunRow], sizes: dict[str, dict[str, int]], totals: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the bytes of each part, project, tag and month."""
     parts: Counter[str] = Counter()
-    by: dict[str, Counter[str]] = {"projects": Counter(), "tags": Counter(), "months": Counter()}
+    sizes_by_label: dict[str, Counter[str]] = {"projects": Counter(), "tags": Counter(), "months": Counter()}
     for row in rows:
         parts.update(sizes[row.id])
         started_at: Any = row.get("started")
-        keys = {
+        labels = {
             "projects": [row.get("project") or "no project"],
             "tags": row.get("tags") or ["no tag"],
             "months": [time.strftime("%Y-%m", time.localtime(started_at)) if started_at else "unknown"],
         }
-        for title, names in keys.items():
-            by[title].update(dict.fromkeys(names, totals[row.id]))
-    return {"parts": dict(parts), **{title: dict(counts) for title, counts in by.items()}}
+        for title, names in labels.items():
+            sizes_by_label[title].update(dict.fromkeys(names, totals[row.id]))
+    return {"parts": dict(parts), **{title: dict(counts) for title, counts in sizes_by_label.items()}}

@@ -87,7 +87,7 @@ def login(
     greeting = f"logged in to {server}"
     if not no_check:
         try:
-            facts = _ask(server, token)
+            facts = _fetch_key_facts(server, token)
         except DeliveryError as error:
             raise LoginError(
                 f"cannot check the key with {server}: {error}. To store the key without checking it, add --no-check"
@@ -123,7 +123,7 @@ def whoami(url: str | None, allow_plain_http: bool, as_json: bool) -> None:
     if credential is None:
         raise LoginError(f"no key is stored for {server}: run tacho login {server}, or set {API_KEY_VARIABLE}")
     try:
-        facts = _ask(server, credential.token)
+        facts = _fetch_key_facts(server, credential.token)
     except DeliveryError as error:
         raise LoginError(f"cannot ask {server}: {error}") from None
     if as_json:
@@ -161,7 +161,7 @@ def _choose_server(url: str | None, *, allow_plain_http: bool) -> ServerAddress:
     return server if server.url in servers else parse_server(url, allow_plain_http=allow_plain_http)
 
 
-def _ask(server: ServerAddress, token: str) -> _KeyFacts:
+def _fetch_key_facts(server: ServerAddress, token: str) -> _KeyFacts:
     """Return the facts that the server reports about a token.
 
     Raises:
@@ -174,14 +174,14 @@ def _ask(server: ServerAddress, token: str) -> _KeyFacts:
             f"{server} rejected the key: it is unknown, expired or revoked. Ask an administrator of the server for a "
             "new one (tacho keys create)"
         )
-    not_ours = f"there is no Tachograph server at {server}; check the address"
+    no_server_message = f"there is no Tachograph server at {server}; check the address"
     if response.status == 404:
-        raise LoginError(not_ours)
+        raise LoginError(no_server_message)
     check_response(response, lambda text, max_chars: safe(mask_text(text), max_chars))
     try:
         return decode_json(response.body, _KeyFacts)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise LoginError(not_ours) from None
+        raise LoginError(no_server_message) from None
 
 
 def _scopes(facts: _KeyFacts) -> str:

@@ -52,7 +52,7 @@ def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_t
         time.sleep(_POLL_S)
     num_printed += _print(read_output(folder, limit=0).partial, as_json=as_json, with_time=with_time)
     if not num_printed and lines and not as_json:
-        _explain(folder)
+        _print_hint(folder)
 
 
 def _print(lines: list[OutputLine], *, as_json: bool, with_time: bool) -> int:
@@ -66,7 +66,7 @@ def _print(lines: list[OutputLine], *, as_json: bool, with_time: bool) -> int:
     return len(lines)
 
 
-def _explain(folder: RunFolder) -> None:
+def _print_hint(folder: RunFolder) -> None:
     click.echo(
         f"No output was recorded in {folder.name!r}. Start the program with `tacho run -- COMMAND` to record it.",
         err=True,

@@ -124,7 +124,7 @@ def ls(
         click.echo(json_text([_json_row(row, query_view.columns) for row in rows]))
     elif not rows:
         num_hidden = len(catalog.select(query_view.filter, archived=True)) if query_view.archived == "no" else 0
-        _print_nothing(log_dirs, query_view.filter, num_hidden)
+        _print_no_runs(log_dirs, query_view.filter, num_hidden)
     elif query_view.columns:
         Console().print(_column_table(rows, query_view.columns))
     else:
@@ -226,14 +226,14 @@ def _save_view(log_dirs: Sequence[str], name: str, query_view: SavedView) -> Non
     click.echo(f"{'Saved' if is_new else 'Replaced'} the view; show it with: tacho ls --view {slug}", err=True)
 
 
-def _print_nothing(log_dirs: Sequence[str], is_selected: object, num_hidden: int) -> None:
-    places = ", ".join(repr(os.fspath(log_dir)) for log_dir in log_dirs)
+def _print_no_runs(log_dirs: Sequence[str], expression: str, num_hidden: int) -> None:
+    folders = ", ".join(repr(os.fspath(log_dir)) for log_dir in log_dirs)
     if num_hidden:
         text = f"No runs, except {num_hidden} archived: tacho ls --archived"
-    elif is_selected:
-        text = f"No run in {places} matches."
+    elif expression:
+        text = f"No run in {folders} matches."
     else:
-        text = f"No runs in {places}. Start one with tachograph.init(), or try: tacho demo"
+        text = f"No runs in {folders}. Start one with tachograph.init(), or try: tacho demo"
     Console().print(Text(text))
 
 

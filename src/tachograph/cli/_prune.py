@@ -120,16 +120,16 @@ def _print_plan(steps: list[PruneStep], *, as_json: bool) -> None:
         click.echo(json_text({"dry_run": True, "steps": plan}))
         return
     console = Console()
-    todo = [step for step in steps if step.action is not None]
+    planned_steps = [step for step in steps if step.action is not None]
     table = new_table("run", "action", "frees about", right={"frees about"})
-    for step in todo[:_MAX_SHOWN]:
+    for step in planned_steps[:_MAX_SHOWN]:
         add_row(table, safe(step.row.id, 60), str(step.action), size(step.freed.num_bytes))
-    if len(todo) > _MAX_SHOWN:
-        add_row(table, Text(f"… and {len(todo) - _MAX_SHOWN} more", style="dim"))
-    if todo:
+    if len(planned_steps) > _MAX_SHOWN:
+        add_row(table, Text(f"… and {len(planned_steps) - _MAX_SHOWN} more", style="dim"))
+    if planned_steps:
         console.print(table)
     by_action: Counter[RunAction] = Counter()
-    for step in todo:
+    for step in planned_steps:
         if step.action is not None:
             by_action[step.action] += step.freed.num_bytes
     for action, num_bytes in by_action.items():
@@ -138,7 +138,7 @@ def _print_plan(steps: list[PruneStep], *, as_json: bool) -> None:
     for step in steps:
         if step.skipped:
             console.print(Text(f"{safe(step.row.id, 60)}: left alone: {safe(step.skipped, 300)}", style="dim"))
-    if todo:
+    if planned_steps:
         console.print(Text("Nothing was changed. To do it, add --yes"))
     else:
         console.print(Text("Nothing to do."))

@@ -175,8 +175,8 @@ def read_transfers(runs_to_send: Iterable[RunToSend]) -> list[Transfer]:
 def _send_run(run: RunToSend, deadline_s: float) -> Transfer:
     if run.address is None:
         return read_transfers([run])[0]
-    with _send_lock(run.folder) as is_ours:
-        if not is_ours:
+    with _send_lock(run.folder) as has_lock:
+        if not has_lock:
             (transfer,) = read_transfers([run])
             return transfer if transfer.is_complete else transfer._replace(error="another process is sending it")
         sender = _sender(run, run.address)

@@ -405,6 +405,6 @@ def _error_lines(history: RunHistory) -> list[RenderableType]:
         lines.append(Text(f"metrics.csv is incomplete; rebuild it with: {hint}", style="yellow"))
     for lag in read_lags(history.folder) if history.state is not RunState.RUNNING else ():
         cause = f": {safe(lag.error, 300)}" if lag.error else ""
-        lacks = f"{safe(lag.sink)} has not received {plural(lag.num_records, 'record')}{cause}"
-        lines.append(Text(f"{lacks}; a resumed run exports them", style="yellow"))
+        lag_text = f"{safe(lag.sink)} has not received {plural(lag.num_records, 'record')}{cause}"
+        lines.append(Text(f"{lag_text}; a resumed run exports them", style="yellow"))
     return [Text(), Rule(style="dim"), *lines] if lines else []

@@ -69,8 +69,8 @@ def _select(log_dirs: tuple[str, ...], runs: tuple[str, ...], since: datetime | 
     for run_id in runs:
         if run_id not in ids:
             raise RunNotFoundError(f"no run {run_id!r} in {', '.join(map(repr, log_dirs))}{did_you_mean(run_id, ids)}")
-    first_time = since.timestamp() if since else 0.0
-    return [run for run in all_runs if (not runs or run.id in runs) and run.journal.st_mtime >= first_time]
+    since_s = since.timestamp() if since else 0.0
+    return [run for run in all_runs if (not runs or run.id in runs) and run.journal.st_mtime >= since_s]
 
 
 @store.command()

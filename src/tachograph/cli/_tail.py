@@ -117,12 +117,12 @@ def _read_last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[
     while True:
         # With -e the wanted records may be far back, so each round reads eight times as much.
         follower = JournalFollower.from_end(folder.journal, num_bytes)
-        is_all = follower.offset == 0
-        last: deque[dict[str, Any]] = deque(maxlen=lines)
+        reaches_start = follower.offset == 0
+        records_to_print: deque[dict[str, Any]] = deque(maxlen=lines)
         while records := follower.poll_block():
-            last.extend(record for record in records if not events or record["event"] in events)
-        if is_all or len(last) == lines:
-            return follower, last
+            records_to_print.extend(record for record in records if not events or record["event"] in events)
+        if reaches_start or len(records_to_print) == lines:
+            return follower, records_to_print
         num_bytes *= 8
 
 

@@ -111,29 +111,29 @@ def short_time(seconds: Any) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
-def _end_of_open_spans(history: RunHistory) -> float:
+def _open_spans_end_s(history: RunHistory) -> float:
     """Return the time at which open spans are considered to end: now, or the last record of a dead run."""
     last = history.attempts[-1].last_time if history.attempts else None
     return time.time() if history.state is RunState.RUNNING or last is None else last
 
 
 def _span_table(history: RunHistory) -> RenderableType:
-    now_s = _end_of_open_spans(history)
+    now_s = _open_spans_end_s(history)
     goodput = history.goodput
     # Shares refer to the same total as goodput, which also counts the time between attempts.
     if goodput is not None:
-        whole_s = goodput.wall_s
+        total_s = goodput.wall_s
     else:
         *earlier, last = history.attempts
-        whole_s = sum(map(recorded_s, earlier)) + recorded_s(last, now_s)
+        total_s = sum(map(recorded_s, earlier)) + recorded_s(last, now_s)
     numbers = ("count", "total", "of the run", "longest")
     table = new_table("span", *numbers, "", right=numbers)
     num_rows, has_phases = 0, False
     # Phases belong below the training loop; without that span they come first.
-    if "training_loop" not in {group.name for _, group in _walk(history.span_groups)}:
-        _add_phases(table, history, 0, whole_s)
+    if "training_loop" not in {group.name for _, group in _walk_groups(history.span_groups)}:
+        _add_phases(table, history, 0, total_s)
         has_phases = True
-    for depth, group in _walk(history.span_groups):
+    for depth, group in _walk_groups(history.span_groups):
         num_rows += 1
         if num_rows > _MAX_ROWS:
             continue
@@ -143,13 +143,13 @@ def _span_table(history: RunHistory) -> RenderableType:
             f"{'  ' * min(depth, _MAX_INDENT)}{safe(group.name, 60)}",
             number(group.count + group.num_open),
             _format_seconds(seconds),
-            _format_share(seconds, whole_s),
+            _format_share(seconds, total_s),
             _format_seconds(group.longest_s) if group.count else "–",
             _span_notes(group, history.state),
         )
         if group.name == "training_loop" and not has_phases:
             has_phases = True
-            _add_phases(table, history, depth + 1, whole_s)
+            _add_phases(table, history, depth + 1, total_s)
     if num_rows > _MAX_ROWS:
         more = history.num_spans_not_grouped
         others = f", and {number(more)} spans with other names" if more else ""
@@ -157,18 +157,18 @@ def _span_table(history: RunHistory) -> RenderableType:
     return table
 
 
-def _add_phases(table: Table, history: RunHistory, depth: int, whole_s: float) -> None:
+def _add_phases(table: Table, history: RunHistory, depth: int, total_s: float) -> None:
     for phase, label in _PHASE_LABELS.items():
         if phase in history.phases:
             spent_s = history.phases[phase]
             name = Text(f"{'  ' * depth}{label}", style="dim")
-            add_row(table, name, "", _format_seconds(spent_s), _format_share(spent_s, whole_s), "", "")
+            add_row(table, name, "", _format_seconds(spent_s), _format_share(spent_s, total_s), "", "")
 
 
-def _walk(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
+def _walk_groups(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
     for group in groups.values():
         yield group.depth, group
-        yield from _walk(group.children)
+        yield from _walk_groups(group.children)
 
 
 def _span_notes(group: SpanGroup, state: RunState) -> Text:
@@ -182,8 +182,8 @@ def _span_notes(group: SpanGroup, state: RunState) -> Text:
     return remarks
 
 
-def _format_share(seconds: float, whole_s: float) -> str:
-    return f"{seconds / whole_s:.1%}" if whole_s > 0 else "–"
+def _format_share(seconds: float, total_s: float) -> str:
+    return f"{seconds / total_s:.1%}" if total_s > 0 else "–"
 
 
 def _format_seconds(seconds: float) -> str:

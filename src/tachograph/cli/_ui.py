@@ -107,8 +107,8 @@ def run_dashboard(
                     list(also), log_dirs[0], lambda problem: click.echo(safe(problem, 1_000), err=True)
                 )
                 cleanup.callback(watcher.close)
-            places = ", ".join(repr(safe(log_dir)) for log_dir in log_dirs)
-            click.echo(f"Dashboard for {places}: {url}  (press Ctrl-C to stop)")
+            folders = ", ".join(repr(safe(log_dir)) for log_dir in log_dirs)
+            click.echo(f"Dashboard for {folders}: {url}  (press Ctrl-C to stop)")
             if not open_browser:
                 return
             if "#" in url:  # other users can read command lines, so the browser must not get the token in its own

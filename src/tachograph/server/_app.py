@@ -287,30 +287,30 @@ def _live_endpoint(store: Store, catalog: Catalog, access: Access, is_closing: C
             raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
         # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        is_over = _ends_with_access(request, access, is_closing)
-        return StreamingResponse(watch(store, names, is_over, catalog.outdate), 200, headers, "text/event-stream")
+        must_end = _stream_must_end(request, access, is_closing)
+        return StreamingResponse(watch(store, names, must_end, catalog.outdate), 200, headers, "text/event-stream")
 
     return live
 
 
-def _ends_with_access(request: Request, access: Access, is_closing: Callable[[], bool]) -> Callable[[], bool]:
+def _stream_must_end(request: Request, access: Access, is_closing: Callable[[], bool]) -> Callable[[], bool]:
     """Return a function that is true once the server shuts down or the request would be rejected: a key was revoked."""
-    checked_s = time.monotonic()
+    last_check_s = time.monotonic()
 
-    def is_over() -> bool:
-        nonlocal checked_s
+    def must_end() -> bool:
+        nonlocal last_check_s
         if is_closing():
             return True
-        if time.monotonic() - checked_s < _ACCESS_INTERVAL_S:
+        if time.monotonic() - last_check_s < _ACCESS_INTERVAL_S:
             return False
-        checked_s = time.monotonic()
+        last_check_s = time.monotonic()
         try:
             access.check_user(request.scope, request.headers)
         except ApiError:
             return True
         return False
 
-    return is_over
+    return must_end
 
 
 def _login_endpoint(access: Access) -> Endpoint:

@@ -155,6 +155,6 @@ def bind_address(host: str, port: int) -> socket.socket:
 
 
 def _dashboard_url(host: str, port: int, token: str | None) -> str:
-    shown_host = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
-    shown_host = f"[{shown_host}]" if ":" in shown_host else shown_host
-    return f"http://{shown_host}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")
+    url_host = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
+    url_host = f"[{url_host}]" if ":" in url_host else url_host
+    return f"http://{url_host}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")

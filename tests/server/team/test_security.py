@@ -248,7 +248,7 @@ def starlette_of(app: Any) -> Starlette:
 def test_table_names_every_route(guarded: Guarded):
     named = {route_of(row) for row in TABLE}
     known = {f"{route.method} {route.path}" for route in ROUTES}
-    for route in starlette_of(guarded.app._all).routes:
+    for route in starlette_of(guarded.app._all_projects_app).routes:
         methods = route.methods or {"GET"}  # type: ignore[attr-defined]
         known |= {f"{method} {route.path}" for method in methods - {"HEAD"}}  # type: ignore[attr-defined]
     # `login` answers GET only to say that it does not.

@@ -36,7 +36,7 @@ class StoreFeeder:
         self._address = address
         self._root = root
         self._stop = threading.Event()
-        self._connected_s = time.time()
+        self._created_at = time.time()
         self._error: str | None = None
         self._inserter: Inserter | None = None
         self.store: ColumnStore | None = None
@@ -49,7 +49,7 @@ class StoreFeeder:
         """How far the tables are behind the journals."""
         if self._inserter is not None:
             return self._inserter.lag
-        return InserterLag(behind_since=self._connected_s, error=self._error)
+        return InserterLag(behind_since=self._created_at, error=self._error)
 
     def close(self) -> None:
         """Stop inserting. Missing rows are inserted after the next start."""

@@ -95,7 +95,7 @@ class Inserter:
         self._max_rows = max_rows
         self.lag = InserterLag()
         self._unreadable_journals: dict[Path, str] = {}
-        self._last_success = time.time()
+        self._last_success_at = time.time()
         self._discard_progress()
 
     def _discard_progress(self) -> None:
@@ -115,12 +115,12 @@ class Inserter:
             except (ColumnStoreError, ConfigError, OSError) as error:
                 self._discard_progress()
                 self.lag.error = str(error)
-                self.lag.behind_since = self.lag.behind_since or self._last_success
+                self.lag.behind_since = self.lag.behind_since or self._last_success_at
                 stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 continue
             self.lag.error, pause_s = None, _FIRST_PAUSE_S
-            self._last_success = time.time()
+            self._last_success_at = time.time()
             stop.wait(_POLL_S)
 
     def insert_all(self, wait_s: float = 0.0) -> int:

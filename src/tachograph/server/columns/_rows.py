@@ -212,7 +212,7 @@ class JournalRows:
                     self._begin_attempt(record)
             elif not self.state.attempts:
                 self.state.attempts.append(_AttemptSteps())
-            self._note(batch)
+            self._update_state(batch)
             if batch.event in METRIC_KINDS:
                 stream = "window" if "window/sec" in batch.names else batch.event
                 self._tail.add(batch, self.attempt)
@@ -238,8 +238,8 @@ class JournalRows:
         state.config = config if isinstance(config, dict) else {}
         self._start_tail()
 
-    def _note(self, batch: RecordBatch) -> None:
-        """Remember what later rows need of these records."""
+    def _update_state(self, batch: RecordBatch) -> None:
+        """Update the state that later rows need: steps, times, the config and the end of the run."""
         for record in batch.records:
             if (time_s := finite_or_none(record.get("time"))) is not None:
                 self._set_time(time_s)
@@ -257,7 +257,7 @@ class JournalRows:
         steps.last = last if steps.last is None else max(steps.last, last)
         if steps.first is None:
             steps.first = first
-            # What earlier attempts have recorded after this step was repeated.
+            # Points of earlier attempts after this step were repeated.
             self._needs_recount = len(self.state.attempts) > 1 and self._limits is None
 
     def _set_time(self, time_s: float) -> None:

@@ -100,15 +100,15 @@ class ProxyTrust:
 
     def is_encrypted(self, scope: RequestScope, headers: Headers) -> bool:
         """Return whether the client uses TLS, to us or to the proxy."""
-        direct = (scope.get("client") or ("unknown", 0))[0]
-        if self.is_proxy(direct) and "x-forwarded-proto" in headers:
+        peer_address = (scope.get("client") or ("unknown", 0))[0]
+        if self.is_proxy(peer_address) and "x-forwarded-proto" in headers:
             return headers.getlist("x-forwarded-proto")[-1].rpartition(",")[2].strip().lower() == "https"
         return bool(scope.get("scheme") == "https")
 
     def user_of(self, scope: RequestScope, headers: Headers) -> Identity | None:
         """Return the user whom the proxy has authenticated, if any."""
-        direct = (scope.get("client") or ("unknown", 0))[0]
-        if self._header is None or not self.is_proxy(direct):
+        peer_address = (scope.get("client") or ("unknown", 0))[0]
+        if self._header is None or not self.is_proxy(peer_address):
             return None
         names = headers.getlist(self._header)
         if len(names) != 1 or not _USER_NAME.fullmatch(names[0]):

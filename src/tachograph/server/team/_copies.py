@@ -73,7 +73,7 @@ _IDLE_S = 60.0
 _RUN_ID = re.compile(RUN_ID)
 _REMOTE = "remote:"
 _NUM_SKEWS = 20
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class CopyError(Exception):
@@ -109,7 +109,7 @@ class OutOfOrderError(CopyError):
 
 
 class DivergedError(CopyError):
-    """The batch, or what comes before it, differs from the bytes of the copy."""
+    """The batch, or the bytes before it, differ from the copy."""
 
 
 class StorageFullError(CopyError):
@@ -137,7 +137,7 @@ class _OpenJournal:
         restore_journal(path, below=below)
         self.fd = open_to_append(path, below=below)
         try:
-            self.have = _cut_torn_line(self.fd)
+            self.have = _cut_incomplete_line(self.fd)
         except BaseException:
             os.close(self.fd)
             raise
@@ -199,11 +199,11 @@ class RunCopy:
             context = os.pread(journal.fd, min(offset, BEFORE_BYTES), max(0, offset - BEFORE_BYTES))
             if hash_bytes(context) != before:
                 raise DivergedError("the bytes before the batch differ from the copy")
-            num_known = min(journal.have - offset, len(data))
-            if num_known and not _is_same(journal.fd, offset, memoryview(data)[:num_known]):
+            num_stored_bytes = min(journal.have - offset, len(data))
+            if num_stored_bytes and not _is_same(journal.fd, offset, memoryview(data)[:num_stored_bytes]):
                 raise DivergedError("the batch differs from the bytes that the copy has there")
-            if num_known < len(data):
-                self._append(journal.fd, journal.have, memoryview(data)[num_known:])
+            if num_stored_bytes < len(data):
+                self._append(journal.fd, journal.have, memoryview(data)[num_stored_bytes:])
                 journal.have = offset + len(data)
             return journal.have
 
@@ -241,11 +241,11 @@ class RunCopy:
                 size = os.fstat(fd).st_size
                 if offset > size:
                     raise OutOfOrderError(size)
-                num_known = min(size - offset, len(data))
-                if num_known and not _is_same(fd, offset, memoryview(data)[:num_known]):
+                num_stored_bytes = min(size - offset, len(data))
+                if num_stored_bytes and not _is_same(fd, offset, memoryview(data)[:num_stored_bytes]):
                     raise DivergedError("the file differs from the one that the copy has")
-                if num_known < len(data):
-                    self._append(fd, size, memoryview(data)[num_known:])
+                if num_stored_bytes < len(data):
+                    self._append(fd, size, memoryview(data)[num_stored_bytes:])
                     os.utime(target.parent)  # readers look at the time of the folder
                 return max(size, offset + len(data))
             finally:
@@ -307,7 +307,7 @@ class RunCopy:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, size)
-            if error.errno in _FULL:
+            if error.errno in _DISK_FULL_ERRORS:
                 raise StorageFullError(f"the disk of the server is full ({error.strerror})") from error
             raise
         self._on_stored(self.entry.owner, len(data))
@@ -472,8 +472,8 @@ class RunCopies:
         is_same_folder = folder_run_id is None and _inode(path) == entry.inode  # someone deleted `.tacho`
         if folder_run_id != entry.run_id and not is_same_folder:
             # A search looks at every run, so a client that does not accept the answer must not cause many.
-            searched_s = self._last_search_s.get(entry.run_id)
-            if searched_s is not None and time.monotonic() - searched_s < _SEARCH_INTERVAL_S:
+            last_search_s = self._last_search_s.get(entry.run_id)
+            if last_search_s is not None and time.monotonic() - last_search_s < _SEARCH_INTERVAL_S:
                 raise CopyGoneError("the run was deleted on the server")
             folders = (path for path in _all_folders(self.root) if _inode(path) == entry.inode)
             new_path = next((path for path in folders if _copied_id(path) == entry.run_id), None)
@@ -557,7 +557,7 @@ def _make_subfolder(path: Path, folder: RunFolder) -> Path:
     return path
 
 
-def _cut_torn_line(fd: int) -> int:
+def _cut_incomplete_line(fd: int) -> int:
     """Cut off a last line without its end, which a killed server left; return the size."""
     size = os.fstat(fd).st_size
     with open(fd, "rb", buffering=0, closefd=False) as file:

@@ -150,9 +150,11 @@ class KeyRing:
             if match is None:
                 return None
             key_entry = self._keys.get(match[1])
-            is_right = hmac.compare_digest(_digest(match[2]), key_entry.sha256 if key_entry is not None else _NO_DIGEST)
+            is_correct = hmac.compare_digest(
+                _digest(match[2]), key_entry.sha256 if key_entry is not None else _NO_DIGEST
+            )
             now_s = self._clock.wall_s()
-            if key_entry is None or not is_right or key_entry.key.ended(now_s) is not None:
+            if key_entry is None or not is_correct or key_entry.key.ended(now_s) is not None:
                 return None
             self._note_use(key_entry.key.id, now_s)
             return key_entry.key

@@ -29,7 +29,7 @@ class ServerMetrics:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
-        self._logged_s: dict[str, float] = {}
+        self._last_log_s: dict[str, float] = {}
         self.started = time.time()
 
     def count(self, name: str, amount: float = 1, **labels: object) -> None:
@@ -48,9 +48,9 @@ class ServerMetrics:
         now_s = time.monotonic()
         kind = f"{what} {type(error).__name__}"
         with self._lock:
-            if now_s - self._logged_s.get(kind, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
+            if now_s - self._last_log_s.get(kind, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
                 return
-            self._logged_s[kind] = now_s
+            self._last_log_s[kind] = now_s
         logger.error("%s: %s: %s", what, type(error).__name__, error)
 
     def text(self) -> str:

@@ -126,13 +126,13 @@ class TeamServer:
         """Live streams end when this server shuts down."""
         self._static = static
         self._feeder = _create_feeder(store, self.copies.root) if store else None
-        self._ready = ReadinessReport("starting")
-        self._ready_s = -_READY_INTERVAL_S
+        self._readiness = ReadinessReport("starting")
+        self._readiness_checked_s = -_READY_INTERVAL_S
         self._checking = asyncio.Lock()
         self._ingest = IngestApp(self.copies, self.access, self.metrics)
         self._apps: OrderedDict[str, ASGIApp] = OrderedDict()
         self._gate = AccessGate(self._dashboard_of_identity, self.access)
-        self._all = self._create_dashboard(self.copies.root)
+        self._all_projects_app = self._create_dashboard(self.copies.root)
         self.metrics.add_gauge("open_copies", "Copies of runs that are open to append.", lambda: self.copies.num_open)
         self.metrics.add_gauge(
             "free_bytes", "Free space on the disk of the runs.", lambda: _free_bytes(self.copies.root)
@@ -150,7 +150,7 @@ class TeamServer:
         if scope["type"] == "http" and scope["path"].startswith(INGEST_PREFIX):
             await self._ingest(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await self._all(scope, receive, send)
+            await self._all_projects_app(scope, receive, send)
         else:
             await self._gate(scope, receive, send)
 
@@ -170,16 +170,18 @@ class TeamServer:
             await self._send_metrics(scope, receive, send)
             return
         identity = identity_of(scope)
-        app = self._all if identity is None or identity.project is None else self._project_app(identity.project)
+        project = identity.project if identity is not None else None
+        app = self._all_projects_app if project is None else self._project_app(project)
         await app(scope, receive, send)
 
     async def _report_readiness(self, scope: Scope) -> Response:
         """Return whether the server is ready; identities that may see its metrics also get the reasons."""
         async with self._checking:
-            if time.monotonic() - self._ready_s >= _READY_INTERVAL_S:  # anyone can ask, and it writes a file
-                self._ready = await run_in_threadpool(check_readiness, self.copies.root, self.keys)
-                self._ready_s = time.monotonic()
-            report = self._ready
+            # Anyone can ask, and a check writes a file.
+            if time.monotonic() - self._readiness_checked_s >= _READY_INTERVAL_S:
+                self._readiness = await run_in_threadpool(check_readiness, self.copies.root, self.keys)
+                self._readiness_checked_s = time.monotonic()
+            report = self._readiness
         status = 200 if report.status == "ok" else 503
         identity = self.access.identify(scope, Headers(scope=scope))
         if identity is None or identity.project is not None or not identity.allows("read"):
