@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tachograph.catalog import AnnotationError, annotate, inverse_ops, read_annotations
@@ -37,6 +37,10 @@ ops = st.builds(
 )
 
 
+ONE_MARK, OTHER_MARK = (AnnotationOp(id="b", time=3.0, actor="x", op="mark", global_step=step) for step in (1, 2))
+
+
+@example(([ONE_MARK, OTHER_MARK], [OTHER_MARK, ONE_MARK]))
 @given(st.lists(ops, max_size=12).flatmap(lambda found: st.tuples(st.just(found), st.permutations(found))))
 def test_any_order_of_folding_gives_the_same_result(orders):
     one, other = orders

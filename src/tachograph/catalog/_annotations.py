@@ -135,7 +135,7 @@ def fold(ops: Iterable[AnnotationOp]) -> Annotations:
     for op in ops:
         if op.op == "mark" and op.global_step is not None:
             known = marks.get(op.id)
-            marks[op.id] = op if known is None else max(known, op, key=lambda item: (item.order, item.text))
+            marks[op.id] = op if known is None else max(known, op, key=_precedence)
         elif op.op == "unmark":
             unmarked.add(str(op.value))
         elif op.op in {"set", "add", "remove"}:
