@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test test-lowest lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check clean
+.PHONY: setup demo test test-fast test-long test-lowest pytest checks lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -62,11 +62,27 @@ tools:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \
 	{ echo "Programs are missing: install them (Debian: apt-get install $$missing), or set CHROMIUM to the path of Chromium." >&2; exit 1; }
 
+# The checks run beside the tests, one after the other; `-O` prints the output of each in one piece.
+test: ui tools
+	@$(MAKE) -j 2 --no-print-directory pytest checks
+
+checks:
+	@$(MAKE) -O --no-print-directory types lint ui-check
+
 # Three workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
 # Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
-test:
-	$(MAKE) -j 2 -O ui-check lint types ui tools
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
+
+pytest: setup
+	$(PYTEST)
+
+# For each edit: neither a browser nor a framework, nor tests that take long.
+test-fast: setup
+	$(PYTEST) --fast
+
+# The same cases as `make test`, larger or more often.
+test-long: setup
+	$(PYTEST) -m long
 
 # Some tests with the lowest versions of all dependencies, with the oldest Python on this machine.
 test-lowest: $(BIN)/python

@@ -20,6 +20,7 @@ import pytest
 from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
 from tests.preloaded import preloaded
+from tests.selection import is_heavy
 
 # A shell starts background jobs without SIGINT, and `nohup` without SIGHUP; programs that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,24 +33,64 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Capturing code takes a process per run. The tests of it turn it on; fixtures of modules need this before any test.
 os.environ["TACHO_CODE"] = "0"
 
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")
+for _name, _num_examples in {"normal": 20, "long": 100}.items():
+    hypothesis.settings.register_profile(
+        _name, max_examples=_num_examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+hypothesis.settings.load_profile("normal")
 
 HANG_S = 240.0
 """When a test gives up on a process or a condition. Only a failing test waits that long, so it may be generous."""
 
-_GROUPS = ("browser", "clickhouse", "plugins", "train")
+_GROUPS = ("browser", "server/columns", "plugins", "train")
 """Folders whose tests run in one process each: they share a browser, servers, or the import of large packages."""
 
 
+_PRELOADED = ("faults",)
+"""Folders whose tests start many short programs: these are forks of a process that has imported the recorder."""
+_PROGRAMS = {"dashboard", "ranks", "script"}
+"""Fixtures that start processes."""
+
+
+def _folder(path: Path) -> str:
+    return path.parent.relative_to(Path(__file__).parent).as_posix()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out slow tests, programs, browsers and frameworks")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_long(config):
+        hypothesis.settings.load_profile("long")
+
+
+def _is_long(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == "long")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("fast"):
+        return None
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if is_heavy(path) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in _GROUPS and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(folder))
+        group = next((group for group in _GROUPS if f"{_folder(item.path)}/".startswith(f"{group}/")), None)
+        if group is not None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+        if _is_long(config) and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.long)  # with more examples
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = slow + others  # in this order, or one worker would end long after the others
+    if config.getoption("fast"):
+        programs = [item for item in others if _PROGRAMS & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=slow + programs)
+        items[:] = [item for item in others if not _PROGRAMS & set(getattr(item, "fixturenames", ()))]
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +151,14 @@ class Script:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Script]]:
     """Start a program, ``script("import tachograph …", argument, …)``, and kill it at the end of the test.
 
-    ``preload="torch"`` saves the time to import it; see `tests.preloaded`.
+    ``preload="torch"`` saves the time to import it; see `tests.preloaded`. In some folders the recorder is imported
+    unless a program looks at `sys.modules` or has an environment that matters to the interpreter.
     """
     started: list[subprocess.Popen[str]] = []
+    is_preloaded = _folder(request.path) in _PRELOADED
 
     def start(
         source: str,
@@ -124,6 +167,9 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         preload: str | None = None,
         **options: Any,
     ) -> Script:
+        needs_interpreter = "sys.modules" in source or any(name.startswith("PYTHON") for name in env or {})
+        if preload is None and is_preloaded and not needs_interpreter:
+            preload = "tachograph"
         path = tmp_path / f"script_{len(started)}.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
         options.setdefault("stdin", subprocess.PIPE)

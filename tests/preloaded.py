@@ -27,6 +27,14 @@ import types
 from typing import Any
 
 MODULES = {
+    "tachograph": (
+        "tachograph",
+        "tachograph._init",
+        "tachograph.recorder._start",
+        "tachograph.sinks",
+        "tachograph.diagnostics",
+        "tachograph.spans",
+    ),
     "command": ("tachograph.cli._main",),
     "dashboard": ("tachograph.cli._main", "tachograph.server"),
     "torch": ("torch._dynamo", "torch.utils.tensorboard"),  # the first optimizer imports `torch._dynamo`
@@ -60,7 +68,7 @@ class Preloaded:
         atexit.register(self.close)
 
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[Any]:
-        """Run ``[python, "program.py", …]`` or ``[python, "-m", "module", …]``; takes the options of `Popen`."""
+        """Run a program as ``[python, "program.py", …]``, with ``-m`` or with ``-c``; takes the options of `Popen`."""
         return _ForkedPopen(self._requests, command, **options)
 
     def run(self, command: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[Any]:
@@ -162,6 +170,11 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
     sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-u":
         del arguments[0]
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        _execute(arguments[1], "<string>", {})
+        return
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path.insert(0, cwd)
@@ -170,11 +183,15 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
     path = arguments[0]
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__)
-    sys.modules["__main__"] = main
     with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), main.__dict__)
+        _execute(file.read(), path, {"__file__": path})
+
+
+def _execute(source: str | bytes, path: str, names: dict[str, str]) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(names, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":

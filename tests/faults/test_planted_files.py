@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -16,6 +15,7 @@ import pytest
 
 from tachograph.reader import read
 from tests.conftest import HANG_S
+from tests.preloaded import preloaded
 
 NAMES = [
     "metrics.jsonl",
@@ -32,6 +32,8 @@ NAMES = [
     ".tacho/sink-tensorboard.json",
     ".tacho/notify.json",
 ]
+USED_BY_SINK = ("metrics.jsonl", "tensorboard", ".tacho", ".tacho/sink-tensorboard.json")
+"""The process of a sink reads or writes these; starting it takes a second."""
 KINDS = ["link", "link to a folder", "dangling link", "hard link", "pipe", "folder"]
 
 # Records a run that needs a wider CSV, requests a control, and rebuilds the CSV: everything that writes to the folder.
@@ -63,7 +65,7 @@ def record(logs, name="run", **more):
 def run_script(code: str, *arguments: object) -> str:
     """Run code in a process of its own, which a pipe in the way may block."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = preloaded("tachograph").run(command, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -93,11 +95,10 @@ def test_planted_files_are_not_written_through(tmp_path, name):
         (outside / "precious").write_text("untouched")
         plant(kind, tmp_path / kind / "logs" / "run" / name, outside)
     code = RECORD + (
-        "for kind in sys.argv[2:]:\n"
-        "    print('kind', kind)\n"
-        "    record(f'{sys.argv[1]}/{kind}/logs', sinks=['tensorboard'])"
+        "for kind in sys.argv[2:]:\n    print('kind', kind)\n    record(f'{sys.argv[1]}/{kind}/logs', sinks=sinks)"
     )
-    output = run_script(code, tmp_path, *KINDS)
+    sinks = ["tensorboard"] if name in USED_BY_SINK else []
+    output = run_script(f"sinks = {sinks}\n{code}", tmp_path, *KINDS)
     for kind, result in zip(KINDS, re.split(r"kind .*\n", output)[1:], strict=True):
         outside = tmp_path / kind / "outside"
         assert os.listdir(outside) == ["precious"], (kind, result)

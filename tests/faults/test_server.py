@@ -30,8 +30,6 @@ from tests.preloaded import preloaded
 from tests.remote.conftest import send_all
 from tests.store import END, START, append, hears, step, write
 
-NUM_KILLS = int(os.environ.get("NUM_SERVER_KILLS", "25"))
-
 TRAIN = """
     import select, sys, tachograph
     run = tachograph.init(sys.argv[2], log_dir=sys.argv[1], resume=True, git=False, console=False)
@@ -142,13 +140,14 @@ def make_run(logs: Path, name: str = "x", num_steps: int = 2_000, run_id: str = 
 # The server is killed or away ----------------------------------------------------------------------------------------
 
 
-def test_repeated_kills_of_the_server_lose_nothing(server, logs, script):
+@pytest.mark.parametrize("num_kills", [5, pytest.param(25, marks=pytest.mark.long)])
+def test_repeated_kills_of_the_server_lose_nothing(server, logs, script, num_kills):
     """Kill and restart the server many times while a trainer sends to it, at random moments."""
     instants = random.Random(7)
     server.start()
     training = script(TRAIN, logs, "x", env=server.environment())
     copy = server.data_dir / "default" / "x" / "metrics.jsonl"
-    for _ in range(NUM_KILLS):
+    for _ in range(num_kills):
         size = size_of(copy)
         wait_for(lambda size=size: size_of(copy) > size, "a batch")
         time.sleep(instants.choice([0.0, instants.uniform(0.0, 0.3)]))

@@ -274,7 +274,7 @@ def test_slow_mirror_is_not_reported_as_lost_records(logs, capsys):
     run.backend.files.catch_up = lambda force=False, **_: force and release.wait(120)  # as if it took long at the end
     run.log(a=1.0, step=1)
     try:
-        assert run.finish(timeout_s=10.0) is True
+        assert run.finish(timeout_s=60.0) is True
         assert lines_of(logs / "x")[-1]["event"] == "end"
         assert "could not be written" not in capsys.readouterr().out
     finally:

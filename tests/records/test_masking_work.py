@@ -62,7 +62,7 @@ def test_work_is_linear_in_repeats_of_each_piece():
     assert {piece: grown for piece in PIECES if (grown := growth(piece)) >= MAX_GROWTH} == {}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=5).map("".join))
 def test_work_is_linear_in_repeats_of_pieces(piece):
     assert growth(piece) < MAX_GROWTH
@@ -87,7 +87,7 @@ def test_hostile_text_costs_little_more_than_prose(piece):
     assert ratio < 1_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_secret_is_masked_whatever_surrounds_it(around):
     """No false start before or after a secret hides it."""

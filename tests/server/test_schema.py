@@ -40,7 +40,11 @@ EXCLUDED_CHECKS = [
     checks.ensure_resource_availability,  # … and created
     checks.unsupported_method,  # covered by test_api.py
 ]
-FEW = settings(max_examples=15, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@pytest.fixture(params=[4, pytest.param(15, marks=pytest.mark.long)])
+def few(request):
+    return settings(max_examples=request.param, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +87,8 @@ CASES = [(GOOD, item) for item in OPERATIONS] + [(BAD, item) for item in OPERATI
 
 
 @pytest.mark.parametrize(("mode", "operation"), CASES, ids=lambda part: getattr(part, "label", str(part)))
-def test_responses_match_openapi_document(url, operation, mode):
-    @FEW
+def test_responses_match_openapi_document(url, operation, mode, few):
+    @few
     @given(operation.as_strategy(generation_mode=mode))
     def check(case):
         answer = case.call(base_url=url, timeout=HANG_S)
@@ -97,8 +101,8 @@ def test_responses_match_openapi_document(url, operation, mode):
 
 
 @pytest.mark.parametrize("operation", RUN_OPERATIONS, ids=lambda operation: operation.label)
-def test_responses_of_existing_run_match_document(url, operation):
-    @FEW
+def test_responses_of_existing_run_match_document(url, operation, few):
+    @few
     @given(operation.as_strategy(generation_mode=GOOD))
     def check(case):
         case.path_parameters["run"] = "waiting" if case.method == "POST" else "r"

@@ -167,7 +167,7 @@ def check_times(history: RunHistory, records: list[dict]) -> None:
         assert math.isclose(goodput.wall_s, wall_s, abs_tol=1e-6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     program=PROGRAMS,
     exports_all=st.booleans(),

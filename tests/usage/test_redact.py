@@ -328,13 +328,13 @@ SECRETS = st.one_of(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(SECRETS, AROUND, AROUND)
 def test_secret_is_found_in_any_surrounding(secret, before, after):
     assert is_private(before + secret + after, ORGANIZATIONS)
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.text(max_size=200), st.lists(st.text(max_size=10), max_size=3))
 @example("/", [""])
 @example("a/b", ["A"])
@@ -496,7 +496,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=5 * settings.default.max_examples // 2)
 @given(VALUES)
 def test_any_value_becomes_json_without_planted_text(value):
     copy = redact(value, ORGANIZATIONS)
@@ -505,7 +505,7 @@ def test_any_value_becomes_json_without_planted_text(value):
     assert redact(copy, ORGANIZATIONS) == copy
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(SECRETS, AROUND)
 def test_planted_secret_is_nowhere_in_copy(secret, around):
     text = around + secret
