@@ -230,20 +230,20 @@ class Catalog:
         return sum(len(runs) for runs in self._known.values())
 
     @property
-    def indexed(self) -> float:
+    def indexed_share(self) -> float:
         """The share of runs with a full summary; those that are recorded or cannot be read count as known."""
-        return self.indexed_for(())
+        return self.indexed_share_for(())
 
-    def indexed_for(self, fields: Iterable[str], rows: Sequence[RunRow] | None = None) -> float:
+    def indexed_share_for(self, fields: Iterable[str], rows: Sequence[RunRow] | None = None) -> float:
         """Return the share of all or some runs with a full summary, and with the values at steps among some fields."""
         with self._lock:
             listing = self._listing
         steps = tuple(dict.fromkeys(found for found in map(step_value_of, fields) if found is not None))
         if rows is not None:
-            return self._indexed_for(rows, steps)
-        return listing.answer(("indexed", steps), lambda: self._indexed_for(listing.rows, steps))
+            return self._indexed_share_for(rows, steps)
+        return listing.answer(("indexed_share", steps), lambda: self._indexed_share_for(listing.rows, steps))
 
-    def _indexed_for(self, rows: Sequence[RunRow], steps: Iterable[StepValue]) -> float:
+    def _indexed_share_for(self, rows: Sequence[RunRow], steps: Iterable[StepValue]) -> float:
         wanted = _without_names(list(steps), rows)
         known = (
             (row.summary.is_full and not (wanted and row.missing_values(wanted)))

@@ -39,7 +39,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
     clock_jumps_s: float = 0.0
     """By how much the wall clock was set in total while the run was recorded."""
     step: int | None = None
-    stepped: float | None = None
+    last_step_at: float | None = msgspec.field(default=None, name="stepped")
     """The time of the last step record."""
     first_step: int = 0
     """The number of the first step: 0, or 1 if steps are numbered when they are completed."""
@@ -59,7 +59,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """The open alerts that are critical."""
-    annotated: float | None = None
+    annotations_changed_at: float | None = msgspec.field(default=None, name="annotated")
     """When annotations of the run changed last; known to lists that look at them."""
 
     @property
@@ -117,7 +117,7 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
         else max(0.0, last_time - first_time - clock_jumps_s),
         clock_jumps_s=clock_jumps_s,
         step=_latest_step(steps),
-        stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
+        last_step_at=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         first_step=_integer(start.get("first_step")) or 0,
         max_steps=_integer(start.get("max_steps")) or _planned_steps(tail) or _planned_steps(ends.attempt_head),
         train_loss=_latest_loss(steps),

@@ -12,6 +12,7 @@ import msgspec
 
 from tachograph.reader import Alert
 from tachograph.records import mark_non_finite
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._models import AlertsPage, AlertView, Severity
 from tachograph.store import StoredRun
 
@@ -54,7 +55,9 @@ def build_alerts_page(run: StoredRun) -> AlertsPage:
 
 
 def _build_alert(alert: Alert) -> AlertView:
-    return AlertView(
+    return copy_fields(
+        AlertView,
+        alert,
         id=_truncate(alert.id, _MAX_TITLE_CHARS),
         rule=_truncate(alert.rule, _MAX_TITLE_CHARS),
         severity=_parse_severity(alert.severity),
@@ -64,16 +67,7 @@ def _build_alert(alert: Alert) -> AlertView:
         advice=[_truncate(line, _MAX_ADVICE_CHARS) for line in alert.advice[:_MAX_ADVICE]],
         evidence=_shorten_values(alert.evidence),
         occurrences=[_shorten_values(occurrence) for occurrence in alert.occurrences[-_MAX_OCCURRENCES:]],
-        num_occurrences=alert.num_occurrences,
-        attempt=alert.attempt,
-        opened_time=alert.opened_time,
-        opened_step=alert.opened_step,
-        updated_time=alert.updated_time,
-        updated_step=alert.updated_step,
-        resolved_time=alert.resolved_time,
-        resolved_step=alert.resolved_step,
         outcome=_truncate(alert.outcome, _MAX_TEXT_CHARS),
-        is_open=alert.is_open,
     )
 
 

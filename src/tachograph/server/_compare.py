@@ -59,7 +59,7 @@ class VerdictLine(msgspec.Struct):
 class ComparisonPage(msgspec.Struct):
     """Whether the runs differ."""
 
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """The share of the journals that has been read, with those the noise is learned from; ask again until it is 1."""
     report: ComparisonReport | None = None
     """Null until the compared runs have been read."""
@@ -75,21 +75,21 @@ def build_comparison_page(
     """Judge whether runs differ from others."""
     both = [*query.against, *query.run]
     opened = {name: open_run(name) for name in dict.fromkeys(both)}
-    indexed = min(run.indexed_share for run in opened.values())
-    if indexed < 1.0:
-        return ComparisonPage(indexed)
+    indexed_share = min(run.indexed_share for run in opened.values())
+    if indexed_share < 1.0:
+        return ComparisonPage(indexed_share)
     evidence = {name: load_evidence(run) for name, run in opened.items()}
-    earlier, indexed = _load_earlier(store, catalog, list(evidence.values()))
+    earlier, indexed_share = _load_earlier(store, catalog, list(evidence.values()))
     report = compare_groups(
         [evidence[name] for name in query.against], [evidence[name] for name in query.run], earlier=earlier
     )
-    if indexed < 1.0:
+    if indexed_share < 1.0:
         report.warnings.append(_UNREAD)
     rows = verdict_rows(report)
     lines = [_line(metric.name, row) for metric, row in zip(report.metrics, rows, strict=True)]
     for change in report.config_diff:
         change.first[:], change.second[:] = mark_non_finite([list(change.first), list(change.second)])
-    return ComparisonPage(indexed, report, lines, noise_line(report))
+    return ComparisonPage(indexed_share, report, lines, noise_line(report))
 
 
 def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], float]:
@@ -100,7 +100,7 @@ def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -
     place = store.folders.resolve(max(runs, key=lambda run: run.started).name)
     rows = similar_rows(catalog, runs, log_dir=None if place is None else place[0], max_s=_MAX_LEARN_S / 2)
     store.keep_open([*(run.name for run in runs), *(row.id for row in rows)])
-    shares = [catalog.indexed_for(())]
+    shares = [catalog.indexed_share_for(())]
     found = []
     for row in rows:
         try:
@@ -111,8 +111,8 @@ def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -
                 found.append(load_clock(run))
         except (RunNotFoundError, OSError, SegmentError):  # one damaged run does not stop the comparison
             continue
-    indexed = sum(shares) / len(shares)
-    return (found if indexed == 1.0 else []), indexed
+    indexed_share = sum(shares) / len(shares)
+    return (found if indexed_share == 1.0 else []), indexed_share
 
 
 def _line(name: str, row: VerdictRow) -> VerdictLine:

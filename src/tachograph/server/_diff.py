@@ -50,7 +50,7 @@ def build_diff_page(catalog: Catalog, query: DiffQuery) -> DiffPage:
         **msgspec.structs.asdict(found),
         num_matching=chosen.num_matching,
         missing=chosen.missing,
-        indexed=chosen.indexed,
+        indexed_share=chosen.indexed_share,
     )
 
 
@@ -59,10 +59,10 @@ def build_importance_page(catalog: Catalog, query: ImportanceQuery) -> Importanc
     chosen = _choose(catalog, query, [query.metric or "loss", "config.*"])
     rows = chosen.rows
     field = query.metric or next(iter(default_results(rows)), "loss.best")
-    if chosen.indexed >= 1.0 and rows and query.metric and not any(row.has(field) for row in rows):
+    if chosen.indexed_share >= 1.0 and rows and query.metric and not any(row.has(field) for row in rows):
         raise ApiError(404, "no_such_metric", f"none of these runs has {field!r}")
     return ImportancePage(
-        rank_keys(rows, field), direction_of(field), chosen.num_matching, chosen.missing, chosen.indexed
+        rank_keys(rows, field), direction_of(field), chosen.num_matching, chosen.missing, chosen.indexed_share
     )
 
 
@@ -71,7 +71,7 @@ class _Chosen(NamedTuple):
     num_matching: int
     missing: list[str]
     """Named runs that do not exist."""
-    indexed: float
+    indexed_share: float
     """The share of runs with a known summary."""
 
 
@@ -87,7 +87,7 @@ def _choose(catalog: Catalog, query: RunChoice, columns: Sequence[str]) -> _Chos
         raise ApiError(404, "no_such_run", str(error)) from error
     except QueryError as error:
         raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
-    return _Chosen(rows[:MAX_DIFF_RUNS], len(rows), [], catalog.indexed_for([*parsed.fields, *columns]))
+    return _Chosen(rows[:MAX_DIFF_RUNS], len(rows), [], catalog.indexed_share_for([*parsed.fields, *columns]))
 
 
 def _choose_named(catalog: Catalog, names: Sequence[str], columns: Sequence[str]) -> _Chosen:
@@ -102,4 +102,4 @@ def _choose_named(catalog: Catalog, names: Sequence[str], columns: Sequence[str]
             if len(missing) == len(names):
                 raise
     rows = catalog.full_rows(found, columns=columns, max_s=_MAX_S)
-    return _Chosen(rows, len(rows), missing, catalog.indexed_for(columns, rows))
+    return _Chosen(rows, len(rows), missing, catalog.indexed_share_for(columns, rows))

@@ -58,7 +58,7 @@ class DiffPage(RunsDiff, kw_only=True):
     """The number of runs that match the filter; more than are returned if they are too many."""
     missing: list[str]
     """Named runs that do not exist."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """The share of runs whose summary is known; ask again if it is below 1."""
 
 
@@ -71,4 +71,4 @@ class ImportancePage(msgspec.Struct):
     num_matching: int
     missing: list[str]
     """Named runs that do not exist."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")

@@ -58,7 +58,7 @@ class RunChanged(msgspec.Struct, kw_only=True):
     line: RunSummary
     version: str | None = None
     """The run's current version; only set for runs watched by name."""
-    indexed: float | None = None
+    indexed_share: float | None = msgspec.field(default=None, name="indexed")
     """Fraction of the journal read so far, 0 to 1; only set for runs watched by name."""
     output: str | None = None
     """Changes with the console output; only set for runs watched by name."""
@@ -159,7 +159,10 @@ async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[list[tupl
     while True:
         events, is_first = await run_in_threadpool(_poll_runs, store, names, sent_states, is_first), False
         yield events
-        if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in events):
+        if any(
+            isinstance(data, RunChanged) and data.indexed_share is not None and data.indexed_share < 1.0
+            for _, data in events
+        ):
             await asyncio.sleep(0)
             continue
         if events or any(summary.state in _ALIVE for *_, summary in sent_states.values()):
@@ -194,7 +197,7 @@ def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_f
         # of a run only a last heartbeat can follow.
         is_alive = summary is None or summary.state in _ALIVE
         interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
-        is_annotated = summary is not None and summary.annotated != annotations_changed_at(run.folder.path)
+        is_annotated = summary is not None and summary.annotations_changed_at != annotations_changed_at(run.folder.path)
         is_same = version == run.version and output == latest_output and not is_annotated
         if not has_changed and is_same and now_s - last_check_s < interval_s:
             continue
@@ -208,5 +211,5 @@ def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_f
 
 def _changed_event(run: StoredRun, summary: RunSummary, output: str, copy: CopyView | None) -> RunChanged:
     return RunChanged(
-        line=summary, version=run.version, indexed=run.indexed_share, output=output, copy=copy, now=time.time()
+        line=summary, version=run.version, indexed_share=run.indexed_share, output=output, copy=copy, now=time.time()
     )

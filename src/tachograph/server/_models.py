@@ -157,7 +157,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     updated: float | None = None
     duration_s: float | None = None
     step: int | None = None
-    stepped: float | None = None
+    last_step_at: float | None = msgspec.field(default=None, name="stepped")
     """Time of the last recorded step."""
     max_steps: int | None = None
     progress: float | None = None
@@ -177,7 +177,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """Open alerts that are critical."""
-    annotated: float | None = None
+    annotations_changed_at: float | None = msgspec.field(default=None, name="annotated")
     """When its name, tags, note or other annotations changed last."""
 
 
@@ -249,7 +249,7 @@ class RunDetail(RunSummary, kw_only=True):
 
     version: str
     """Changes whenever a record is added."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
     run_id: str | None = None
     path: str
@@ -310,7 +310,7 @@ class MetricsPage(msgspec.Struct):
     """All metrics of a run, in order of first appearance."""
 
     version: str
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
     metrics: list[MetricView]
 
@@ -347,7 +347,7 @@ class SeriesPage(msgspec.Struct, kw_only=True):
     """The points of several metrics."""
 
     version: str
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
     cursor: str
     """Send this as `after` to get only newer points."""

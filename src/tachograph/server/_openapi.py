@@ -76,6 +76,7 @@ def _all_models(models: list[type]) -> set[type]:
 
 def _describe_fields(schema: dict[str, Any], model: type) -> None:
     """Add the docstrings under a struct's fields to its schema."""
+    json_names = {field.name: field.encode_name for field in msgspec.structs.fields(model)}
     for owner in reversed(model.__mro__):
         if not issubclass(owner, msgspec.Struct) or owner is msgspec.Struct:
             continue
@@ -84,7 +85,7 @@ def _describe_fields(schema: dict[str, Any], model: type) -> None:
         for field, text in itertools.pairwise(tree.body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
-                    schema["properties"][name].setdefault("description", inspect.cleandoc(description))
+                    schema["properties"][json_names[name]].setdefault("description", inspect.cleandoc(description))
 
 
 def _operation(route: Route, references: dict[type, Any], schemas: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import re
 from starlette.responses import Response, StreamingResponse
 
 from tachograph.journal import RunFolder
-from tachograph.reader import OutputLine, output_text, output_version, read_output
+from tachograph.reader import output_text, output_version, read_output
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._models import OutputPage, OutputQuery, OutputRange, OutputRow
 
 __all__ = ["build_output_page", "download_output"]
@@ -20,8 +21,8 @@ def build_output_page(folder: RunFolder, query: OutputQuery) -> OutputPage:
     return OutputPage(
         version=version,
         ranges=[OutputRange(first, end) for first, end in part.ranges],
-        rows=[_row(line) for line in part.lines],
-        partial=[_row(line) for line in part.partial],
+        rows=[copy_fields(OutputRow, line) for line in part.lines],
+        partial=[copy_fields(OutputRow, line) for line in part.partial],
         num_matches=part.num_matches,
         matches=part.matches,
     )
@@ -34,7 +35,3 @@ def download_output(folder: RunFolder, run: str) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{stem}-output.txt"'}
     texts = (text.encode("utf-8", "backslashreplace") for text in output_text(folder))
     return StreamingResponse(texts, 200, headers, "text/plain; charset=utf-8")
-
-
-def _row(line: OutputLine) -> OutputRow:
-    return OutputRow(number=line.number, time=line.time, stream=line.stream, text=line.text)

@@ -59,7 +59,7 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
             with run.lock:
                 series = build_series(run, query, num_points)
                 page = RunSeries(
-                    run=name, version=run.version, indexed=run.indexed_share, start=run.started_at, series=series
+                    run=name, version=run.version, indexed_share=run.indexed_share, start=run.started_at, series=series
                 )
             found.append(page)
         except SegmentError as error:
@@ -94,7 +94,7 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
     points: dict[str, tuple[Floats, Floats]] = {}
     grids: dict[bytes, Floats] = {}
     reasons: dict[str, str] = {}
-    indexed: list[float] = []
+    shares: list[float] = []
     for name, run, reason in _open_runs(store, names):
         if run is None:
             reasons[name] = reason or ""
@@ -108,7 +108,7 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
             x = x - shift if shift else x
             # Runs of a sweep record the same steps: keep them once.
             points[run.id] = (grids.setdefault(hashlib.blake2b(x.data, digest_size=16).digest(), x), y)
-            indexed.append(run.indexed_share)
+            shares.append(run.indexed_share)
         if problem is not None:
             reasons[name] = problem
     rows = _rows_of(catalog, list(points), query.by)
@@ -138,7 +138,7 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
         by=list(groups[0].key) if groups else query.by,
         groups=found,
         reasons=reasons,
-        indexed=min([*indexed, catalog.indexed_for(query.by)]),
+        indexed_share=min([*shares, catalog.indexed_share_for(query.by)]),
     )
 
 

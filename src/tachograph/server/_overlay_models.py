@@ -47,7 +47,7 @@ class RunSeries(msgspec.Struct, kw_only=True):
     run: str
     version: str = ""
     """Changes whenever a record is added."""
-    indexed: float = 1.0
+    indexed_share: float = msgspec.field(default=1.0, name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
     start: float = 0.0
     """Unix time at which the run started."""
@@ -121,5 +121,5 @@ class GroupedSeriesPage(msgspec.Struct, kw_only=True):
     groups: list[SeriesGroup]
     reasons: dict[str, str]
     """Why a run has no points, by its name: it does not exist, lacks the metric, or what the x axis needs."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """Fraction of the runs whose journals and configs were read, 0 to 1."""

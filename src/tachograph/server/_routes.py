@@ -203,7 +203,7 @@ def _get_series(context: RequestContext) -> SeriesPage:
     """Return series from files or, while a long journal is being read for the first time, from the column store."""
     run = context.run()
     page = views.build_series_page(run, context.query)
-    store = context.hooks.column_store(run.folder) if page.indexed < 1.0 else None
+    store = context.hooks.column_store(run.folder) if page.indexed_share < 1.0 else None
     if store is not None:
         with contextlib.suppress(ColumnStoreError):  # it is down, or only the files have the answer
             page.series = views.build_source_series(store.run(run.folder, run.id), run, context.query)

@@ -30,6 +30,7 @@ from tachograph.catalog import (
     trash_run,
 )
 from tachograph.exceptions import TachographError
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._errors import ApiError
 from tachograph.server._models import encode_number
 from tachograph.server._table_models import (
@@ -78,21 +79,21 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     """Return the runs that match."""
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
-    matching, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
+    matching, problems, indexed_share = _select(catalog, query.filter, [*columns, sort_field], query.archived)
     rows = _ordered(catalog, matching, query)
     shown = rows[query.offset : query.offset + query.limit]
     readers = [reader_of(column) for column in columns]
     facts = catalog.column_facts.get(matching, columns)
     return TablePage(
         columns=[
-            TableColumn(column, found.kind, direction_of(column), found.best, found.differs, found.low, found.high)
-            for column, found in zip(columns, facts, strict=True)
+            copy_fields(TableColumn, column_facts, field=column, direction=direction_of(column))
+            for column, column_facts in zip(columns, facts, strict=True)
         ],
         rows=[TableLine(row.id, row.summary.overview.state, [_cell(read(row)) for read in readers]) for row in shown],
         num_matching=len(rows),
         num_runs=catalog.num_runs,
         problems=problems,
-        indexed=indexed,
+        indexed_share=indexed_share,
     )
 
 
@@ -118,7 +119,7 @@ def _complete_summaries(catalog: Catalog, fields: Sequence[str]) -> None:
     known = -1.0
     while True:
         catalog.select("", columns=[*fields, "loss"], max_s=_MAX_S)
-        before, known = known, catalog.indexed_for(fields)
+        before, known = known, catalog.indexed_share_for(fields)
         if known >= 1.0 or known <= before:  # a journal that cannot be read never gets a summary
             return
 
@@ -132,7 +133,7 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
     """Return groups of the runs that match."""
     fields, columns = list(dict.fromkeys(query.by)), list(dict.fromkeys(query.column))
     needed = [*columns, *(field for field in fields if field != "config"), "config.*"]
-    rows, problems, indexed = _select(catalog, query.filter, needed, query.archived)
+    rows, problems, indexed_share = _select(catalog, query.filter, needed, query.archived)
     groups = group_rows(rows, fields, columns)
     return TableGroupsPage(
         by=list(groups[0].key) if groups else fields,
@@ -141,12 +142,12 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
             TableGroup(
                 key=[_cell(value) for value in group.key.values()],
                 runs=group.runs,
-                cells=[GroupCell(**msgspec.structs.asdict(group.columns[column])) for column in columns],
+                cells=[copy_fields(GroupCell, group.columns[column]) for column in columns],
             )
             for group in groups
         ],
         problems=problems,
-        indexed=indexed,
+        indexed_share=indexed_share,
     )
 
 
@@ -155,17 +156,16 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
     fields = catalog.fields(max_s=_MAX_S, max_age_s=_MAX_AGE_S)
     return FieldsPage(
         fields=[
-            FieldView(
-                field=found.field,
-                kind=FACTS[found.field].kind if found.field in FACTS else kind_of_value(found.example),
-                num_runs=found.num_runs,
-                differs=found.differs,
-                values=found.texts,
+            copy_fields(
+                FieldView,
+                described,
+                kind=FACTS[described.field].kind if described.field in FACTS else kind_of_value(described.example),
+                values=described.texts,
             )
-            for found in fields
+            for described in fields
         ],
         aggregates=list(AGGREGATES),
-        indexed=catalog.indexed,
+        indexed_share=catalog.indexed_share,
     )
 
 
@@ -177,7 +177,7 @@ def build_trash_page(catalog: Catalog) -> TrashPage:
 def build_annotations(row: RunRow) -> AnnotationsView:
     """Return the annotations of a run."""
     found = read_annotations(row.folder)
-    marks = [MarkView(**msgspec.structs.asdict(mark)) for mark in found.marks]
+    marks = [copy_fields(MarkView, mark) for mark in found.marks]
     return AnnotationsView(found.values, found.merge_tags(row.summary.overview.tags), marks)
 
 
@@ -258,12 +258,12 @@ def _select(
         catalog.rows(max_age_s=_MAX_AGE_S)
         return [], [QueryProblem(error.reason, error.position)], 1.0
     wanted = [*query.fields, *query.tested, *columns]
-    indexed = catalog.indexed_for(wanted) if any(map(needs_full, wanted)) else 1.0
-    if indexed < 1.0:  # a field may be in the rest
-        return rows, [], indexed
+    indexed_share = catalog.indexed_share_for(wanted) if any(map(needs_full, wanted)) else 1.0
+    if indexed_share < 1.0:  # a field may be in the rest
+        return rows, [], indexed_share
     unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])
     problems = [QueryProblem(error.reason, error.position if error.text == text else None) for error in unknown]
-    return rows, problems, indexed
+    return rows, problems, indexed_share
 
 
 def _cell(value: Any) -> Any:

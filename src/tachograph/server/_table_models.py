@@ -128,7 +128,7 @@ class TablePage(msgspec.Struct):
     """The number of all runs, also archived ones."""
     problems: list[QueryProblem]
     """If the expression is invalid there are no rows; an unknown field is reported here, too."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
     """The share of runs whose fields are all known; ask again while it is below 1."""
 
 
@@ -161,7 +161,7 @@ class TableGroupsPage(msgspec.Struct):
     columns: list[str]
     groups: list[TableGroup]
     problems: list[QueryProblem]
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
 
 
 class FieldView(msgspec.Struct):
@@ -183,7 +183,7 @@ class FieldsPage(msgspec.Struct):
     fields: list[FieldView]
     aggregates: list[str]
     """The aggregates of a metric; `fields` has each metric with `last` only. `METRIC@STEP` is its value at a step."""
-    indexed: float
+    indexed_share: float = msgspec.field(name="indexed")
 
 
 class MarkView(msgspec.Struct):

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tachograph.reader import list_traces, open_trace
 from tachograph.records import finite_or_none
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._errors import ApiError
 from tachograph.server._models import TracesPage, TraceView
 from tachograph.store import StoredRun
@@ -29,14 +30,7 @@ def build_traces_page(run: StoredRun) -> TracesPage:
     return TracesPage(
         version=version,
         traces=[
-            TraceView(
-                name=trace.name,
-                time=trace.time,
-                first_step=trace.first_step,
-                num_steps=trace.num_steps,
-                size_bytes=trace.size_bytes,
-                duration_s=finite_or_none(records.get(trace.name, {}).get("duration_s")),
-            )
+            copy_fields(TraceView, trace, duration_s=finite_or_none(records.get(trace.name, {}).get("duration_s")))
             for trace in reversed(list_traces(run.folder))
         ],
     )

@@ -25,6 +25,7 @@ from tachograph.reader import (
 )
 from tachograph.reader.captured_code import last_code
 from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._copy_status import read_copy_status
 from tachograph.server._models import (
     CURSOR_PATTERN,
@@ -110,29 +111,16 @@ def build_run_summary(run: RunOverview) -> RunSummary:
     pace_s = finite_or_none(run.pace_s) or finite_or_none(run.sec_per_step)
     step_s = finite_or_none(run.recent_pace_s) or finite_or_none(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
-    num_left = run.max_steps - run.num_done if run.max_steps and run.num_done is not None else None
-    return RunSummary(
-        name=run.name,
-        state=run.state,
-        started=finite_or_none(run.started),
-        updated=finite_or_none(run.updated),
-        duration_s=finite_or_none(run.duration_s),
-        step=run.step,
-        stepped=finite_or_none(run.stepped),
-        max_steps=run.max_steps,
-        progress=run.progress,
-        eta_s=max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
+    num_open_steps = run.max_steps - run.num_done if run.max_steps and run.num_done is not None else None
+    return copy_fields(
+        RunSummary,
+        run,
+        eta_s=max(0.0, num_open_steps * pace_s)
+        if is_running and num_open_steps is not None and pace_s is not None
+        else None,
         steps_per_sec=1 / step_s if step_s else None,
         train_loss=encode_number(run.train_loss),
         host=run.process.host if run.process else None,
-        tags=run.tags,
-        session_tag=run.session_tag,
-        reason=run.reason,
-        size_bytes=run.size_bytes,
-        num_dropped=run.num_dropped,
-        num_open_alerts=run.num_open_alerts,
-        num_critical_alerts=run.num_critical_alerts,
-        annotated=run.annotated,
     )
 
 
@@ -140,7 +128,7 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     summary = build_run_summary(overview(run.folder))
     summary.name = run.id
-    summary.annotated = annotations_changed_at(run.folder.path)
+    summary.annotations_changed_at = annotations_changed_at(run.folder.path)
     if summary.train_loss is None:
         losses = (run.last_value(name) for name in loss_names_in(run.metric_names))
         summary.train_loss = encode_number(next((value for value in losses if value is not None), None))
@@ -169,7 +157,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
         return RunDetail(
             **msgspec.structs.asdict(build_open_run_summary(run)),
             version=run.version,
-            indexed=run.indexed_share,
+            indexed_share=run.indexed_share,
             run_id=str(start["run_id"]) if "run_id" in start else None,
             path=str(run.folder.path),
             copy=build_copy(run.folder),
@@ -199,9 +187,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
 def build_copy(folder: RunFolder) -> CopyView | None:
     """Return how far a run was received; None if it is not a copy."""
     status = read_copy_status(folder)
-    if status is None:
-        return None
-    return CopyView(seen=status.seen, lag_bytes=status.lag_bytes, skew_s=finite_or_none(status.skew_s))
+    return None if status is None else copy_fields(CopyView, status)
 
 
 def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
@@ -211,16 +197,13 @@ def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     else:
         # An attempt that was followed by another one but has no exit record must have crashed.
         state = digest.state if attempt is digest.attempts[-1] else RunState.CRASHED
-    return AttemptView(
-        index=attempt.index,
+    return copy_fields(
+        AttemptView,
+        attempt,
         state=state,
         started=finite_or_none(attempt.start.get("time")),
         updated=attempt.last_time,
         duration_s=attempt.duration_s(),
-        first_step=attempt.first_step,
-        last_step=attempt.last_step,
-        num_steps=attempt.num_steps,
-        num_records=attempt.num_records,
         reason=str(end["reason"]) if end.get("reason") else None,
     )
 
@@ -264,21 +247,19 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
     copies = find_copies(summaries)
     return MetricsPage(
         version=run.version,
-        indexed=run.indexed_share,
+        indexed_share=run.indexed_share,
         metrics=[
-            MetricView(
+            copy_fields(
+                MetricView,
+                summary,
                 name=name,
-                kind=item.kind,
-                count=item.count,
                 signal=(signal_of(name) or (None,))[0],
                 same_as=copies.get(name),
-                last=encode_number(item.last),
-                last_step=item.last_step,
-                low=finite_or_none(item.low),
-                high=finite_or_none(item.high),
-                num_not_finite=item.num_not_finite,
+                last=encode_number(summary.last),
+                low=finite_or_none(summary.low),
+                high=finite_or_none(summary.high),
             )
-            for name, item in summaries.items()
+            for name, summary in summaries.items()
         ],
     )
 
@@ -293,7 +274,7 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
         series = build_series(run, query, query.points, after)
         return SeriesPage(
             version=run.version,
-            indexed=run.indexed_share,
+            indexed_share=run.indexed_share,
             cursor=_encode_cursor(run),
             is_whole=after is None,
             start=run.started_at,
@@ -436,15 +417,17 @@ def build_controls_page(run: StoredRun, problem: str | None = None) -> ControlsP
             is_open=accepts_requests(digest),
             problem=problem,
             controls=[
-                ControlView(
+                copy_fields(
+                    ControlView,
+                    control,
                     name=name,
-                    kind=_control_kind(view.value),
-                    value=_control_value(view.value),
-                    initial=_control_value(view.initial),
-                    min=finite_or_none(view.min),
-                    max=finite_or_none(view.max),
+                    kind=_control_kind(control.value),
+                    value=_control_value(control.value),
+                    initial=_control_value(control.initial),
+                    min=finite_or_none(control.min),
+                    max=finite_or_none(control.max),
                 )
-                for name, view in digest.controls.items()
+                for name, control in digest.controls.items()
                 if name not in REQUESTS
             ],
             requests=list(REQUESTS),

@@ -166,7 +166,9 @@ class Store:
         overview = self._known_overview(run)
         if overview is None or not _matches_heartbeat(overview, heartbeat):
             overview = overview_with_heartbeat(folder, heartbeat)
-        overview = msgspec.structs.replace(overview, name=run.id, annotated=signature.annotations_changed_at)
+        overview = msgspec.structs.replace(
+            overview, name=run.id, annotations_changed_at=signature.annotations_changed_at
+        )
         if overview.size_bytes < signature.journal[2]:
             # The journal could not be read, perhaps only for now: read it again the next time.
             signature = _Signature((0, 0, 0, 0), None)
