@@ -52,7 +52,7 @@ class ActionError(TachographError):
 
 
 class Freed(NamedTuple):
-    """What an action freed or would free."""
+    """The space that an action freed or would free."""
 
     num_bytes: int
     num_files: int
@@ -74,10 +74,10 @@ class RunAction(NamedTuple):
         return self.name in {"trash", "thin"}
 
     def estimate(self, folder: RunFolder) -> Freed:
-        """Return what the action would free, about."""
+        """Return about how much space the action would free."""
         if self.name == "gzip":
-            found = [_sample_gzip(path) for path in _plain_journals(folder)]
-            return Freed(sum(found), len(found))
+            samples = [_sample_gzip(path) for path in _plain_journals(folder)]
+            return Freed(sum(samples), len(samples))
         if self.name == "thin":
             return Freed(_sample_thin(folder, self.window), 1)
         if self.name == "trash":
@@ -100,14 +100,14 @@ class RunAction(NamedTuple):
         if reason := why_not_ended(folder, name, is_forced=is_forced):
             raise ActionError(reason)
         if self.name == "trash":
-            freed = self.estimate(folder)
+            estimate = self.estimate(folder)
             trash_run(log_dir, name, is_forced=is_forced)
-            return freed
+            return estimate
         if self.name == "gzip":
             return _gzip(folder, name, is_forced=is_forced)
         if self.name == "thin":
             return _thin(log_dir, folder, name, self.window)
-        with _locked(folder, name):
+        with _run_lock(folder, name):
             return _delete(folder, _rebuildable(folder) if self.name == "drop_rebuildable" else _traces(folder))
 
 
@@ -121,9 +121,9 @@ def parse_action(text: object) -> RunAction:
     if name == "thin" and number.isdecimal() and _MIN_WINDOW <= int(number) <= _MAX_WINDOW:
         return RunAction(name, int(number))
     if number or name not in ACTIONS:
-        known = ", ".join(ACTIONS)
+        action_names = ", ".join(ACTIONS)
         raise ActionError(
-            f"unknown action {str(text)[:100]!r}; expected one of: {known} (with a number, as in thin:100)"
+            f"unknown action {str(text)[:100]!r}; expected one of: {action_names} (with a number, as in thin:100)"
         )
     return RunAction(name)
 
@@ -133,14 +133,14 @@ def parse_action(text: object) -> RunAction:
 
 def _rebuildable(folder: RunFolder) -> list[Path]:
     """Return the files that can be made again from the journal."""
-    found = [path for part in ("cache", "thumbs") for path in _files_in(folder.private / part)]
-    found += [path for path in (folder.csv, folder.csv_cursor) if path.is_file() and not path.is_symlink()]
+    paths = [path for part in ("cache", "thumbs") for path in _files_in(folder.private / part)]
+    paths += [path for path in (folder.csv, folder.csv_cursor) if path.is_file() and not path.is_symlink()]
     # Event files are ours if our sink has written the run, and only then `tacho sync` writes them again.
     events, cursor = folder.path / "tensorboard", folder.private / "sink-tensorboard.json"
-    written = _files_in(events)
-    if cursor.is_file() and written and all("tfevents" in path.name for path in written):
-        found += [*written, cursor]
-    return found
+    event_files = _files_in(events)
+    if cursor.is_file() and event_files and all("tfevents" in path.name for path in event_files):
+        paths += [*event_files, cursor]
+    return paths
 
 
 def _traces(folder: RunFolder) -> list[Path]:
@@ -163,13 +163,13 @@ def _sum_files(paths: Iterable[Path]) -> Freed:
 
 
 def _delete(folder: RunFolder, paths: list[Path]) -> Freed:
-    freed = _sum_files(paths)
+    freed_space = _sum_files(paths)
     for path in paths:
         path.unlink(missing_ok=True)
-    for place in {path.parent for path in paths} - {folder.path, folder.private}:
+    for parent in {path.parent for path in paths} - {folder.path, folder.private}:
         with contextlib.suppress(OSError):  # not empty
-            place.rmdir()
-    return freed
+            parent.rmdir()
+    return freed_space
 
 
 # Journals ------------------------------------------------------------------------------------------------------------
@@ -196,19 +196,19 @@ def _gzip(folder: RunFolder, name: str, *, is_forced: bool) -> Freed:
     if any(rank.rank and rank.state is RunState.RUNNING for rank in read_ranks(folder)):
         raise ActionError(f"a rank of {name!r} is still being recorded")
     old_key = journal_key(stat_journal(folder.journal))
-    freed, num_files = 0, 0
+    num_freed_bytes, num_files = 0, 0
     for path in _plain_journals(folder):
         _check_space(path, path.stat().st_size // 2)
         sizes = compress_journal(
             path, below=folder.path, publishing=lambda: _allowing(folder, name, is_forced=is_forced)
         )
         if sizes is not None:
-            freed, num_files = freed + sizes[0] - sizes[1], num_files + 1
+            num_freed_bytes, num_files = num_freed_bytes + sizes[0] - sizes[1], num_files + 1
     # The summary belongs to the size of the file, but its content is still right.
     summary = load_summary(folder, old_key)
     if summary is not None and num_files:
         save_summary(folder, msgspec.structs.replace(summary, journal=journal_key(stat_journal(folder.journal))))
-    return Freed(freed, num_files)
+    return Freed(num_freed_bytes, num_files)
 
 
 def _sample_thin(folder: RunFolder, window: int) -> int:
@@ -218,8 +218,8 @@ def _sample_thin(folder: RunFolder, window: int) -> int:
     with open_journal(folder.journal) as file:
         while num_read < _SAMPLE_BYTES and (line := file.readline(_SAMPLE_BYTES)):
             num_read += len(line)
-            num_kept += sum(len(kept) + 1 for kept in thinner.add(line.rstrip(b"\n")))
-    num_kept += sum(len(kept) + 1 for kept in thinner.finish())
+            num_kept += sum(len(thinned_line) + 1 for thinned_line in thinner.add(line.rstrip(b"\n")))
+    num_kept += sum(len(thinned_line) + 1 for thinned_line in thinner.finish())
     size = stat_journal(folder.journal).st_size
     return max(0, size - round(size * num_kept / num_read)) if num_read else 0
 
@@ -257,7 +257,7 @@ def _allowing(folder: RunFolder, name: str, *, is_forced: bool) -> Iterator[bool
 
 
 @contextlib.contextmanager
-def _locked(folder: RunFolder, name: str) -> Iterator[None]:
+def _run_lock(folder: RunFolder, name: str) -> Iterator[None]:
     with lock_run_folder(folder) as is_ours:
         if not is_ours:
             raise ActionError(f"{name!r} is still being recorded; stop it first")

@@ -120,8 +120,8 @@ class Annotations(msgspec.Struct, frozen=True):
 
     def merge_tags(self, base: Sequence[str]) -> list[str]:
         """Return the tags of the training code with those added, without those removed."""
-        kept = [tag for tag in base if self.tags.get(tag, True)]
-        return list(dict.fromkeys([*kept, *sorted(tag for tag, is_added in self.tags.items() if is_added)]))
+        base_tags = [tag for tag in base if self.tags.get(tag, True)]
+        return list(dict.fromkeys([*base_tags, *sorted(tag for tag, is_added in self.tags.items() if is_added)]))
 
 
 # Folding -------------------------------------------------------------------------------------------------------------
@@ -131,22 +131,22 @@ def fold(ops: Iterable[AnnotationOp]) -> Annotations:
     """Return the result of operations, whatever their order."""
     latest: dict[tuple[str, str], AnnotationOp] = {}
     marks: dict[str, AnnotationOp] = {}
-    unmarked: set[str] = set()
+    removed_ids: set[str] = set()
     for op in ops:
         if op.op == "mark" and op.global_step is not None:
-            known = marks.get(op.id)
-            marks[op.id] = op if known is None else max(known, op, key=_precedence)
+            earlier_op = marks.get(op.id)
+            marks[op.id] = op if earlier_op is None else max(earlier_op, op, key=_precedence)
         elif op.op == "unmark":
-            unmarked.add(str(op.value))
+            removed_ids.add(str(op.value))
         elif op.op in {"set", "add", "remove"}:
             key = (op.field, str(op.value) if op.op != "set" else "")
-            known = latest.get(key)
-            latest[key] = op if known is None else max(known, op, key=_precedence)
+            earlier_op = latest.get(key)
+            latest[key] = op if earlier_op is None else max(earlier_op, op, key=_precedence)
     values = {field: op.value for (field, _), op in sorted(latest.items()) if op.op == "set" and op.value is not None}
     tags = {tag: op.op == "add" for (field, tag), op in sorted(latest.items()) if field == "tags" and op.op != "set"}
-    kept = [op for op_id, op in marks.items() if op_id not in unmarked]
-    shown = [MarkedStep(op.id, op.global_step or 0, op.text, op.by, op.time) for op in kept]
-    return Annotations(values, tags, sorted(shown, key=lambda mark: (mark.global_step, mark.time, mark.id)))
+    remaining_ops = [op for op_id, op in marks.items() if op_id not in removed_ids]
+    marked_steps = [MarkedStep(op.id, op.global_step or 0, op.text, op.by, op.time) for op in remaining_ops]
+    return Annotations(values, tags, sorted(marked_steps, key=lambda mark: (mark.global_step, mark.time, mark.id)))
 
 
 def _precedence(op: AnnotationOp) -> tuple[tuple[float, str, str], bytes]:
@@ -169,14 +169,14 @@ def read_annotations(folder: RunFolder) -> Annotations:
 
 def read_ops(folder: RunFolder) -> Iterator[AnnotationOp]:
     """Yield the valid operations on a run, file by file."""
-    place = annotations_folder(folder)
+    ops_folder = annotations_folder(folder)
     try:
-        names = sorted(name for name in os.listdir(place) if _FILE_NAME.fullmatch(name))[:_MAX_FILES]
+        names = sorted(name for name in os.listdir(ops_folder) if _FILE_NAME.fullmatch(name))[:_MAX_FILES]
     except OSError:
         return
     for name in names:
         try:
-            with open_to_read(place / name, below=folder.path) as file:
+            with open_to_read(ops_folder / name, below=folder.path) as file:
                 lines = file.read(_MAX_FILE_BYTES).split(b"\n")
         except OSError:
             continue
@@ -268,10 +268,10 @@ def annotate(folder: RunFolder, changes: Iterable[Mapping[str, Any]], *, by: str
     for op in ops:
         check_op(op)
     block = b"".join(encode(msgspec.to_builtins(op)) + b"\n" for op in ops)
-    place = annotations_folder(folder)
+    ops_folder = annotations_folder(folder)
     try:
-        make_folder(place, below=folder.path)
-        path = place / f"{actor}.jsonl"
+        make_folder(ops_folder, below=folder.path)
+        path = ops_folder / f"{actor}.jsonl"
         descriptor = open_to_append(path, below=folder.path, mode=0o666)
         try:
             size = os.fstat(descriptor).st_size
@@ -282,10 +282,10 @@ def annotate(folder: RunFolder, changes: Iterable[Mapping[str, Any]], *, by: str
             write_all(descriptor, b"\n" + block if is_torn else block)
         finally:
             os.close(descriptor)
-        os.utime(place)
+        os.utime(ops_folder)
     except OSError as error:
         raise AnnotationError(
-            f"cannot annotate {folder.name!r}: {error.strerror or error} ({error.filename or place}); "
+            f"cannot annotate {folder.name!r}: {error.strerror or error} ({error.filename or ops_folder}); "
             "make the run folder writable, or copy the run to a folder of your own"
         ) from error
     return ops
@@ -356,11 +356,11 @@ def _actor_in(folder: Path, host: str) -> str:
     path = folder / "actors" / hashlib.blake2b(host.encode(), digest_size=6).hexdigest()
     for _ in range(2):
         try:
-            known = read_small(path, 100).decode("ascii", "replace").strip()
+            actor = read_small(path, 100).decode("ascii", "replace").strip()
         except OSError:
-            known = ""
-        if re.fullmatch(r"[0-9a-f]{8}", known):
-            return known
+            actor = ""
+        if re.fullmatch(r"[0-9a-f]{8}", actor):
+            return actor
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, secrets.token_hex(4).encode() + b"\n", below=path.parent)

@@ -77,10 +77,10 @@ def diff_captured(runs: Sequence[CapturedRun]) -> CapturedDiff:
     missing: list[MissingPart] = []
     has_records = [bool(run.start or run.code) for run in runs]
     return CapturedDiff(
-        git=diff_values([_git_state(run) if known else None for run, known in zip(runs, has_records, strict=True)]),
+        git=diff_values([_git_state(run) if has_any else None for run, has_any in zip(runs, has_records, strict=True)]),
         packages=diff_values(_read_part(runs, "packages", read_packages, missing)),
         environment=diff_values(
-            [_environment(run) if known else None for run, known in zip(runs, has_records, strict=True)]
+            [_environment(run) if has_any else None for run, has_any in zip(runs, has_records, strict=True)]
         ),
         files=diff_values(_read_part(runs, "files", _source_names, missing)),
         missing=missing,
@@ -133,7 +133,7 @@ def _source_names(folder: RunFolder, code: Mapping[str, Any]) -> dict[str, str]:
 def _read_part(
     runs: Sequence[CapturedRun],
     part: str,
-    read: Callable[[RunFolder, Mapping[str, Any]], Content],
+    read_content: Callable[[RunFolder, Mapping[str, Any]], Content],
     missing: list[MissingPart],
 ) -> list[Content | None]:
     """Return a captured part of each run; None for runs without it, which are added to `missing`."""
@@ -144,7 +144,7 @@ def _read_part(
         content = None
         name = str(code_section(run.code, part).get("file"))
         try:
-            content = content_of_file.get(name) or read(run.folder, run.code) or None
+            content = content_of_file.get(name) or read_content(run.folder, run.code) or None
             if content is None:
                 missing.append(MissingPart(run.name, title, code_missing_reason(run.code, part)))
             else:

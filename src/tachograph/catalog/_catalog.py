@@ -10,10 +10,10 @@ rewritten when it lacks more than a few runs, and may be deleted at any time.
 
 The state of a run without an end can change although no file does. It is inferred again each time, as in `Store`.
 
-The rows that were found last are a *listing*. A new one is made only if some row changed, and it keeps what was
-computed from its rows: those that match an expression, their order, and the known fields. So a dashboard that scrolls,
-or polls a folder in which nothing happens, costs little more than looking at the files, and in a large folder not even
-that: see `max_age_s` of `rows`.
+The rows that were found last are a *listing*. A new one is made only if some row changed, and it caches
+results computed from its rows: the rows that match an expression, their order, and the known fields. So a dashboard
+that scrolls, or polls a folder in which nothing happens, costs little more than looking at the files, and in a large
+folder not even that: see `max_age_s` of `rows`.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ _REFRESH_SHARE = 0.1
 T = TypeVar("T")
 
 
-class _Running(msgspec.Struct):
+class _FollowedRun(msgspec.Struct):
     """A running run that is followed, and when its summary may be computed again."""
 
     run: StoredRun
     next_s: float = 0.0
 
 
-class _Known(msgspec.Struct):
+class _CachedRow(msgspec.Struct):
     row: RunRow
     annotated_ns: int
     is_saved: bool
@@ -94,7 +94,7 @@ class _Known(msgspec.Struct):
 
 
 class _Listing:
-    """The rows of all runs, newest first, and what was computed from them. Thread-safe, as far as dicts are."""
+    """The rows of all runs, newest first, and results computed from them. Thread-safe, as far as dicts are."""
 
     def __init__(self, rows: list[RunRow]) -> None:
         self.found = rows
@@ -104,18 +104,18 @@ class _Listing:
         self._lock = threading.Lock()
 
     def answer(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Return what a function returned for a key before, or call it. Results must not be changed."""
+        """Return the cached result of a function for a key, or call it. Results must not be changed."""
         with self._lock:
             if key in self._answers:
                 self._answers.move_to_end(key)
-                found: T = self._answers[key]
-                return found
-        found = compute()
+                result: T = self._answers[key]
+                return result
+        result = compute()
         with self._lock:
-            self._answers[key] = found
+            self._answers[key] = result
             while len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)
-        return found
+        return result
 
     def forget(self) -> None:
         """Compute everything again."""
@@ -131,8 +131,8 @@ class Catalog:
         self.log_dirs = self.folders.log_dirs
         self._uses_index = uses_index
         self._lock = threading.RLock()
-        self._known: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
-        self._running: OrderedDict[str, _Running] = OrderedDict()
+        self._cached: dict[str, dict[str, _CachedRow]] = {log_dir: {} for log_dir in self.log_dirs}
+        self._running: OrderedDict[str, _FollowedRun] = OrderedDict()
         self._unreadable: dict[tuple[str, str], JournalKey] = {}
         self._here = this_process()
         self._is_loaded = False
@@ -157,7 +157,7 @@ class Catalog:
             is_full: compute full summaries that are missing.
             step_values: also compute these values at steps.
             max_s: after this time, leave the remaining summaries brief; the next call continues.
-            max_age_s: of many runs, return what was found this long ago without looking at them again.
+            max_age_s: with many runs, return rows up to this old without scanning the folders again.
         """
         return list(self._list(is_full=is_full, step_values=step_values, max_s=max_s, max_age_s=max_age_s).rows)
 
@@ -186,7 +186,7 @@ class Catalog:
             return self._listing
 
     def _found_rows(self) -> list[RunRow]:
-        return [known.row for runs in self._known.values() for known in runs.values()]
+        return [cached.row for runs in self._cached.values() for cached in runs.values()]
 
     def _load(self) -> None:
         if not self._is_loaded and self._uses_index:
@@ -197,18 +197,18 @@ class Catalog:
     def _look(self) -> None:
         """Look at all runs."""
         self._looked_s, self._is_outdated = time.monotonic(), False
-        current: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
+        current: dict[str, dict[str, _CachedRow]] = {log_dir: {} for log_dir in self.log_dirs}
         for run in self.folders.find():
-            known = self._look_at(run.log_dir, run.name, run.path, run.journal)
-            if known is not None:
-                self._set_id(known, run.id)
-                current[run.log_dir][run.name] = known
-        self._known = current
+            cached = self._look_at(run.log_dir, run.name, run.path, run.journal)
+            if cached is not None:
+                self._set_id(cached, run.id)
+                current[run.log_dir][run.name] = cached
+        self._cached = current
 
-    def _set_id(self, known: _Known, run_id: str) -> None:
-        if known.row.id != run_id:
-            known.row = known.row.with_summary(known.row.summary)
-            known.row.id = run_id
+    def _set_id(self, cached: _CachedRow, run_id: str) -> None:
+        if cached.row.id != run_id:
+            cached.row = cached.row.with_summary(cached.row.summary)
+            cached.row.id = run_id
 
     def outdate(self) -> None:
         """Look at all runs the next time, because this process changed some."""
@@ -219,39 +219,39 @@ class Catalog:
         if not self._is_loaded:
             with self._lock:
                 self._load()
-        known = self._known[run.log_dir].get(run.name)
-        if known is None or not known.row.summary.has_end or known.row.summary.journal != journal_key(run.journal):
+        cached = self._cached[run.log_dir].get(run.name)
+        if cached is None or not cached.row.summary.has_end or cached.row.summary.journal != journal_key(run.journal):
             return None
-        return known.row.summary.overview
+        return cached.row.summary.overview
 
     @property
     def num_runs(self) -> int:
         """The number of runs found by the last call of `rows`."""
-        return sum(len(runs) for runs in self._known.values())
+        return sum(len(runs) for runs in self._cached.values())
 
     @property
     def indexed_share(self) -> float:
-        """The share of runs with a full summary; those that are recorded or cannot be read count as known."""
+        """The share of runs with a full summary; running and unreadable runs count as known."""
         return self.indexed_share_for(())
 
     def indexed_share_for(self, fields: Iterable[str], rows: Sequence[RunRow] | None = None) -> float:
         """Return the share of all or some runs with a full summary, and with the values at steps among some fields."""
         with self._lock:
             listing = self._listing
-        steps = tuple(dict.fromkeys(found for found in map(step_value_of, fields) if found is not None))
+        steps = tuple(dict.fromkeys(step_value for step_value in map(step_value_of, fields) if step_value is not None))
         if rows is not None:
             return self._indexed_share_for(rows, steps)
         return listing.answer(("indexed_share", steps), lambda: self._indexed_share_for(listing.rows, steps))
 
     def _indexed_share_for(self, rows: Sequence[RunRow], steps: Iterable[StepValue]) -> float:
-        wanted = _without_names(list(steps), rows)
-        known = (
-            (row.summary.is_full and not (wanted and row.missing_values(wanted)))
+        step_values = _without_names(list(steps), rows)
+        row_is_complete = (
+            (row.summary.is_full and not (step_values and row.missing_values(step_values)))
             or row.summary.overview.state is RunState.RUNNING
             or self._unreadable.get((row.log_dir, row.name)) == row.summary.journal
             for row in rows
         )
-        return sum(known) / len(rows) if rows else 1.0
+        return sum(row_is_complete) / len(rows) if rows else 1.0
 
     def select(
         self,
@@ -280,8 +280,10 @@ class Catalog:
         if "archived" in query.fields:
             archived = None
         fields = {*query.fields, *columns, *query.tested}
-        wanted = [found for found in map(step_value_of, fields) if found is not None]
-        listing = self._list(is_full=any(map(needs_full, fields)), step_values=wanted, max_s=max_s, max_age_s=max_age_s)
+        step_values = [step_value for step_value in map(step_value_of, fields) if step_value is not None]
+        listing = self._list(
+            is_full=any(map(needs_full, fields)), step_values=step_values, max_s=max_s, max_age_s=max_age_s
+        )
 
         def compute() -> list[RunRow]:
             matches = query.matcher(now)
@@ -297,13 +299,13 @@ class Catalog:
         Args:
             rows: the rows.
             sort: a field; with a minus in front, highest first. Empty keeps their order.
-            pinned: rows to put first, besides those that are pinned; None keeps these in place, too.
+            pinned: rows to put first, besides the pinned ones; None keeps pinned rows in order, too.
         """
         field = sort.removeprefix("-")
 
         def compute() -> tuple[Sequence[RunRow], list[RunRow]]:
-            found = sort_rows(rows, field, is_descending=sort.startswith("-")) if field else list(rows)
-            return rows, found if pinned is None else pinned_first(found, pinned)
+            sorted_rows = sort_rows(rows, field, is_descending=sort.startswith("-")) if field else list(rows)
+            return rows, sorted_rows if pinned is None else pinned_first(sorted_rows, pinned)
 
         # The rows are part of the answer, so their id cannot be used again while it is kept.
         key = ("order", id(rows), sort, None if pinned is None else tuple(pinned))
@@ -323,17 +325,18 @@ class Catalog:
             listing = self._listing
         if not listing.rows or not listing.answer("full", lambda: all(row.summary.is_full for row in listing.rows)):
             listing = self._list(is_full=True)
-        asked = dict.fromkeys([*query.fields, *columns])
-        found = listing.answer(
-            ("found", *asked), lambda: {field for field in asked if any(row.has(field) for row in listing.rows)}
+        used_fields = dict.fromkeys([*query.fields, *columns])
+        existing_fields = listing.answer(
+            ("found", *used_fields),
+            lambda: {field for field in used_fields if any(row.has(field) for row in listing.rows)},
         )
-        if not listing.rows or len(found) == len(asked):
+        if not listing.rows or len(existing_fields) == len(used_fields):
             return []
         names = listing.answer(
             "names", lambda: {*known_fields(listing.rows), *keys_of(row.summary.metrics for row in listing.rows)}
         )
-        listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
-        return [*query.unknown_fields(names | found), *listed.unknown_fields(names | found)]
+        column_query = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
+        return [*query.unknown_fields(names | existing_fields), *column_query.unknown_fields(names | existing_fields)]
 
     def row(self, run_id: str) -> RunRow:
         """Return the row of a run by its id, looking at this run only.
@@ -342,14 +345,14 @@ class Catalog:
             RunNotFoundError: if there is no such run, or several log folders have one of this name.
         """
         with self._lock:
-            found = self.folders.resolve(run_id)
-            if found is not None:
-                log_dir, name, folder = found
-                known = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
-                if known is not None:
-                    self._set_id(known, self.folders.id_of(log_dir, name))
-                    self._known[log_dir][name] = known
-                    return known.row
+            location = self.folders.resolve(run_id)
+            if location is not None:
+                log_dir, name, folder = location
+                cached = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
+                if cached is not None:
+                    self._set_id(cached, self.folders.id_of(log_dir, name))
+                    self._cached[log_dir][name] = cached
+                    return cached.row
             ids = {run.id for run in self.folders.find()}
         hint = did_you_mean(run_id, ids) if len(run_id) <= 200 else ""
         raise RunNotFoundError(f"no run {run_id[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
@@ -367,44 +370,48 @@ class Catalog:
         Raises:
             RunNotFoundError: if there is no such run.
         """
-        wanted = [found for found in map(step_value_of, columns) if found is not None]
+        step_values = [step_value for step_value in map(step_value_of, columns) if step_value is not None]
         with self._lock:
             rows = [self.row(run_id) for run_id in run_ids]
-            chosen = [self._known[row.log_dir][row.name] for row in rows]
-            if chosen:
-                self._complete(wanted, None if max_s is None else time.monotonic() + max_s, chosen)
-            return [known.row for known in chosen]
+            cached_rows = [self._cached[row.log_dir][row.name] for row in rows]
+            if cached_rows:
+                self._complete(step_values, None if max_s is None else time.monotonic() + max_s, cached_rows)
+            return [cached.row for cached in cached_rows]
 
     # Reading
 
-    def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _Known | None:
+    def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _CachedRow | None:
         key = journal_key(journal)
         try:
             annotated_ns = os.stat(path + "/annotations").st_mtime_ns
         except OSError:
             annotated_ns = 0
-        known = self._known[log_dir].get(name)
-        if known is None or known.row.summary.journal != key:
+        cached = self._cached[log_dir].get(name)
+        if cached is None or cached.row.summary.journal != key:
             return self._read(log_dir, name, RunFolder(path), key, annotated_ns)
-        row = known.row
+        row = cached.row
         summary, annotations = row.summary, row.annotations
         if not summary.has_end and summary.overview.state is not RunState.CRASHED:  # which is final
             summary = self._with_state(row.folder, summary)
-        if known.annotated_ns != annotated_ns:
+        if cached.annotated_ns != annotated_ns:
             annotations = read_annotations(row.folder) if annotated_ns else Annotations()
         if summary is row.summary and annotations is row.annotations:
-            return known
-        return _Known(
-            row.with_summary(summary, annotations), annotated_ns, known.is_saved and known.annotated_ns == annotated_ns
+            return cached
+        return _CachedRow(
+            row.with_summary(summary, annotations),
+            annotated_ns,
+            cached.is_saved and cached.annotated_ns == annotated_ns,
         )
 
-    def _read(self, log_dir: str, name: str, folder: RunFolder, key: JournalKey, annotated_ns: int) -> _Known | None:
+    def _read(
+        self, log_dir: str, name: str, folder: RunFolder, key: JournalKey, annotated_ns: int
+    ) -> _CachedRow | None:
         if is_linked_out(log_dir, folder):
             return None
         summary = load_summary(folder, key)
         if summary is None:
             summary = brief_summary(folder, key, read_heartbeat(folder.heartbeat))
-            old = self._known[log_dir].get(name)
+            old = self._cached[log_dir].get(name)
             if old is not None and old.row.summary.is_full and _is_continued(old.row.summary, summary):
                 # Until it is computed again, what grows slowly is better than nothing.
                 summary = msgspec.structs.replace(
@@ -414,7 +421,7 @@ class Catalog:
             summary = self._with_state(folder, summary)
         annotations = read_annotations(folder) if annotated_ns else Annotations()
         row = RunRow(name, log_dir, summary, annotations)
-        return _Known(row, annotated_ns, is_saved=False)
+        return _CachedRow(row, annotated_ns, is_saved=False)
 
     def _with_state(self, folder: RunFolder, summary: CatalogSummary) -> CatalogSummary:
         """Return the summary with the current state of a run that has no end."""
@@ -425,31 +432,31 @@ class Catalog:
         return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
 
     def _complete(
-        self, step_values: list[StepValue], deadline_s: float | None, chosen: list[_Known] | None = None
+        self, step_values: list[StepValue], deadline_s: float | None, cached_rows: list[_CachedRow] | None = None
     ) -> None:
-        """Compute what summaries lack, those of ended runs first: they are computed only once."""
-        everything = chosen or [known for runs in self._known.values() for known in runs.values()]
-        wanted = _without_names(step_values, (known.row for known in everything))[:_MAX_STEP_VALUES]
+        """Compute missing parts of summaries, of ended runs first: these are computed only once."""
+        everything = cached_rows or [cached for runs in self._cached.values() for cached in runs.values()]
+        missing_values = _without_names(step_values, (cached.row for cached in everything))[:_MAX_STEP_VALUES]
         waiting = [
-            known
-            for known in everything
-            if not known.row.summary.is_full or (wanted and known.row.missing_values(wanted))
+            cached
+            for cached in everything
+            if not cached.row.summary.is_full or (missing_values and cached.row.missing_values(missing_values))
         ]
-        waiting.sort(key=lambda known: (not known.row.summary.has_end, -(known.row.summary.overview.started or 0.0)))
-        for known in waiting:
+        waiting.sort(key=lambda cached: (not cached.row.summary.has_end, -(cached.row.summary.overview.started or 0.0)))
+        for cached in waiting:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return
             try:
-                self._complete_run(known, wanted)
+                self._complete_run(cached, missing_values)
             except (OSError, SegmentError):
                 # Asking again would not help, unless the journal changes; it is tried again in any case.
-                place, journal = (known.row.log_dir, known.row.name), known.row.summary.journal
-                if self._unreadable.get(place) != journal:
-                    self._unreadable[place] = journal
+                run_key, journal = (cached.row.log_dir, cached.row.name), cached.row.summary.journal
+                if self._unreadable.get(run_key) != journal:
+                    self._unreadable[run_key] = journal
                     self._listing.forget()
 
-    def _complete_run(self, known: _Known, wanted: list[StepValue]) -> None:
-        row = known.row
+    def _complete_run(self, cached: _CachedRow, step_values: list[StepValue]) -> None:
+        row = cached.row
         folder, key = row.folder, row.summary.journal
         may_change = row.summary.overview.state in {RunState.RUNNING, RunState.STALE}
         path = os.fspath(folder.path)
@@ -463,11 +470,11 @@ class Catalog:
             summary = row.summary
         else:
             summary = full_summary(folder, run, row.summary)
-        summary = _with_step_values(row.with_summary(summary), run, wanted)
+        summary = _with_step_values(row.with_summary(summary), run, step_values)
         if may_change:
             # Following is cheap, but the aggregates are computed over all points.
             took_s = time.monotonic() - began_s
-            self._running[path] = _Running(run, time.monotonic() + took_s / _REFRESH_SHARE)
+            self._running[path] = _FollowedRun(run, time.monotonic() + took_s / _REFRESH_SHARE)
             self._running.move_to_end(path)
             while len(self._running) > _MAX_RUNNING:
                 self._running.popitem(last=False)
@@ -475,56 +482,56 @@ class Catalog:
             self._running.pop(path, None)
             if summary.journal == key:
                 save_summary(folder, summary)
-        known.row = row.with_summary(summary)
-        known.is_saved = False
+        cached.row = row.with_summary(summary)
+        cached.is_saved = False
 
     def _link_children(self) -> None:
-        everything = [known for runs in self._known.values() for known in runs.values()]
-        children = children_of([known.row for known in everything])
-        for known in everything:
-            found = children.get(id(known.row), [])
-            if found != known.row.children:
-                known.row = known.row.with_children(found)
+        everything = [cached for runs in self._cached.values() for cached in runs.values()]
+        children = children_of([cached.row for cached in everything])
+        for cached in everything:
+            child_ids = children.get(id(cached.row), [])
+            if child_ids != cached.row.children:
+                cached.row = cached.row.with_children(child_ids)
 
     # The index
 
     def _load_index(self, log_dir: str) -> None:
         for entry in load_index(_index_path(log_dir), below=Path(log_dir)):
             row = RunRow(entry.name, log_dir, entry.summary, entry.annotations)
-            self._known[log_dir][entry.name] = _Known(row, entry.annotated_ns, is_saved=True)
+            self._cached[log_dir][entry.name] = _CachedRow(row, entry.annotated_ns, is_saved=True)
 
     def _save_index(self, log_dir: str) -> None:
         """Write the index if it lacks more than a few ended runs: each of those costs one small file to read."""
-        ended = [known for known in self._known[log_dir].values() if known.row.summary.has_end]
-        num_new = sum(not known.is_saved for known in ended)
-        if num_new <= max(16, len(ended) // 20):
+        ended_rows = [cached for cached in self._cached[log_dir].values() if cached.row.summary.has_end]
+        num_new = sum(not cached.is_saved for cached in ended_rows)
+        if num_new <= max(16, len(ended_rows) // 20):
             return
         entries = [
-            IndexEntry(known.row.name, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
+            IndexEntry(cached.row.name, cached.row.summary, cached.annotated_ns, cached.row.annotations)
+            for cached in ended_rows
         ]
         with contextlib.suppress(OSError):  # a read-only folder
             save_index(_index_path(log_dir), entries, below=Path(log_dir))
-            for known in ended:
-                known.is_saved = True
+            for cached in ended_rows:
+                cached.is_saved = True
 
 
 def _without_names(step_values: list[StepValue], rows: Iterable[RunRow]) -> list[StepValue]:
-    """Return values at steps without those that are the names of metrics, such as ``recall@5``."""
+    """Return values at steps without names of metrics, such as ``recall@5``."""
     keys = {at.key for at in step_values}
     names = {name for row in rows for name in keys & row.summary.metrics.keys()} if keys else set()
     return [at for at in dict.fromkeys(step_values) if at.key not in names]
 
 
-def _with_step_values(row: RunRow, run: StoredRun, wanted: list[StepValue]) -> CatalogSummary:
-    """Return the summary of a row with values at steps, those that it has and more, from its columns."""
-    known = [at for at in map(step_value_of, row.summary.step_values) if at is not None and at not in wanted]
-    names = {at: name for at in [*known, *wanted] if (name := row.metric_name(at.metric)) is not None}
+def _with_step_values(row: RunRow, run: StoredRun, step_values: list[StepValue]) -> CatalogSummary:
+    """Return the summary of a row with more values at steps, computed from its columns."""
+    kept_values = [at for at in map(step_value_of, row.summary.step_values) if at is not None and at not in step_values]
+    names = {at: name for at in [*kept_values, *step_values] if (name := row.metric_name(at.metric)) is not None}
     latest = list(names)[-_MAX_STEP_VALUES:]
     if not latest:
         return row.summary
-    found = run.values_at([(names[at], at.step) for at in latest])
-    values = {at.key: found[names[at], at.step] for at in latest}
-    return msgspec.structs.replace(row.summary, step_values=values)
+    values = run.values_at([(names[at], at.step) for at in latest])
+    return msgspec.structs.replace(row.summary, step_values={at.key: values[names[at], at.step] for at in latest})
 
 
 def _index_path(log_dir: str) -> Path:
@@ -575,5 +582,5 @@ def sort_rows(rows: Iterable[RunRow], field: str, *, is_descending: bool = False
 
 def pinned_first(rows: Iterable[RunRow], names: Iterable[str] = ()) -> list[RunRow]:
     """Return rows with those first that are pinned, or named here; else in the same order."""
-    named = set(names)
-    return sorted(rows, key=lambda row: not (row.id in named or row.get("pinned") is True))
+    pinned_names = set(names)
+    return sorted(rows, key=lambda row: not (row.id in pinned_names or row.get("pinned") is True))

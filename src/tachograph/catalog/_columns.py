@@ -1,4 +1,4 @@
-"""What is known about a column of a table over all of its rows.
+"""Facts about a column of a table over all of its rows.
 
 A folder may have 10,000 runs, and a dashboard asks for columns again whenever it scrolls. So facts about a column are
 kept as long as the rows are the same objects, which they are while no run changes.
@@ -20,7 +20,7 @@ __all__ = ["ColumnFacts", "ColumnFactsCache", "kind_of_value"]
 
 
 class ColumnFacts(NamedTuple):
-    """What is known about a column over all rows."""
+    """The kind, best row and range of a column over all rows."""
 
     kind: FactKind
     best: str | None
@@ -37,28 +37,28 @@ class ColumnFactsCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: list[RunRow] = []
-        self._known: dict[str, ColumnFacts] = {}
+        self._facts: dict[str, ColumnFacts] = {}
 
     def get(self, rows: list[RunRow], fields: Iterable[str]) -> list[ColumnFacts]:
         """Return facts about columns of rows."""
         with self._lock:
             if rows != self._rows:  # compares identities
-                self._rows, self._known = rows, {}
-            known = self._known
-        found = []
+                self._rows, self._facts = rows, {}
+            facts_of_field = self._facts
+        result = []
         for field in fields:
-            facts = known.get(field)
+            facts = facts_of_field.get(field)
             if facts is None:
                 facts = _column_facts(rows, field)
                 if step_value_of(field) is None:  # those are added to a row later
-                    known[field] = facts
-            found.append(facts)
-        return found
+                    facts_of_field[field] = facts
+            result.append(facts)
+        return result
 
 
 def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
-    read = reader_of(field)
-    values = [read(row) for row in rows]
+    read_value = reader_of(field)
+    values = [read_value(row) for row in rows]
     if set(map(type, values)) <= {int, float, NoneType} and _is_finite(values):
         return _number_facts(rows, field, values)
     numbers = [

@@ -17,7 +17,7 @@ _PROCESS = {"pid", "port", "host", "hostname", "node", "nodename", "timestamp", 
 _TIMES = {("start", "time"), ("end", "time"), ("created", "at"), ("started", "at")}
 _RANKS = {"rank", "local", "global", "node", "process"}
 _LABELS = {"name", "id", "uuid"}
-_LABELLED = {
+_LABEL_OWNERS = {
     "run",
     "exp",
     "experiment",
@@ -32,7 +32,7 @@ _LABELLED = {
 } | {
     *("display", "wandb", "mlflow", "slurm", "host", "user"),
 }
-"""What the keys of `_LABELS` name in a run, rather than in a model or a data set."""
+"""Words before a word of `_LABELS` that belong to a run, rather than to a model or a data set."""
 _PLACES = {"path", "paths", "dir", "dirs", "directory", "folder", "file", "files", "filename", "output", "uri", "url"}
 _INPUTS = {
     "model",
@@ -62,7 +62,7 @@ def describes_training(key: str) -> bool:
     if last == "rank":  # `local_rank`, but not `lora_rank`
         return not set(words) <= _RANKS
     if last in _LABELS:
-        return len(words) > 1 and words[-2] not in _LABELLED
+        return len(words) > 1 and words[-2] not in _LABEL_OWNERS
     if last in _PLACES:
         return bool(_INPUTS & set(words)) and not _OUTPUTS & set(words)
     return True

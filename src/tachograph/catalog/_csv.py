@@ -18,12 +18,12 @@ def csv_blocks(rows: Sequence[RunRow], columns: Sequence[str] = ()) -> Iterator[
 
     A missing value is an empty cell, and times are seconds since 1970, as everywhere in files and in the API.
     """
-    shown = columns or [name for name in FACTS if any(row.get(name) is not None for row in rows)]
-    shown = [column for column in dict.fromkeys(shown) if column != "name"]
-    yield ",".join(map(csv_text, ("name", *shown))) + "\n"
+    listed_columns = columns or [name for name in FACTS if any(row.get(name) is not None for row in rows)]
+    listed_columns = [column for column in dict.fromkeys(listed_columns) if column != "name"]
+    yield ",".join(map(csv_text, ("name", *listed_columns))) + "\n"
     for first in range(0, len(rows), _BLOCK_ROWS):
         yield "".join(
-            ",".join([csv_text(row.id), *(_cell(row.get(column)) for column in shown)]) + "\n"
+            ",".join([csv_text(row.id), *(_cell(row.get(column)) for column in listed_columns)]) + "\n"
             for row in rows[first : first + _BLOCK_ROWS]
         )
 

@@ -36,27 +36,29 @@ class FieldDescription(msgspec.Struct):
 
 def describe_fields(rows: Sequence[RunRow]) -> list[FieldDescription]:
     """Return the fields that some rows have: facts first, then git and config, then metrics by their last value."""
-    found: dict[str, FieldDescription] = {}
+    descriptions: dict[str, FieldDescription] = {}
     first_keys: dict[str, Any] = {}
     texts: dict[str, Counter[str] | None] = {}
     for field, values in _columns(rows):
-        known = found.get(field)
-        if known is None:
-            known = found[field] = FieldDescription(field, values[0])
+        description = descriptions.get(field)
+        if description is None:
+            description = descriptions[field] = FieldDescription(field, values[0])
             first_keys[field] = value_key(values[0])
             texts[field] = Counter()
-        known.num_runs += len(values)
-        if not known.differs and values.count(known.example) < len(values):
-            known.differs = any(value_key(value) != first_keys[field] for value in values)
+        description.num_runs += len(values)
+        if not description.differs and values.count(description.example) < len(values):
+            description.differs = any(value_key(value) != first_keys[field] for value in values)
         counts = texts[field]
         if counts is not None and not all(_count_texts(counts, value) for value in values):
             texts[field] = None
     num_full = sum(row.summary.is_full for row in rows)
-    for known in found.values():
+    for description in descriptions.values():
         # A run that was not read yet does not lack anything.
-        known.differs = known.differs or known.num_runs < (num_full if needs_full(known.field) else len(rows))
-        known.texts = [text for text, _ in (texts[known.field] or Counter()).most_common()]
-    return list(found.values())
+        description.differs = description.differs or description.num_runs < (
+            num_full if needs_full(description.field) else len(rows)
+        )
+        description.texts = [text for text, _ in (texts[description.field] or Counter()).most_common()]
+    return list(descriptions.values())
 
 
 def _columns(rows: Sequence[RunRow]) -> Iterator[tuple[str, Sequence[Any]]]:

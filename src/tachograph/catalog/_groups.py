@@ -1,7 +1,7 @@
 """Groups of runs that agree in some fields, with mean, spread and best of their values.
 
 The usual question is: the same config with several seeds. So ``config`` as a field stands for every key of the config
-in which the runs differ, except seeds, devices and those that do not describe the training, such as names of runs,
+in which the runs differ, except seeds, devices and keys that do not describe the training, such as names of runs,
 paths, hosts and ports.
 """
 
@@ -49,8 +49,8 @@ def best_row(rows: Iterable[RunRow], field: str) -> RunRow | None:
     direction = direction_of(field)
     if not direction:
         return None
-    known = [(row, value) for row in rows if (value := _number(row.get(field))) is not None]
-    return max(known, key=lambda item: direction * item[1])[0] if known else None
+    candidates = [(row, value) for row in rows if (value := _number(row.get(field))) is not None]
+    return max(candidates, key=lambda item: direction * item[1])[0] if candidates else None
 
 
 def differing_fields(rows: Sequence[RunRow], fields: Iterable[str]) -> list[str]:
@@ -79,11 +79,11 @@ def group_rows(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[
         members.setdefault(tuple(value_key(row.get(name)) for name in names), []).append(row)
     groups = [
         RunGroup(
-            key={name: found[0].get(name) for name in names},
-            runs=[row.id for row in found],
-            columns={column: _spread(found, column) for column in columns},
+            key={name: member_rows[0].get(name) for name in names},
+            runs=[row.id for row in member_rows],
+            columns={column: _spread(member_rows, column) for column in columns},
         )
-        for found in members.values()
+        for member_rows in members.values()
     ]
     return sorted(groups, key=lambda group: -len(group.runs))
 

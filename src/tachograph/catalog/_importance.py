@@ -76,12 +76,12 @@ class KeyRanking(msgspec.Struct):
 def rank_keys(rows: Sequence[RunRow], field: str) -> KeyRanking:
     """Rank the config keys that vary between runs by their rank correlation with a result."""
     results = numpy.array([_finite(row.get(field)) for row in rows], dtype=numpy.float64)
-    known = [row for row, value in zip(rows, results, strict=True) if math.isfinite(value)]
+    rows_with_result = [row for row, value in zip(rows, results, strict=True) if math.isfinite(value)]
     results = results[numpy.isfinite(results)]
     columns: dict[str, Numbers] = {}
     ones: dict[str, str] = {}
     not_ranked: list[UnrankedKey] = []
-    for name, values in varying_keys(known).items():
+    for name, values in varying_keys(rows_with_result).items():
         if is_seed(name):
             not_ranked.append(UnrankedKey(name, "a seed is a label"))
         elif (column := _column(values)) is not None:
@@ -91,29 +91,31 @@ def rank_keys(rows: Sequence[RunRow], field: str) -> KeyRanking:
                 ones[name] = texts[1]
         else:
             not_ranked.append(UnrankedKey(name, _reason(values)))
-    ranking = KeyRanking(field, len(known), len(rows) - len(known), len(columns), [], not_ranked, None)
-    ranking.too_few = _too_few(len(known), len(columns))
+    ranking = KeyRanking(
+        field, len(rows_with_result), len(rows) - len(rows_with_result), len(columns), [], not_ranked, None
+    )
+    ranking.too_few = _too_few(len(rows_with_result), len(columns))
     if ranking.too_few is None:
-        ranking.keys = _ranked(columns, results, ones, not_ranked)
+        ranking.keys = _rank_by_result(columns, results, ones, not_ranked)
     return ranking
 
 
 def varying_keys(rows: Sequence[RunRow]) -> dict[str, list[Any]]:
     """Return the config keys that describe the training and have two or more values, with the value of each run."""
-    found = {each.name: each.values for each in diff_values([row.summary.config for row in rows])}
+    values_of_key = {each.name: each.values for each in diff_values([row.summary.config for row in rows])}
     return {
         name: values
-        for name, values in found.items()
+        for name, values in values_of_key.items()
         if describes_training(name) and len({value_key(value) for value in values if value is not None}) > 1
     }
 
 
 def spearman(first: Numbers, second: Numbers) -> float:
     """Return the rank correlation of two series; NaN if one of them is constant."""
-    left, right = _ranks(first), _ranks(second)
-    left, right = left - left.mean(), right - right.mean()
-    scale = math.sqrt(float(left @ left) * float(right @ right))
-    return float(left @ right) / scale if scale else math.nan
+    first_ranks, second_ranks = _ranks(first), _ranks(second)
+    first_ranks, second_ranks = first_ranks - first_ranks.mean(), second_ranks - second_ranks.mean()
+    scale = math.sqrt(float(first_ranks @ first_ranks) * float(second_ranks @ second_ranks))
+    return float(first_ranks @ second_ranks) / scale if scale else math.nan
 
 
 def _ranks(values: Numbers) -> Numbers:
@@ -131,10 +133,10 @@ def _interval(rho: float, num: int) -> tuple[float | None, float | None]:
     return math.tanh(z - _Z95 * error), math.tanh(z + _Z95 * error)
 
 
-def _ranked(
+def _rank_by_result(
     columns: dict[str, Numbers], results: Numbers, ones: dict[str, str], not_ranked: list[UnrankedKey]
 ) -> list[KeyImportance]:
-    found: list[KeyImportance] = []
+    rankings: list[KeyImportance] = []
     for name, column in columns.items():
         both = numpy.isfinite(column)
         num = int(both.sum())
@@ -144,28 +146,28 @@ def _ranked(
             not_ranked.append(UnrankedKey(name, reason))
             continue
         low, high = _interval(rho, num)
-        found.append(KeyImportance(name, num, rho, low, high, [], ones.get(name)))
-    for first, second in itertools.combinations(found, 2):
+        rankings.append(KeyImportance(name, num, rho, low, high, [], ones.get(name)))
+    for first, second in itertools.combinations(rankings, 2):
         if _vary_together(columns[first.key], columns[second.key]):
             first.together.append(second.key)
             second.together.append(first.key)
-    return sorted(found, key=lambda each: -abs(each.rho))
+    return sorted(rankings, key=lambda each: -abs(each.rho))
 
 
-def _vary_together(left: Numbers, right: Numbers) -> bool:
-    both = numpy.isfinite(left) & numpy.isfinite(right)
-    return int(both.sum()) >= _MIN_RUNS and abs(spearman(left[both], right[both])) > _TOGETHER
+def _vary_together(first: Numbers, second: Numbers) -> bool:
+    both = numpy.isfinite(first) & numpy.isfinite(second)
+    return int(both.sum()) >= _MIN_RUNS and abs(spearman(first[both], second[both])) > _TOGETHER
 
 
 def _too_few(num_runs: int, num_keys: int) -> str | None:
     if num_keys == 0:
         return "No config key that could be ranked varies."
-    needed = max(_MIN_RUNS, _MIN_RUNS_PER_KEY * num_keys)
-    if num_runs >= needed:
+    num_needed = max(_MIN_RUNS, _MIN_RUNS_PER_KEY * num_keys)
+    if num_runs >= num_needed:
         return None
     keys = "1 key varies" if num_keys == 1 else f"{num_keys} keys vary"
     return (
-        f"Too few runs to rank keys: {num_runs} have a result and {keys}; a ranking needs {needed} runs "
+        f"Too few runs to rank keys: {num_runs} have a result and {keys}; a ranking needs {num_needed} runs "
         f"(at least {_MIN_RUNS}, and {_MIN_RUNS_PER_KEY} for each key)."
     )
 

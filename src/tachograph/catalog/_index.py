@@ -71,20 +71,20 @@ class _StoredIndex(msgspec.Struct, array_like=True):
 class _ValueTable(Generic[V]):
     """The values of runs with the same keys, decoded by column."""
 
-    __slots__ = ("_columns", "_decode", "_encoded", "keys", "num_rows")
+    __slots__ = ("_columns", "_decode", "_encoded_columns", "keys", "num_rows")
 
-    def __init__(self, stored: _StoredTable, decode: Callable[[bytes, int], list[V]]) -> None:
-        self.num_rows = stored.num_rows
-        self.keys = tuple(stored.columns)
-        self._encoded = stored.columns
+    def __init__(self, table: _StoredTable, decode: Callable[[bytes, int], list[V]]) -> None:
+        self.num_rows = table.num_rows
+        self.keys = tuple(table.columns)
+        self._encoded_columns = table.columns
         self._decode = decode
         self._columns: dict[str, list[V]] = {}
 
     def column(self, key: str) -> list[V] | None:
-        found = self._columns.get(key)
-        if found is None and key in self._encoded:
-            found = self._columns[key] = self._decode(bytes(self._encoded[key]), self.num_rows)
-        return found
+        values = self._columns.get(key)
+        if values is None and key in self._encoded_columns:
+            values = self._columns[key] = self._decode(bytes(self._encoded_columns[key]), self.num_rows)
+        return values
 
 
 class IndexedValues(Mapping[str, V]):
@@ -108,7 +108,7 @@ class IndexedValues(Mapping[str, V]):
         return default if column is None else column[self.position]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.table._encoded
+        return key in self.table._encoded_columns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.table.keys)
@@ -136,16 +136,16 @@ def columns_of(rows: Iterable[Mapping[str, V]]) -> Iterator[tuple[str, Sequence[
 
 
 def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of all rows, those of the first rows first."""
-    found: dict[str, None] = {}
+    """Return the keys of all rows, in order of appearance."""
+    keys: dict[str, None] = {}
     tables: set[_ValueTable[Any]] = set()
     for row in rows:
         if isinstance(row, IndexedValues):
             if row.table in tables:
                 continue
             tables.add(row.table)
-        found.update(zip(row, repeat(None)))
-    return list(found)
+        keys.update(zip(row, repeat(None)))
+    return list(keys)
 
 
 def _by_keys(rows: Iterable[Mapping[str, V]]) -> Iterable[tuple[tuple[str, ...], list[Mapping[str, V]]]]:
@@ -175,12 +175,12 @@ def load_index(path: Path, *, below: Path) -> list[IndexEntry]:
             return []
         configs = [_ValueTable(table, _decode_values) for table in index.configs]
         metrics = [_ValueTable(table, _decode_metrics) for table in index.metrics]
-        return [_loaded(entry, configs, metrics) for entry in index.entries]
+        return [_load_entry(entry, configs, metrics) for entry in index.entries]
     except (OSError, msgspec.MsgspecError, RecursionError, IndexError):
         return []
 
 
-def _loaded(
+def _load_entry(
     entry: _StoredEntry, configs: list[_ValueTable[Any]], metrics: list[_ValueTable[MetricAggregates]]
 ) -> IndexEntry:
     summary = entry.summary
@@ -209,10 +209,10 @@ def _decode_metrics(data: bytes, num_rows: int) -> list[MetricAggregates]:
 def _decode_column(data: bytes, kind: type[list[V]], num_rows: int, missing: V) -> list[V]:
     # The checksum is right, so only a file that was not written by this code gets here with anything else.
     try:
-        found = decode_msgpack(data, kind)
+        values = decode_msgpack(data, kind)
     except (msgspec.MsgspecError, RecursionError):
-        found = []
-    return found if len(found) == num_rows else [missing] * num_rows
+        values = []
+    return values if len(values) == num_rows else [missing] * num_rows
 
 
 def save_index(path: Path, entries: Sequence[IndexEntry], *, below: Path) -> None:
@@ -223,7 +223,7 @@ def save_index(path: Path, entries: Sequence[IndexEntry], *, below: Path) -> Non
     """
     configs, config_at = _to_tables([entry.summary.config for entry in entries])
     metrics, metrics_at = _to_tables([entry.summary.metrics for entry in entries])
-    stored = [
+    stored_entries = [
         _StoredEntry(
             entry.name,
             msgspec.structs.replace(
@@ -238,7 +238,7 @@ def save_index(path: Path, entries: Sequence[IndexEntry], *, below: Path) -> Non
         )
         for number, entry in enumerate(entries)
     ]
-    content = msgspec.msgpack.encode(_StoredIndex(_VERSION, configs, metrics, stored))
+    content = msgspec.msgpack.encode(_StoredIndex(_VERSION, configs, metrics, stored_entries))
     make_folder(path.parent, below=below)
     replace_file(path, _checksum(content) + content, below=below)
 

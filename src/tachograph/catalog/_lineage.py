@@ -59,27 +59,27 @@ class RelatedRun(msgspec.Struct):
 def find_origins(path: str | os.PathLike[str], rows: Sequence[RunRow]) -> list[Origin]:
     """Return the runs that a checkpoint may come from, the most certain one first.
 
-    A stamp decides. Without one, the path, the size and the modification time are compared with those that runs have
-    recorded; the content is not read.
+    A stamp decides. Without one, the path, the size and the modification time are compared with the records of
+    runs; the content is not read.
 
     Args:
         path: the file or folder. It need not exist any more.
         rows: the runs, with full summaries.
     """
-    place = os.path.abspath(path)
-    stamp = read_stamp(place)
+    checkpoint_path = os.path.abspath(path)
+    stamp = read_stamp(checkpoint_path)
     if stamp is not None:
         row = next((row for row in rows if row.summary.run_id == stamp["run_id"]), None)
         name = row.id if row is not None else str(stamp.get("run_name") or stamp["run_id"])
-        return [Origin(name, stamp["run_id"], step_of(stamp), *_check_stamp(place, stamp))]
-    found = _facts(place)
+        return [Origin(name, stamp["run_id"], step_of(stamp), *_check_stamp(checkpoint_path, stamp))]
+    file_facts = _facts(checkpoint_path)
     origins: list[tuple[int, float, Origin]] = []
     for row in rows:
-        for saved in row.summary.checkpoints:
-            answer = _match(place, found, saved)
-            if answer is not None:
-                origin = Origin(row.id, row.summary.run_id, saved.global_step, *answer, saved_as=saved.path)
-                origins.append((_RANKS[answer[0]], -(saved.time or 0.0), origin))
+        for checkpoint in row.summary.checkpoints:
+            match = _match(checkpoint_path, file_facts, checkpoint)
+            if match is not None:
+                origin = Origin(row.id, row.summary.run_id, checkpoint.global_step, *match, saved_as=checkpoint.path)
+                origins.append((_RANKS[match[0]], -(checkpoint.time or 0.0), origin))
     return [origin for _, _, origin in sorted(origins, key=lambda entry: entry[:2])]
 
 
@@ -88,38 +88,45 @@ class _FileFacts(msgspec.Struct):
     modified: float
 
 
-def _facts(place: str) -> _FileFacts | None:
+def _facts(path: str) -> _FileFacts | None:
     try:
-        found = os.stat(place)
+        file_status = os.stat(path)
     except OSError:
         return None
-    return _FileFacts(None if os.path.isdir(place) else found.st_size, found.st_mtime)
+    return _FileFacts(None if os.path.isdir(path) else file_status.st_size, file_status.st_mtime)
 
 
-def _check_stamp(place: str, stamp: dict[str, Any]) -> tuple[Certainty, str]:
-    found = _facts(place)
+def _check_stamp(path: str, stamp: dict[str, Any]) -> tuple[Certainty, str]:
+    file_facts = _facts(path)
     size = stamp.get("size_bytes")
-    if found is not None and found.size_bytes is not None and type(size) is int and size != found.size_bytes:
+    if (
+        file_facts is not None
+        and file_facts.size_bytes is not None
+        and type(size) is int
+        and size != file_facts.size_bytes
+    ):
         return "likely", "the stamp beside it names the run, but the file has another size than when it was saved"
     return "certain", "the stamp that was written with it names the run"
 
 
-def _match(place: str, found: _FileFacts | None, saved: SavedCheckpoint) -> tuple[Certainty, str] | None:
+def _match(path: str, file_facts: _FileFacts | None, checkpoint: SavedCheckpoint) -> tuple[Certainty, str] | None:
     """Return how sure it is that a file is a saved checkpoint, and why; None if it is not."""
-    is_same_path = saved.path == place
-    if found is None:
+    is_same_path = checkpoint.path == path
+    if file_facts is None:
         return ("likely", "the run saved it at this path; it is no longer there") if is_same_path else None
-    has_size = saved.size_bytes is not None and found.size_bytes is not None
-    is_same_size = has_size and saved.size_bytes == found.size_bytes
-    is_same_time = saved.modified is not None and abs(saved.modified - found.modified) <= _CLOCK_S
+    has_size = checkpoint.size_bytes is not None and file_facts.size_bytes is not None
+    is_same_size = has_size and checkpoint.size_bytes == file_facts.size_bytes
+    is_same_time = checkpoint.modified is not None and abs(checkpoint.modified - file_facts.modified) <= _CLOCK_S
     if is_same_path:
         if has_size and not is_same_size:
             return "possible", "the run saved a file at this path, but of another size"
-        if is_same_time or (saved.modified is None and saved.time is not None and found.modified <= saved.time + 60):
+        if is_same_time or (
+            checkpoint.modified is None and checkpoint.time is not None and file_facts.modified <= checkpoint.time + 60
+        ):
             return "certain", "path, size and time agree" if is_same_size else "path and time agree"
         return "likely", "the run saved it at this path, but it was modified later"
     if is_same_size and is_same_time:
-        is_same_name = os.path.basename(saved.path) == os.path.basename(place)
+        is_same_name = os.path.basename(checkpoint.path) == os.path.basename(path)
         what = "name, size and time" if is_same_name else "size and time"
         return ("likely" if is_same_name else "possible"), f"{what} agree, but it was saved at another path"
     return None
@@ -128,44 +135,44 @@ def _match(place: str, found: _FileFacts | None, saved: SavedCheckpoint) -> tupl
 def ancestors_of(row: RunRow | None, rows: Sequence[RunRow]) -> list[RelatedRun]:
     """Return the parents of a run, their parents and so on, each followed by its own."""
     index = _RunIndex(rows)
-    found: list[RelatedRun] = []
-    seen: set[int] = set()
+    ancestors: list[RelatedRun] = []
+    visited_ids: set[int] = set()
 
     def add(child: RunRow, depth: int) -> None:
-        seen.add(id(child))
+        visited_ids.add(id(child))
         for parent in child.summary.parents:
-            if len(found) >= _MAX_RELATED:
+            if len(ancestors) >= _MAX_RELATED:
                 return
             run, step = index.find(parent, child) or _search(parent, rows)
             name = run.id if run is not None else parent.run_name or parent.checkpoint_path or parent.run_id or "?"
             run_id = run.summary.run_id if run is not None else parent.run_id
-            found.append(RelatedRun(name, run_id, step, parent.how, parent.checkpoint_path, run is not None, depth))
-            if run is not None and id(run) not in seen:
+            ancestors.append(RelatedRun(name, run_id, step, parent.how, parent.checkpoint_path, run is not None, depth))
+            if run is not None and id(run) not in visited_ids:
                 add(run, depth + 1)
 
     if row is not None:
         add(row, 0)
-    return found
+    return ancestors
 
 
 def descendants_of(row: RunRow, rows: Sequence[RunRow]) -> list[RelatedRun]:
-    """Return the runs that started from a run, those that started from them and so on, each followed by its own."""
+    """Return the children of a run, their children and so on, each followed by its own."""
     children = _links(rows)
-    found: list[RelatedRun] = []
-    seen: set[int] = set()
+    descendants: list[RelatedRun] = []
+    visited_ids: set[int] = set()
 
     def add(parent: RunRow, depth: int) -> None:
-        seen.add(id(parent))
+        visited_ids.add(id(parent))
         for child, link, step in children.get(id(parent), ()):
-            if len(found) >= _MAX_RELATED:
+            if len(descendants) >= _MAX_RELATED:
                 return
             run_id = child.summary.run_id
-            found.append(RelatedRun(child.id, run_id, step, link.how, link.checkpoint_path, True, depth))
-            if id(child) not in seen:
+            descendants.append(RelatedRun(child.id, run_id, step, link.how, link.checkpoint_path, True, depth))
+            if id(child) not in visited_ids:
                 add(child, depth + 1)
 
     add(row, 0)
-    return found
+    return descendants
 
 
 def children_of(rows: Sequence[RunRow]) -> dict[int, list[str]]:
@@ -182,11 +189,15 @@ def _links(rows: Sequence[RunRow]) -> dict[int, list[tuple[RunRow, ParentRun, in
     index = _RunIndex(rows)
     for child in sorted(children, key=lambda row: row.summary.overview.started or 0.0):
         for parent in child.summary.parents:
-            found = index.find(parent, child)
+            parent_and_step = index.find(parent, child)
             # A copy of a run keeps its id: the child descends from each of them.
-            copies = index.by_id.get(parent.run_id or "") or ([found[0]] if found is not None else [])
+            copies = index.by_id.get(parent.run_id or "") or (
+                [parent_and_step[0]] if parent_and_step is not None else []
+            )
             for row in copies:
-                links.setdefault(id(row), []).append((child, parent, found[1] if found else parent.global_step))
+                links.setdefault(id(row), []).append(
+                    (child, parent, parent_and_step[1] if parent_and_step else parent.global_step)
+                )
     return links
 
 
@@ -209,28 +220,30 @@ class _RunIndex:
         if parent.run_id is not None or parent.checkpoint_path is None:
             return None
         # Its run was unknown when the child started. Several runs may have written to the path, one after the other.
-        started = child.summary.overview.started or float("inf")
-        saved = [
+        started_at = child.summary.overview.started or float("inf")
+        candidates = [
             (time, row, step)
             for time, row, step in self._saved_at(parent.checkpoint_path)
-            if time <= started and row is not child
+            if time <= started_at and row is not child
         ]
-        if not saved:
+        if not candidates:
             return None
-        _, row, step = max(saved, key=lambda entry: entry[0])
+        _, row, step = max(candidates, key=lambda entry: entry[0])
         return row, step
 
     def _saved_at(self, path: str) -> list[tuple[float, RunRow, int | None]]:
         if self._by_path is None:
             self._by_path = {}
             for row in self._rows:
-                for saved in row.summary.checkpoints:
-                    self._by_path.setdefault(saved.path, []).append((saved.time or 0.0, row, saved.global_step))
+                for checkpoint in row.summary.checkpoints:
+                    self._by_path.setdefault(checkpoint.path, []).append(
+                        (checkpoint.time or 0.0, row, checkpoint.global_step)
+                    )
         return self._by_path.get(path, [])
 
 
 def _search(parent: ParentRun, rows: Sequence[RunRow]) -> tuple[RunRow | None, int | None]:
-    """Return the run whose checkpoint looks like that of a parent, and the step at which it was left."""
+    """Return the run whose checkpoint looks like the checkpoint of a parent, and the step at which it was left."""
     if parent.run_id is None and parent.checkpoint_path is not None:
         for origin in find_origins(parent.checkpoint_path, rows):
             row = next((row for row in rows if row.id == origin.run), None)

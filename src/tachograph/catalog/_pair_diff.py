@@ -55,16 +55,16 @@ class RunPairDiff(msgspec.Struct):
 def diff_pair(first: CapturedRun, second: CapturedRun) -> RunPairDiff:
     """Return how two runs differ, by their last attempts."""
     runs = (first, second)
-    captured = diff_captured(runs)
-    notes = [f"{each.run}: no {each.title}: {each.reason}" for each in captured.missing]
-    has_code = not any(each.title == "code" for each in captured.missing)
+    captured_diff = diff_captured(runs)
+    notes = [f"{each.run}: no {each.title}: {each.reason}" for each in captured_diff.missing]
+    has_code = not any(each.title == "code" for each in captured_diff.missing)
     return RunPairDiff(
         runs=[run.name for run in runs],
-        config=_differences(diff_values([_dotted(run.config) for run in runs])),
-        git=_differences(captured.git),
-        packages=_differences(captured.packages),
-        environment=_differences(captured.environment),
-        code=_code_changes(runs, captured.files, notes) if has_code else [],
+        config=_differences(diff_values([_flatten_config(run.config) for run in runs])),
+        git=_differences(captured_diff.git),
+        packages=_differences(captured_diff.packages),
+        environment=_differences(captured_diff.environment),
+        code=_code_changes(runs, captured_diff.files, notes) if has_code else [],
         notes=notes,
     )
 
@@ -73,11 +73,11 @@ def _differences(variations: Sequence[Variation]) -> list[Difference]:
     return [Difference(each.name, *each.values) for each in variations]
 
 
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one, with names joined by dots, as in the table of runs."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= _flatten_config(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 

@@ -1,8 +1,8 @@
 """Free disk space by a policy: which runs, and what to do with them.
 
 A policy is a list of rules, ``{where: EXPR, do: [ACTION, …]}``. All expressions are evaluated before anything is done,
-so a rule never sees what an earlier one did. Every action on a run is recorded as an annotation. A lock keeps a second
-prune of the same log folder out.
+so a rule never sees the effect of an earlier one. Every action on a run is recorded as an annotation. A lock keeps a
+second prune of the same log folder out.
 """
 
 from __future__ import annotations
@@ -96,24 +96,26 @@ def read_policy(path: str) -> list[PruneRule]:
         rules = convert(content, list[_RuleText])
     except msgspec.ValidationError as error:
         raise PruneError(f"{path!r}: {error}; expected a list of {{where: EXPR, do: [ACTION, …]}}") from error
-    return [make_rule(rule.where, rule.do, place=f"{path!r}, rule {number}: ") for number, rule in enumerate(rules, 1)]
+    return [
+        make_rule(rule.where, rule.do, location=f"{path!r}, rule {number}: ") for number, rule in enumerate(rules, 1)
+    ]
 
 
-def make_rule(where: str, actions: Sequence[str], *, place: str = "") -> PruneRule:
+def make_rule(where: str, actions: Sequence[str], *, location: str = "") -> PruneRule:
     """Return a rule.
 
     Raises:
         PruneError: if the expression or an action is invalid, or there is none.
     """
     if not where.strip():
-        raise PruneError(f"{place}an empty expression would match every run; to say so, write: has(name)")
+        raise PruneError(f"{location}an empty expression would match every run; to say so, write: has(name)")
     try:
-        return PruneRule(parse_query(where), [parse_action(action) for action in _required(actions)])
+        return PruneRule(parse_query(where), [parse_action(action) for action in _require_actions(actions)])
     except (QueryError, ActionError) as error:
-        raise PruneError(f"{place}{error}") from error
+        raise PruneError(f"{location}{error}") from error
 
 
-def _required(actions: Sequence[str]) -> Sequence[str]:
+def _require_actions(actions: Sequence[str]) -> Sequence[str]:
     if not actions:
         raise ActionError("no action is given")
     return actions
@@ -130,29 +132,31 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
     """
     catalog = Catalog(log_dir)
     steps: list[PruneStep] = []
-    done: dict[str, set[RunAction]] = {}
-    needed: set[str] | None = None
+    planned_actions: dict[str, set[RunAction]] = {}
+    referenced_runs: set[str] | None = None
     for rule in rules:
         rows = catalog.select(rule.where, archived=None)
         for row in rows:
-            if row.id not in done:
-                needed = _named_by_others(catalog.rows()) if needed is None and not is_forced else needed
-                skipped = _why_skipped(row, needed or set(), is_forced=is_forced)
-                done[row.id] = set()
-                if skipped:
-                    steps.append(PruneStep(row, None, Freed(0, 0), skipped))
-                    done[row.id].add(RunAction(""))
-            seen = done[row.id]
-            if RunAction("") in seen:
+            if row.id not in planned_actions:
+                referenced_runs = (
+                    _named_by_others(catalog.rows()) if referenced_runs is None and not is_forced else referenced_runs
+                )
+                skip_reason = _why_skipped(row, referenced_runs or set(), is_forced=is_forced)
+                planned_actions[row.id] = set()
+                if skip_reason:
+                    steps.append(PruneStep(row, None, Freed(0, 0), skip_reason))
+                    planned_actions[row.id].add(RunAction(""))
+            run_actions = planned_actions[row.id]
+            if RunAction("") in run_actions:
                 continue
             for action in rule.actions:
-                if action not in seen and RunAction("trash") not in seen:
-                    seen.add(action)
+                if action not in run_actions and RunAction("trash") not in run_actions:
+                    run_actions.add(action)
                     with contextlib.suppress(OSError):
-                        freed = action.estimate(row.folder)
-                        is_thinned = any(other.name == "thin" for other in seen)
-                        if freed.num_files or (action.name == "gzip" and is_thinned):  # thinning makes a plain file
-                            steps.append(PruneStep(row, action, freed))
+                        estimate = action.estimate(row.folder)
+                        is_thinned = any(other.name == "thin" for other in run_actions)
+                        if estimate.num_files or (action.name == "gzip" and is_thinned):  # thinning makes a plain file
+                            steps.append(PruneStep(row, action, estimate))
     return steps
 
 
@@ -162,7 +166,7 @@ def unknown_rule_fields(log_dir: str, rules: Sequence[PruneRule]) -> list[QueryE
     return [error for rule in rules for error in catalog.unknown_fields(rule.where)]
 
 
-def _why_skipped(row: RunRow, needed: set[str], *, is_forced: bool) -> str:
+def _why_skipped(row: RunRow, referenced_runs: set[str], *, is_forced: bool) -> str:
     if reason := why_not_ended(row.folder, row.id, is_forced=is_forced):
         return reason
     if is_forced:
@@ -171,24 +175,24 @@ def _why_skipped(row: RunRow, needed: set[str], *, is_forced: bool) -> str:
         return "it is pinned"
     if KEEP_TAG in (row.get("tags") or ()):
         return f"it has the tag {KEEP_TAG!r}"
-    if not {row.id, row.folder.name, str(_run_id(row.folder))}.isdisjoint(needed):
+    if not {row.id, row.folder.name, str(_run_id(row.folder))}.isdisjoint(referenced_runs):
         return "it is a parent or the baseline of another run"
     return ""
 
 
 def _named_by_others(rows: Sequence[RunRow]) -> set[str]:
     """Return names and ids of runs that other runs state as a parent or baseline."""
-    found: set[str] = set()
+    names: set[str] = set()
     for row in rows:
         start = _first_record(row.folder)
         parents = start.get("parents")
         for parent in parents if isinstance(parents, list) else ():
             if isinstance(parent, dict):
-                found |= {str(parent[name]) for name in ("run_id", "run_name") if parent.get(name)}
+                names |= {str(parent[name]) for name in ("run_id", "run_name") if parent.get(name)}
         for baseline in (start.get("baseline"), row.annotations.values.get("custom.baseline")):
             if isinstance(baseline, str) and baseline:
-                found.add(baseline)
-    return found
+                names.add(baseline)
+    return names
 
 
 def _first_record(folder: RunFolder) -> dict[str, Any]:
@@ -215,22 +219,22 @@ def apply_step(log_dir: str, step: PruneStep, *, is_forced: bool = False) -> Fre
     try:
         if action.name == "trash":  # recorded before it moves
             _record(step.row.folder, action, step.freed)
-        freed = action.apply(log_dir, step.row.folder, step.row.id, is_forced=is_forced)
-        if action.name != "trash" and freed.num_files:
-            _record(step.row.folder, action, freed)
+        freed_space = action.apply(log_dir, step.row.folder, step.row.id, is_forced=is_forced)
+        if action.name != "trash" and freed_space.num_files:
+            _record(step.row.folder, action, freed_space)
     except AnnotationError:
         raise
     except OSError as error:
         if isinstance(error, TachographError):
             raise
         raise PruneError(f"{action}: {error.strerror} ({error.filename})") from error
-    return freed
+    return freed_space
 
 
-def _record(folder: RunFolder, action: RunAction, freed: Freed) -> None:
+def _record(folder: RunFolder, action: RunAction, freed_space: Freed) -> None:
     day = time.strftime("%Y-%m-%d")
-    files = "1 file" if freed.num_files == 1 else f"{freed.num_files} files"
-    text = f"{day}: {action} freed {freed.num_bytes} bytes in {files}"
+    files = "1 file" if freed_space.num_files == 1 else f"{freed_space.num_files} files"
+    text = f"{day}: {action} freed {freed_space.num_bytes} bytes in {files}"
     annotate(folder, [{"op": "set", "field": f"custom.pruned_{action.name}", "value": text}])
 
 

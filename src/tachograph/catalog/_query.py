@@ -89,9 +89,9 @@ class Query(msgspec.Struct, frozen=True):
 
         return matches
 
-    def unknown_fields(self, known: Iterable[str]) -> list[QueryError]:
+    def unknown_fields(self, field_names: Iterable[str]) -> list[QueryError]:
         """Return an error for each field that is not among the known ones; its message names similar ones."""
-        names = set(known)
+        names = set(field_names)
         missing = {field: position for field, position in self.fields.items() if field not in names}
         return [
             QueryError(f"no run has the field {field!r}{_near(field, names)}", self.text, position)
@@ -124,15 +124,15 @@ def parse_query(text: str) -> Query:
     return Query(text, tree, parser.fields, frozenset(parser.tested))
 
 
-def _near(field: str, known: Iterable[str]) -> str:
+def _near(field: str, field_names: Iterable[str]) -> str:
     """Return a hint with up to three known fields that are similar to, or end like, a field."""
     import difflib
 
-    names = sorted(known)
+    names = sorted(field_names)
     ending = [name for name in names if name.endswith(f".{field}") or name.startswith(f"{field}.")]
     close = difflib.get_close_matches(field, names, n=3, cutoff=0.6)
-    found = list(dict.fromkeys([*ending[:3], *close]))[:3]
-    return f"; did you mean {' or '.join(map(print_field, found))}?" if found else ""
+    similar_names = list(dict.fromkeys([*ending[:3], *close]))[:3]
+    return f"; did you mean {' or '.join(map(print_field, similar_names))}?" if similar_names else ""
 
 
 # Evaluation ----------------------------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ def _compile(tree: Node, now: float) -> _Test:
 
 
 def _word_test(text: str) -> _Test:
-    wanted = text.casefold()
+    needle = text.casefold()
 
     def test(row: TableRow) -> bool:
         for field in SEARCHED_FIELDS:
-            found = row.get(field)
-            texts = found if isinstance(found, (list, tuple)) else (found,)
-            if any(isinstance(item, str) and wanted in item.casefold() for item in texts):
+            value = row.get(field)
+            texts = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(item, str) and needle in item.casefold() for item in texts):
                 return True
         return False
 
@@ -184,16 +184,16 @@ def _kind_test(field: str, kind: str) -> _Test:
     check = math.isnan if kind == "nan" else math.isinf
 
     def test(row: TableRow) -> bool | None:
-        found = row.get(field)
-        return check(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+        value = row.get(field)
+        return check(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     return test
 
 
 def _not_test(part: _Test) -> _Test:
     def test(row: TableRow) -> bool | None:
-        found = part(row)
-        return None if found is None else not found
+        outcome = part(row)
+        return None if outcome is None else not outcome
 
     return test
 
@@ -202,10 +202,10 @@ def _all_test(parts: Sequence[_Test]) -> _Test:
     def test(row: TableRow) -> bool | None:
         result: bool | None = True
         for part in parts:
-            found = part(row)
-            if found is False:
+            outcome = part(row)
+            if outcome is False:
                 return False
-            result = None if found is None else result
+            result = None if outcome is None else result
         return result
 
     return test
@@ -215,10 +215,10 @@ def _any_test(parts: Sequence[_Test]) -> _Test:
     def test(row: TableRow) -> bool | None:
         result: bool | None = False
         for part in parts:
-            found = part(row)
-            if found:
+            outcome = part(row)
+            if outcome:
                 return True
-            result = None if found is None else result
+            result = None if outcome is None else result
         return result
 
     return test
@@ -229,13 +229,13 @@ def _comparison_test(field: str, operator: str, value: Value, now: float) -> _Te
     is_negative = operator == "!="
 
     def test(row: TableRow) -> bool | None:
-        found = row.get(field)
-        if found is None:
+        row_value = row.get(field)
+        if row_value is None:
             return None
-        if not isinstance(found, (list, tuple)):
-            return compare(found)
+        if not isinstance(row_value, (list, tuple)):
+            return compare(row_value)
         # Of a list, some item must compare; none may be equal for `!=`.
-        results = [compare(item) for item in found]
+        results = [compare(item) for item in row_value]
         return all(result is not False for result in results) if is_negative else any(results)
 
     return test
@@ -246,23 +246,23 @@ def _value_test(field: str, operator: str, value: Value, now: float) -> Callable
     meaning = meaning_of(value)
     if operator == "~":
         pattern = SafePattern(value.text)
-        return lambda found: pattern.matches(_text_of(found))
+        return lambda row_value: pattern.matches(_text_of(row_value))
     is_contained = operator == ":" and field not in _WHOLE_FIELDS
     if operator == ":" and field in _WHOLE_FIELDS:
-        wanted = value.text.casefold()
-        return lambda found: _text_of(found).casefold() == wanted
+        folded_text = value.text.casefold()
+        return lambda row_value: _text_of(row_value).casefold() == folded_text
     operator = "=" if operator == ":" else operator
     if isinstance(meaning, Ago):
         meaning = Period(now - meaning.seconds, now - meaning.seconds)
     if isinstance(meaning, Period):
         return _period_test(operator, meaning)
 
-    def compare(found: Any) -> bool | None:
-        if isinstance(found, float) and math.isnan(found):
+    def compare(row_value: Any) -> bool | None:
+        if isinstance(row_value, float) and math.isnan(row_value):
             return None
-        if is_contained and isinstance(found, str):
-            return value.text.casefold() in found.casefold()
-        return _compare(found, operator, meaning, value.text)
+        if is_contained and isinstance(row_value, str):
+            return value.text.casefold() in row_value.casefold()
+        return _compare(row_value, operator, meaning, value.text)
 
     return compare
 
@@ -270,39 +270,39 @@ def _value_test(field: str, operator: str, value: Value, now: float) -> Callable
 def _period_test(operator: str, period: Period) -> Callable[[Any], bool | None]:
     first, end = period.first, period.end
     tests: dict[str, Callable[[float], bool]] = {
-        "=": lambda found: first <= found < end or found == first,
-        "!=": lambda found: not (first <= found < end or found == first),
-        "<": lambda found: found < first,
-        "<=": lambda found: found < end or found == first,
-        ">": lambda found: found >= end and found != first,
-        ">=": lambda found: found >= first,
+        "=": lambda time: first <= time < end or time == first,
+        "!=": lambda time: not (first <= time < end or time == first),
+        "<": lambda time: time < first,
+        "<=": lambda time: time < end or time == first,
+        ">": lambda time: time >= end and time != first,
+        ">=": lambda time: time >= first,
     }
     test = tests[operator]
-    return lambda found: test(found) if _is_number(found) and not math.isnan(found) else None
+    return lambda time: test(time) if _is_number(time) and not math.isnan(time) else None
 
 
-def _compare(found: Any, operator: str, wanted: float | bool | str, text: str) -> bool | None:
+def _compare(value: Any, operator: str, operand: float | bool | str, text: str) -> bool | None:
     """Compare as numbers if both sides are numbers, else as texts; unknown if that makes no sense."""
-    if isinstance(found, bool) or isinstance(wanted, bool):
-        is_equal = _text_of(found).lower() == text.lower()
+    if isinstance(value, bool) or isinstance(operand, bool):
+        is_equal = _text_of(value).lower() == text.lower()
         return {"=": is_equal, "!=": not is_equal}.get(operator)
-    left = found if _is_number(found) else as_number(found) if isinstance(found, str) else None
-    right = as_number(text) if isinstance(wanted, str) else wanted
-    if left is not None and right is not None:
-        return None if math.isnan(left) or math.isnan(right) else _ORDER[operator](left, right)
+    number = value if _is_number(value) else as_number(value) if isinstance(value, str) else None
+    other_number = as_number(text) if isinstance(operand, str) else operand
+    if number is not None and other_number is not None:
+        return None if math.isnan(number) or math.isnan(other_number) else _ORDER[operator](number, other_number)
     if operator in {"=", "!="}:
-        return _ORDER[operator](_text_of(found), text)
+        return _ORDER[operator](_text_of(value), text)
     # Texts have an order, but a text and a number do not.
-    return _ORDER[operator](found, text) if isinstance(found, str) and right is None else None
+    return _ORDER[operator](value, text) if isinstance(value, str) and other_number is None else None
 
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
+    "=": lambda first, second: first == second,
+    "!=": lambda first, second: first != second,
+    "<": lambda first, second: first < second,
+    "<=": lambda first, second: first <= second,
+    ">": lambda first, second: first > second,
+    ">=": lambda first, second: first >= second,
 }
 
 

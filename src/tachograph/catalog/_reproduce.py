@@ -42,7 +42,7 @@ class Rebuilt(NamedTuple):
     """The result of `rebuild`."""
 
     notes: list[str]
-    """What is missing, or differs from the code of the run."""
+    """Parts that are missing, or differ from the code of the run."""
     command: str
     """The command of the run, quoted for a shell."""
 
@@ -85,12 +85,12 @@ def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
     else:
         lines.append('mkdir -p -- "$folder"')
     for source_file in _to_write(sources, has_git=git is not None):
-        place = f'"$folder"/{shlex.quote(source_file.path)}'
-        stored = shlex.quote(os.path.abspath(code_file_path(run.folder, source_file.file)))
+        target_path = f'"$folder"/{shlex.quote(source_file.path)}'
+        captured_path = shlex.quote(os.path.abspath(code_file_path(run.folder, source_file.file)))
         if "/" in source_file.path:
             lines.append(f'mkdir -p -- "$folder"/{shlex.quote(os.path.dirname(source_file.path))}')
-        lines.append(f"cp -- {stored} {place}")
-        lines += [f"chmod +x -- {place}"] if source_file.is_executable else []
+        lines.append(f"cp -- {captured_path} {target_path}")
+        lines += [f"chmod +x -- {target_path}"] if source_file.is_executable else []
     packages = code_section(code, "packages").get("file")
     if packages is not None:
         path = os.path.abspath(code_file_path(run.folder, packages))
@@ -169,12 +169,12 @@ def _is_inside(path: str) -> bool:
 
 
 def _add_worktree(folder: Path, git: Mapping[str, Any], repository: str | None) -> None:
-    place = repository or str(git.get("root") or "")
+    repository_path = repository or str(git.get("root") or "")
     remedy = "clone it, and pass its folder with --repository"
-    root = find_repository_root(place) if os.path.isdir(place) else None
+    root = find_repository_root(repository_path) if os.path.isdir(repository_path) else None
     if root is None:
         remote = f" ({git['remote']})" if git.get("remote") else ""
-        raise CodeError(f"there is no repository at {place!r}{remote}: {remedy}")
+        raise CodeError(f"there is no repository at {repository_path!r}{remote}: {remedy}")
     commit = str(git["commit"])
     try:
         run_git("cat-file", "-e", f"{commit}^{{commit}}", cwd=root)
@@ -203,7 +203,7 @@ def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
-    """Return what is missing from the captured code."""
+    """Return a note for each part that is missing from the captured code."""
     notes = []
     diff = code_section(code, "diff")
     if not code or code.get("missing") or diff.get("missing"):
@@ -243,18 +243,23 @@ def _command_lines(
     root = str((git or {}).get("root") or code_section(code, "files").get("root") or "")
     cwd = str(start.get("cwd") or "")
     inside = os.path.relpath(cwd, root) if root and cwd else os.curdir
-    place = shlex.quote(folder) if folder is not None else '"$folder"'
+    working_folder = shlex.quote(folder) if folder is not None else '"$folder"'
     if inside.startswith(os.pardir):
         inside, cwd = os.curdir, root
     if inside != os.curdir:
-        place = f"{place}/{shlex.quote(inside)}"
+        working_folder = f"{working_folder}/{shlex.quote(inside)}"
     variables = [
         f"{name}={shlex.quote(_placeholder(str(value)))}"
         for name, value in code_section(code, "environment").items()
         if re.fullmatch(r"PYTHONHASHSEED|CUBLAS_\w+|TORCH_\w+|PYTORCH_\w+|NCCL_\w+|OMP_\w+", str(name))
     ]
-    moved = [os.path.relpath(word, cwd) if root and word.startswith(os.path.join(root, "")) else word for word in words]
-    return [f"cd -- {place}", " ".join([*variables, *(shlex.quote(_placeholder(word)) for word in moved)])]
+    relative_words = [
+        os.path.relpath(word, cwd) if root and word.startswith(os.path.join(root, "")) else word for word in words
+    ]
+    return [
+        f"cd -- {working_folder}",
+        " ".join([*variables, *(shlex.quote(_placeholder(word)) for word in relative_words)]),
+    ]
 
 
 def _placeholder(word: str) -> str:

@@ -13,7 +13,7 @@ from tachograph.records import loss_names_in
 __all__ = ["default_results"]
 
 _MAX_RESULTS = 3
-_EVALUATED = {"val", "valid", "validation", "eval", "evaluation", "test", "dev"}
+_EVALUATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "test", "dev"}
 _SEPARATOR = re.compile(r"[/._\-]")
 
 
@@ -24,7 +24,7 @@ def default_results(rows: Sequence[RunRow]) -> list[str]:
     """
     counts = Counter(name for row in rows for name in row.summary.metrics)
     usual = [name for name, count in counts.items() if 2 * count >= len(rows) and direction_of(name)]
-    evaluated = [name for name in usual if _EVALUATED & set(_SEPARATOR.split(name.lower()))]
-    losses = [name for name in evaluated if "loss" in _SEPARATOR.split(name.lower())]
-    order = dict.fromkeys([*losses[:1], *loss_names_in(usual)[:1], *evaluated])
+    evaluation_losses = [name for name in usual if _EVALUATION_WORDS & set(_SEPARATOR.split(name.lower()))]
+    losses = [name for name in evaluation_losses if "loss" in _SEPARATOR.split(name.lower())]
+    order = dict.fromkeys([*losses[:1], *loss_names_in(usual)[:1], *evaluation_losses])
     return [f"{name}.best" for name in order][:_MAX_RESULTS]

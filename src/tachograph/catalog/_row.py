@@ -61,10 +61,10 @@ class StepValue(NamedTuple):
 @functools.lru_cache(maxsize=10_000)
 def step_value_of(field: str) -> StepValue | None:
     """Return the metric and the step of a field such as ``loss@1000`` or ``loss@10k``; None for other fields."""
-    found = None if field in FACTS else _STEP_VALUE.fullmatch(field)
-    if found is None or field.startswith(("config.", "summary.", "git.", "custom.")):
+    match = None if field in FACTS else _STEP_VALUE.fullmatch(field)
+    if match is None or field.startswith(("config.", "summary.", "git.", "custom.")):
         return None
-    return StepValue(found[1], int(found[2]) * {"": 1, "M": 1_000_000}.get(found[3], 1_000))
+    return StepValue(match[1], int(match[2]) * {"": 1, "M": 1_000_000}.get(match[3], 1_000))
 
 
 class RunRow:
@@ -121,8 +121,8 @@ class RunRow:
 
     def metric(self, name: str) -> MetricAggregates | None:
         """Return the aggregates of a metric; ``loss`` also means the other usual names of the training loss."""
-        found = self.metric_name(name)
-        return None if found is None else self.summary.metrics[found]
+        metric_name = self.metric_name(name)
+        return None if metric_name is None else self.summary.metrics[metric_name]
 
     def metric_name(self, name: str) -> str | None:
         """Return the name of a metric in this run, or None if it has none of that name."""
@@ -135,10 +135,12 @@ class RunRow:
             self._loss_name = next(iter(loss_names_in(self.summary.metrics)), None)
         return self._loss_name
 
-    def missing_values(self, wanted: Iterable[StepValue]) -> list[StepValue]:
+    def missing_values(self, step_values: Iterable[StepValue]) -> list[StepValue]:
         """Return the values at steps that this run has, but that were not computed yet."""
         summary = self.summary
-        return [at for at in wanted if at.key not in summary.step_values and self.metric_name(at.metric) is not None]
+        return [
+            at for at in step_values if at.key not in summary.step_values and self.metric_name(at.metric) is not None
+        ]
 
     @property
     def config_fields(self) -> list[str]:
@@ -146,12 +148,12 @@ class RunRow:
         return [*(f"config.{key}" for key in self.summary.config), *(f"summary.{key}" for key in self.summary.results)]
 
 
-def _annotated(field: str, base: Callable[[RunRow], Any] = lambda row: None) -> Callable[[RunRow], Any]:
-    def found(row: RunRow) -> Any:
+def _annotation_reader(field: str, base: Callable[[RunRow], Any] = lambda row: None) -> Callable[[RunRow], Any]:
+    def read(row: RunRow) -> Any:
         value = row.annotations.values.get(field)
         return base(row) if value is None else None if value == "" else value
 
-    return found
+    return read
 
 
 def _loss(row: RunRow) -> float | None:
@@ -160,8 +162,8 @@ def _loss(row: RunRow) -> float | None:
 
 
 def _num_alerts(row: RunRow) -> int:
-    known = row.summary.num_alerts
-    return row.summary.overview.num_open_alerts if known is None else known
+    num_alerts = row.summary.num_alerts
+    return row.summary.overview.num_open_alerts if num_alerts is None else num_alerts
 
 
 def _parent_names(row: RunRow) -> list[str]:
@@ -173,7 +175,7 @@ def _parent(row: RunRow) -> str | None:
     return next(iter(_parent_names(row)[::-1]), None)
 
 
-def _ended(row: RunRow) -> float | None:
+def _ended_at(row: RunRow) -> float | None:
     return row.summary.overview.updated if row.summary.has_end else None
 
 
@@ -187,26 +189,26 @@ class Fact(NamedTuple):
 
 FACTS: dict[str, Fact] = {
     "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.name),
-    "display_name": Fact("text", "the name given with `tacho rename`", _annotated("display_name")),
+    "display_name": Fact("text", "the name given with `tacho rename`", _annotation_reader("display_name")),
     "state": Fact(
         "text", "running, finished, failed, interrupted, crashed or stale", lambda row: str(row.summary.overview.state)
     ),
-    "project": Fact("text", "the project", _annotated("project", lambda row: row.summary.project)),
-    "group": Fact("text", "the group", _annotated("group", lambda row: row.summary.group)),
+    "project": Fact("text", "the project", _annotation_reader("project", lambda row: row.summary.project)),
+    "group": Fact("text", "the group", _annotation_reader("group", lambda row: row.summary.group)),
     "job_type": Fact("text", "the kind of job, such as train or eval", lambda row: row.summary.job_type),
     "tags": Fact(
         "list",
         "tags of the training code and those added later",
         lambda row: row.annotations.merge_tags(row.summary.overview.tags),
     ),
-    "note": Fact("text", "the note", _annotated("note", lambda row: row.summary.note)),
-    "archived": Fact("bool", "whether lists leave the run out", _annotated("archived", lambda row: False)),
-    "pinned": Fact("bool", "whether the run is pinned", _annotated("pinned", lambda row: False)),
-    "rating": Fact("number", "0 to 5", _annotated("rating")),
-    "color": Fact("text", "the color in charts", _annotated("color")),
+    "note": Fact("text", "the note", _annotation_reader("note", lambda row: row.summary.note)),
+    "archived": Fact("bool", "whether lists leave the run out", _annotation_reader("archived", lambda row: False)),
+    "pinned": Fact("bool", "whether the run is pinned", _annotation_reader("pinned", lambda row: False)),
+    "rating": Fact("number", "0 to 5", _annotation_reader("rating")),
+    "color": Fact("text", "the color in charts", _annotation_reader("color")),
     "started": Fact("time", "when the first process started", lambda row: row.summary.overview.started),
     "updated": Fact("time", "the time of the last record", lambda row: row.summary.overview.updated),
-    "ended": Fact("time", "when the run ended; missing while it is recorded", _ended),
+    "ended": Fact("time", "when the run ended; missing while it is recorded", _ended_at),
     "duration": Fact("duration", "from the first to the last record", lambda row: row.summary.overview.duration_s),
     "steps": Fact("number", "the number of completed steps", lambda row: row.summary.overview.num_done),
     "max_steps": Fact("number", "the planned number of steps", lambda row: row.summary.overview.max_steps),
@@ -287,11 +289,11 @@ def _metric_reader(field: str) -> Callable[[RunRow], Any]:
     at = step_value_of(field)
 
     def read(row: RunRow) -> Any:
-        if is_aggregate and (found := row.metric(name)) is not None:
-            return getattr(found, aggregate) if aggregate else None
-        found = row.metric(field)
-        if found is not None:
-            return found.last
+        if is_aggregate and (aggregates := row.metric(name)) is not None:
+            return getattr(aggregates, aggregate) if aggregate else None
+        aggregates = row.metric(field)
+        if aggregates is not None:
+            return aggregates.last
         return None if at is None else row.summary.step_values.get(at.key)
 
     return read

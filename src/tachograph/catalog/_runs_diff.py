@@ -111,17 +111,17 @@ def diff_rows(
         has_code: also return differences of git, packages, environment and source files.
     """
     captured_runs, notes = _read_captured(rows) if has_code else ([], [])
-    captured = diff_captured(captured_runs)
-    notes += group_notes(captured.missing)
-    sections = _fill(_limit(captured, notes), len(rows))
+    captured_diff = diff_captured(captured_runs)
+    notes += group_notes(captured_diff.missing)
+    sections = _fill(_limit(captured_diff, notes), len(rows))
     if num_unread := len(rows) - len(captured_runs) if has_code else 0:
         notes.append(f"code and environment of {num_unread} runs were not compared: reading them takes too long")
     differing = {each.name: each.values for each in diff_values([row.summary.config for row in rows])}
     names = dict.fromkeys(name for row in rows for name in row.summary.config)
-    ignored = {name for name in differing if not describes_training(name)}
-    listed = [name for name in names if has_all or (name in differing and name not in ignored)]
-    if len(listed) > _MAX_KEYS:
-        notes.append(f"{len(listed) - _MAX_KEYS} more config keys are not shown")
+    ignored_names = {name for name in differing if not describes_training(name)}
+    listed_names = [name for name in names if has_all or (name in differing and name not in ignored_names)]
+    if len(listed_names) > _MAX_KEYS:
+        notes.append(f"{len(listed_names) - _MAX_KEYS} more config keys are not shown")
     with_patch = {run.name for run in captured_runs if code_section(run.code, "diff").get("file")}
     return RunsDiff(
         runs=[
@@ -129,11 +129,11 @@ def diff_rows(
             for row in rows
         ],
         config=[
-            DiffKey(name, differing.get(name) or [_only_value(rows, name)], name in differing, name in ignored)
-            for name in listed[:_MAX_KEYS]
+            DiffKey(name, differing.get(name) or [_only_value(rows, name)], name in differing, name in ignored_names)
+            for name in listed_names[:_MAX_KEYS]
         ],
         num_equal=len(names) - len(differing),
-        num_ignored=len(ignored),
+        num_ignored=len(ignored_names),
         results=[_result(rows, column) for column in list(dict.fromkeys(columns)) or default_results(rows)],
         metrics=list(dict.fromkeys(name for row in rows for name in row.summary.metrics))[:_MAX_METRICS],
         git=[_shorten(each) for each in sections.git],
@@ -171,28 +171,28 @@ def _read_captured(rows: Sequence[RunRow]) -> tuple[list[CapturedRun], list[str]
     return runs, notes
 
 
-def _limit(captured: CapturedDiff, notes: list[str]) -> CapturedDiff:
+def _limit(diff: CapturedDiff, notes: list[str]) -> CapturedDiff:
     """Return the first differences of each section, and note how many more there are."""
     for title, variations in (
-        ("source files", captured.files),
-        ("packages", captured.packages),
-        ("variables", captured.environment),
+        ("source files", diff.files),
+        ("packages", diff.packages),
+        ("variables", diff.environment),
     ):
         if len(variations) > _MAX_NAMES:
             notes.append(f"{len(variations) - _MAX_NAMES} more {title} differ")
-    return captured._replace(
-        files=captured.files[:_MAX_NAMES],
-        packages=captured.packages[:_MAX_NAMES],
-        environment=captured.environment[:_MAX_NAMES],
+    return diff._replace(
+        files=diff.files[:_MAX_NAMES],
+        packages=diff.packages[:_MAX_NAMES],
+        environment=diff.environment[:_MAX_NAMES],
     )
 
 
-def _fill(captured: CapturedDiff, num_runs: int) -> CapturedDiff:
+def _fill(diff: CapturedDiff, num_runs: int) -> CapturedDiff:
     """Add missing values for the last runs, which were not read."""
-    for section in (captured.git, captured.packages, captured.environment, captured.files):
+    for section in (diff.git, diff.packages, diff.environment, diff.files):
         for each in section:
             each.values.extend([None] * (num_runs - len(each.values)))
-    return captured
+    return diff
 
 
 def _number_versions(file_names: Sequence[str | None]) -> list[int | None]:

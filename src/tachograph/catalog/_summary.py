@@ -47,7 +47,7 @@ JournalKey = tuple[int, int]
 
 
 class CatalogSummary(msgspec.Struct, kw_only=True):
-    """What a table shows of a run."""
+    """The facts and aggregates of a run that a table shows."""
 
     version: int = _VERSION
     journal: JournalKey
@@ -86,9 +86,9 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     """The latest checkpoints."""
 
 
-def journal_key(found: os.stat_result) -> JournalKey:
+def journal_key(file_status: os.stat_result) -> JournalKey:
     """Return the key of a journal."""
-    return found.st_size, found.st_mtime_ns
+    return file_status.st_size, file_status.st_mtime_ns
 
 
 def brief_summary(folder: RunFolder, key: JournalKey, heartbeat: Heartbeat | None) -> CatalogSummary:
@@ -153,11 +153,11 @@ def flatten_config(values: Mapping[str, Any], max_keys: int) -> dict[str, Any]:
     for name, value in flatten(values).items():
         if len(flat) >= max_keys:
             break
-        dotted = name.replace("/", ".")
+        dotted_name = name.replace("/", ".")
         if value is None or isinstance(value, (bool, int, float)):
-            flat[dotted] = value
+            flat[dotted_name] = value
         else:
-            flat[dotted] = value[:_MAX_TEXT_CHARS] if isinstance(value, str) else to_json(value)[:_MAX_TEXT_CHARS]
+            flat[dotted_name] = value[:_MAX_TEXT_CHARS] if isinstance(value, str) else to_json(value)[:_MAX_TEXT_CHARS]
     return {name: value for name, value in flat.items() if value is not None}
 
 
@@ -191,20 +191,20 @@ def load_summary(folder: RunFolder, key: JournalKey) -> CatalogSummary | None:
     try:
         data = read_small(folder.private / "summary.json", _MAX_SUMMARY_BYTES, below=folder.path)
         if b'NaN"' in data or b'Infinity"' in data:
-            found = convert(restore_non_finite(decode_json(data, Any)), CatalogSummary)
+            summary = convert(restore_non_finite(decode_json(data, Any)), CatalogSummary)
         else:
-            found = decode_json(data, CatalogSummary)
+            summary = decode_json(data, CatalogSummary)
     except (OSError, msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    is_same_run = found.overview.name == folder.name  # a copied folder has another name
-    return found if found.version == _VERSION and found.journal == key and is_same_run else None
+    is_same_run = summary.overview.name == folder.name  # a copied folder has another name
+    return summary if summary.version == _VERSION and summary.journal == key and is_same_run else None
 
 
 def save_summary(folder: RunFolder, summary: CatalogSummary) -> bool:
     """Store the summary of a run; return False if the folder cannot be written."""
     try:
         make_folder(folder.private, below=folder.path)
-        # Those of a run from the index are no dicts.
+        # The mappings of a run from the index are no dicts.
         plain = msgspec.structs.replace(summary, config=dict(summary.config), metrics=dict(summary.metrics))
         data = to_json(msgspec.to_builtins(plain)).encode()
         replace_file(folder.private / "summary.json", data, below=folder.path)

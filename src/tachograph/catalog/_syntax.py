@@ -10,7 +10,7 @@
     OP    := "=" | "!=" | "<" | "<=" | ">" | ">=" | "~" | ":"
 
 The parser reads characters rather than tokens, because the same character means different things in different places:
-the first ``-`` of ``-tag:debug`` negates, that of ``started>-7d`` is a sign. Length and depth are bounded.
+the first ``-`` of ``-tag:debug`` negates, the ``-`` of ``started>-7d`` is a sign. Length and depth are bounded.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class QueryError(TachographError):
 def _excerpt(text: str, position: int) -> str:
     """Return the part of a text around a position, and a line that points at it."""
     first = max(0, position - 30)
-    shown = "".join(character if character.isprintable() else " " for character in text[first : position + 30])
+    excerpt = "".join(character if character.isprintable() else " " for character in text[first : position + 30])
     before, after = "…" if first else "", "…" if position + 30 < len(text) else ""
-    return f"{before}{shown}{after}\n  {' ' * (len(before) + position - first)}^"
+    return f"{before}{excerpt}{after}\n  {' ' * (len(before) + position - first)}^"
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
@@ -208,19 +208,19 @@ class Parser:
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
     def _all_of(self) -> Node:
-        parts = [self._negated()]
+        parts = [self._negation()]
         while self._accept_keyword("and") or (self._peek() not in {"", ")"} and self._next_keyword() != "or"):
-            parts.append(self._negated())
+            parts.append(self._negation())
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
-    def _negated(self) -> Node:
+    def _negation(self) -> Node:
         self._nesting += 1
         if self._nesting > _MAX_NESTING:
             raise self._error("too many nested parts")
         try:
             is_minus = self._peek() == "-" and not self._text[self._position + 1 : self._position + 2].isspace()
             if self._accept_keyword("not") or (is_minus and self._accept("-")):
-                return NotOf(self._negated())
+                return NotOf(self._negation())
             if self._accept("("):
                 inner = self._any_of()
                 if not self._accept(")"):
@@ -243,7 +243,7 @@ class Parser:
         if self._next_keyword():
             raise self._error(f'expected a word or a field; write "{self._next_keyword()}" to search for this word')
         if self._peek() == '"':
-            return Word(self._quoted())
+            return Word(self._quoted_text())
         name, is_plain = self._name(start)
         operator = self._operator()
         keyword = "" if operator else self._accept_keyword("in", "between", "is")
@@ -273,7 +273,7 @@ class Parser:
         name, is_plain = "", True
         while True:
             if self._peek() == "`":
-                name += self._backticked()
+                name += self._backtick_name()
                 is_plain = False
             elif _is_word_character(self._peek()):
                 name += self._peek()
@@ -285,7 +285,7 @@ class Parser:
         self._skip_space()
         return name, is_plain
 
-    def _backticked(self) -> str:
+    def _backtick_name(self) -> str:
         start = self._position
         self._position += 1
         name = ""
@@ -300,21 +300,21 @@ class Parser:
             name += "`"
             self._position += 1
 
-    def _quoted(self) -> str:
+    def _quoted_text(self) -> str:
         start = self._position
         self._position += 1
-        found = ""
+        text = ""
         while (character := self._peek()) != '"':
             if not character:
                 raise self._error('expected " at the end of the text', start)
             if character == "\\" and self._peek(2)[1:] in {'"', "\\"}:
                 self._position += 1
                 character = self._peek()
-            found += character
+            text += character
             self._position += 1
         self._position += 1
         self._skip_space()
-        return found
+        return text
 
     def _list(self, field: str) -> tuple[Value, ...]:
         if not self._accept("("):
@@ -340,7 +340,7 @@ class Parser:
     def _value(self, field: str, operator: str) -> Value:
         start = self._position
         if self._peek() == '"':
-            value = Value(self._quoted(), is_quoted=True)
+            value = Value(self._quoted_text(), is_quoted=True)
         else:
             # A value may contain what separates fields from values, as in a date or in `command:--lr=1`.
             while _is_word_character(self._peek()) or (self._position > start and self._peek() in {":", "="}):

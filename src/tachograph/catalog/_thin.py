@@ -37,7 +37,7 @@ _WITHOUT_RANGE = frozenset({"epoch", "nan_inf_detected"})
 _MEANS = frozenset({"sec_per_step", "samples_per_sec"})
 """Fields whose value in a window is the mean."""
 _KIND = re.compile(rb'\{"event":"([a-z_]+)"')
-_DECODED = frozenset({b"step", b"start", b"end", b"epoch", b"validation", b"test", b"control_change"})
+_DECODED_KINDS = frozenset({b"step", b"start", b"end", b"epoch", b"validation", b"test", b"control_change"})
 _RANGE = ("mean", "min", "max", "nonfinite")
 
 
@@ -65,7 +65,7 @@ class _Range:
 
 
 class StepThinner:
-    """Turns the lines of a journal into those of a thinned one, in order."""
+    """Turns the lines of a journal into the lines of a thinned one, in order."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -83,7 +83,7 @@ class StepThinner:
     def add(self, line: bytes) -> Iterator[bytes]:
         """Add a line; yield the lines that are complete now."""
         kind = _KIND.match(line)
-        if kind is not None and kind[1] not in _DECODED:  # also in the middle of a window, as it was recorded
+        if kind is not None and kind[1] not in _DECODED_KINDS:  # also in the middle of a window, as it was recorded
             yield line
             return
         try:
@@ -109,9 +109,9 @@ class StepThinner:
         return self._due_step is None or self._step >= self._due_step
 
     def _add_step(self, record: dict[str, Any], step: int, line: bytes) -> None:
-        known = record.get("window_steps")
-        is_window = type(known) is int and known > 0
-        num_steps = known if is_window else 1
+        window_steps = record.get("window_steps")
+        is_window = type(window_steps) is int and window_steps > 0
+        num_steps = window_steps if is_window else 1
         self._num_steps += num_steps if is_window or step != self._step or not self._num_lines else 0  # type: ignore[operator]
         self._num_lines += 1
         self._line, self._step, self._time = line, step, record.get("time")
@@ -137,16 +137,18 @@ class StepThinner:
         else:
             record = {"event": "step", "time": self._time, "global_step": self._step, "window_steps": self._num_steps}
             for name, value in self._latest.items():
-                found = self._ranges.get(name)
-                if found is None:
+                value_range = self._ranges.get(name)
+                if value_range is None:
                     record[name] = value
                     continue
-                mean = found.total / found.count if found.count else math.nan
-                record[name] = mean if name in _MEANS and found.count else value
-                if found.count and (found.low != found.high or (found.num_not_finite and found.low != value)):
-                    record |= {f"{name}/mean": mean, f"{name}/min": found.low, f"{name}/max": found.high}
-                if found.num_not_finite:
-                    record[f"{name}/nonfinite"] = found.num_not_finite
+                mean = value_range.total / value_range.count if value_range.count else math.nan
+                record[name] = mean if name in _MEANS and value_range.count else value
+                if value_range.count and (
+                    value_range.low != value_range.high or (value_range.num_not_finite and value_range.low != value)
+                ):
+                    record |= {f"{name}/mean": mean, f"{name}/min": value_range.low, f"{name}/max": value_range.high}
+                if value_range.num_not_finite:
+                    record[f"{name}/nonfinite"] = value_range.num_not_finite
             line = encode(record)
         self._due_step = (self._step // self._window + 1) * self._window
         self._clear()
@@ -167,12 +169,12 @@ def thin_run(folder: RunFolder, log_dir: str, name: str, window: int) -> tuple[i
     descriptor = create_file(temporary, below=folder.path, mode=before.st_mode & 0o777)
     try:
         try:
-            written = _write_thinned(folder, descriptor, window)
+            thinned_sizes = _write_thinned(folder, descriptor, window)
             os.fsync(descriptor)
             new_bytes = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
-        if written is None or new_bytes >= written[0]:
+        if thinned_sizes is None or new_bytes >= thinned_sizes[0]:
             return None
         os.utime(temporary, ns=(before.st_mtime_ns, before.st_mtime_ns))
         with lock_run_folder(folder) as is_ours:
@@ -180,7 +182,7 @@ def thin_run(folder: RunFolder, log_dir: str, name: str, window: int) -> tuple[i
             if not is_ours or (now.st_ino, now.st_size) != (before.st_ino, before.st_size):
                 return None
             trash_journal(log_dir, name, folder.compressed_journal if is_compressed else folder.journal)
-            _move_cursors(folder, new_bytes, written[1])
+            _move_cursors(folder, new_bytes, thinned_sizes[1])
             move_file(temporary, folder.journal, below=folder.path)
             for path in (folder.compressed_journal, folder.csv, folder.csv_cursor, *folder.cache.glob("v*.seg")):
                 path.unlink(missing_ok=True)
@@ -212,15 +214,15 @@ def _write_thinned(folder: RunFolder, descriptor: int, window: int) -> tuple[int
         buffer = bytearray(encode(start) + b"\n")
         thinner, offset, start_bytes = StepThinner(window), 0, 0
         while line := file.readline(_MAX_LINE_BYTES):
-            for kept in thinner.add(line.rstrip(b"\n")):
-                if kept.startswith(b'{"event":"start"'):
+            for thinned_line in thinner.add(line.rstrip(b"\n")):
+                if thinned_line.startswith(b'{"event":"start"'):
                     start_bytes = offset + len(buffer)
-                buffer += kept + b"\n"
+                buffer += thinned_line + b"\n"
             if len(buffer) >= _BLOCK_BYTES:
                 offset += write_all(descriptor, bytes(buffer))
                 buffer.clear()
-        for kept in thinner.finish():
-            buffer += kept + b"\n"
+        for thinned_line in thinner.finish():
+            buffer += thinned_line + b"\n"
         write_all(descriptor, bytes(buffer))
     return size, start_bytes
 
@@ -234,5 +236,5 @@ def _move_cursors(folder: RunFolder, new_bytes: int, start_bytes: int) -> None:
                 replace_file(path, msgspec.json.encode({**cursor, "journal_bytes": new_bytes}), below=folder.path)
     heartbeat = read_heartbeat(folder.heartbeat)
     if heartbeat is not None:
-        moved = msgspec.structs.replace(heartbeat, journal_bytes=new_bytes, start_bytes=start_bytes)
-        replace_file(folder.heartbeat, msgspec.json.encode(moved), below=folder.path)
+        new_heartbeat = msgspec.structs.replace(heartbeat, journal_bytes=new_bytes, start_bytes=start_bytes)
+        replace_file(folder.heartbeat, msgspec.json.encode(new_heartbeat), below=folder.path)

@@ -44,7 +44,7 @@ from tachograph.records import check_run_name
 __all__ = ["TransferError", "copy_run", "is_folder_target", "move_run"]
 
 _BLOCK_BYTES = 1 << 20
-_HIDDEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 class TransferError(TachographError):
@@ -70,27 +70,27 @@ def move_run(log_dir: str, name: str, target: str, *, is_forced: bool = False) -
         RunNotFoundError: if there is no such run.
         TransferError: if the run is being recorded, the name is taken or the run cannot be moved.
     """
-    source, place = _check(log_dir, name, target, is_forced=is_forced)
+    source, destination = _check(log_dir, name, target, is_forced=is_forced)
     with _explaining(f"cannot move {name!r}"):
-        _remove_leftovers(source.path.parent, place.path.parent)
+        _remove_leftovers(source.path.parent, destination.path.parent)
         with lock_run_folder(source) as is_ours:
             if not is_ours:
                 raise TransferError(f"{name!r} is still being recorded; stop it first")
-            _make_parents(place)
+            _make_parents(destination)
             try:
-                move_folder(source.path, place.path, below=Path(log_dir), target_below=place.below)
+                move_folder(source.path, destination.path, below=Path(log_dir), target_below=destination.below)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                _copy(source, place, copied_from=None)
-                hidden = temporary_path(source.path)
-                move_folder(source.path, hidden, below=Path(log_dir))
-                shutil.rmtree(hidden, ignore_errors=True)  # another transfer may be removing it as well
-                if hidden.exists():
+                _copy(source, destination, copied_from=None)
+                temporary = temporary_path(source.path)
+                move_folder(source.path, temporary, below=Path(log_dir))
+                shutil.rmtree(temporary, ignore_errors=True)  # another transfer may be removing it as well
+                if temporary.exists():
                     raise TransferError(
-                        f"{name!r} was moved, but {str(hidden)!r} cannot be removed; delete it yourself"
+                        f"{name!r} was moved, but {str(temporary)!r} cannot be removed; delete it yourself"
                     ) from None
-    return place.path
+    return destination.path
 
 
 def copy_run(log_dir: str, name: str, target: str, *, is_forced: bool = False) -> Path:
@@ -98,12 +98,12 @@ def copy_run(log_dir: str, name: str, target: str, *, is_forced: bool = False) -
 
     The custom annotation ``copied_from`` of the copy names the original.
     """
-    source, place = _check(log_dir, name, target, is_forced=is_forced)
+    source, destination = _check(log_dir, name, target, is_forced=is_forced)
     with _explaining(f"cannot copy {name!r}"):
-        _remove_leftovers(place.path.parent)
-        _make_parents(place)
-        _copy(source, place, copied_from=os.path.realpath(source.path))
-    return place.path
+        _remove_leftovers(destination.path.parent)
+        _make_parents(destination)
+        _copy(source, destination, copied_from=os.path.realpath(source.path))
+    return destination.path
 
 
 # The target ----------------------------------------------------------------------------------------------------------
@@ -113,12 +113,12 @@ def _check(log_dir: str, name: str, target: str, *, is_forced: bool) -> tuple[Ru
     source = find_below(log_dir, name)
     if source is None:
         raise RunNotFoundError(f"no run {name!r} in {log_dir!r}")
-    place = _resolve_target(log_dir, source, target)
-    if place.path.name != source.name:
-        check_run_name(place.path.name)
-    if os.path.lexists(place.path):
-        raise TransferError(f"{str(place.path)!r} exists already; choose another name")
-    parent = place.path.parent
+    destination = _resolve_target(log_dir, source, target)
+    if destination.path.name != source.name:
+        check_run_name(destination.path.name)
+    if os.path.lexists(destination.path):
+        raise TransferError(f"{str(destination.path)!r} exists already; choose another name")
+    parent = destination.path.parent
     around = next((folder for folder in (parent, *parent.parents) if RunFolder(folder).exists()), None)
     if around is not None:
         raise TransferError(
@@ -126,7 +126,7 @@ def _check(log_dir: str, name: str, target: str, *, is_forced: bool) -> tuple[Ru
         )
     if reason := why_not_ended(source, name, is_forced=is_forced):
         raise TransferError(reason)
-    return source, place
+    return source, destination
 
 
 def _resolve_target(log_dir: str, source: RunFolder, target: str) -> _Target:
@@ -134,13 +134,13 @@ def _resolve_target(log_dir: str, source: RunFolder, target: str) -> _Target:
     folder = _existing_folder(log_dir, target)
     if folder is not None:
         return _Target(folder / source.name, folder)
-    given = Path(target).expanduser()
+    target_path = Path(target).expanduser()
     if target.endswith(os.sep):
         raise TransferError(f"the folder {target!r} does not exist; create it first")
-    if os.sep in target and given.parent.is_dir():
-        return _Target(given, given.parent)
-    if given.is_absolute():
-        raise TransferError(f"the folder {str(given.parent)!r} does not exist; create it first")
+    if os.sep in target and target_path.parent.is_dir():
+        return _Target(target_path, target_path.parent)
+    if target_path.is_absolute():
+        raise TransferError(f"the folder {str(target_path.parent)!r} does not exist; create it first")
     parts = target.split("/")
     if len(parts) > MAX_RUN_DEPTH + 1:
         raise TransferError(f"{target!r} has more than {MAX_RUN_DEPTH} folders, so lists would not find the run")
@@ -156,17 +156,17 @@ def is_folder_target(log_dir: str, target: str) -> bool:
 
 def _existing_folder(log_dir: str, target: str) -> Path | None:
     """Return the folder that a target names: a path, or a folder of runs in the log folder."""
-    given = Path(target).expanduser()
+    target_path = Path(target).expanduser()
     is_path = os.sep in target or target in {".", ".."}
-    candidates = [given] if is_path else []
-    if not given.is_absolute() and target not in {".", ".."}:
+    candidates = [target_path] if is_path else []
+    if not target_path.is_absolute() and target not in {".", ".."}:
         candidates.append(Path(log_dir, target))
     return next((path for path in candidates if path.is_dir() and not RunFolder(path).exists()), None)
 
 
-def _make_parents(place: _Target) -> None:
-    if place.path.parent != place.below:
-        make_folder(place.path.parent, below=place.below)
+def _make_parents(destination: _Target) -> None:
+    if destination.path.parent != destination.below:
+        make_folder(destination.path.parent, below=destination.below)
 
 
 # Copying -------------------------------------------------------------------------------------------------------------
@@ -178,57 +178,59 @@ class _Entry(NamedTuple):
     mtime_ns: int
 
 
-def _copy(source: RunFolder, place: _Target, *, copied_from: str | None) -> None:
+def _copy(source: RunFolder, destination: _Target, *, copied_from: str | None) -> None:
     """Copy a run to a hidden folder, verify it and give it its name."""
-    found = _list_files(source.path)
-    total = sum(entry.size for entry in found.values() if stat.S_ISREG(entry.mode))
-    free = shutil.disk_usage(place.path.parent).free
+    entries = _list_files(source.path)
+    total = sum(entry.size for entry in entries.values() if stat.S_ISREG(entry.mode))
+    free = shutil.disk_usage(destination.path.parent).free
     if free < total:
         raise TransferError(
-            f"{str(place.path.parent)!r} has {free / 1e6:,.0f} MB free, and the run needs {total / 1e6:,.0f} MB"
+            f"{str(destination.path.parent)!r} has {free / 1e6:,.0f} MB free, and the run needs {total / 1e6:,.0f} MB"
         )
-    hidden = temporary_path(place.path)
-    make_folder(hidden, below=place.path.parent)
+    temporary = temporary_path(destination.path)
+    make_folder(temporary, below=destination.path.parent)
     try:
-        with lock_run_folder(RunFolder(hidden)) as is_ours:
+        with lock_run_folder(RunFolder(temporary)) as is_ours:
             if not is_ours:
-                raise TransferError(f"{str(hidden)!r} is used by another process; repeat the command")
-            for name, entry in found.items():
-                _copy_entry(source.path, hidden, name, entry)
-            if _list_files(source.path) != found:
+                raise TransferError(f"{str(temporary)!r} is used by another process; repeat the command")
+            for name, entry in entries.items():
+                _copy_entry(source.path, temporary, name, entry)
+            if _list_files(source.path) != entries:
                 raise TransferError(f"{source.name!r} was changed while it was copied; repeat the command")
-            for name, entry in reversed(found.items()):  # a folder after what is in it
+            for name, entry in reversed(entries.items()):  # a folder after its content
                 if stat.S_ISDIR(entry.mode):
-                    os.chmod(hidden / name, stat.S_IMODE(entry.mode) & 0o777 | 0o700)
-                    os.utime(hidden / name, ns=(entry.mtime_ns, entry.mtime_ns))
+                    os.chmod(temporary / name, stat.S_IMODE(entry.mode) & 0o777 | 0o700)
+                    os.utime(temporary / name, ns=(entry.mtime_ns, entry.mtime_ns))
             if copied_from is not None:
                 value = copied_from.encode("utf-8", "backslashreplace").decode()[:1_000]
-                annotate(RunFolder(hidden), [{"op": "set", "field": "custom.copied_from", "value": value}])
-            shutil.copystat(source.path, hidden)
-            move_folder(hidden, place.path, below=place.path.parent)
+                annotate(RunFolder(temporary), [{"op": "set", "field": "custom.copied_from", "value": value}])
+            shutil.copystat(source.path, temporary)
+            move_folder(temporary, destination.path, below=destination.path.parent)
     except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def _list_files(folder: Path) -> dict[str, _Entry]:
-    """Return the files and folders of a run, a folder before what is in it; without locks, pipes and sockets."""
-    found: dict[str, _Entry] = {}
+    """Return the files and folders of a run, a folder before its content; without locks, pipes and sockets."""
+    entries: dict[str, _Entry] = {}
     waiting = [""]
     while waiting:
         outer = waiting.pop()
-        with os.scandir(folder / outer) as entries:
-            for item in sorted(entries, key=lambda item: item.name):
+        with os.scandir(folder / outer) as directory:
+            for item in sorted(directory, key=lambda item: item.name):
                 name = os.path.join(outer, item.name)
                 status = item.stat(follow_symlinks=False)
                 is_lock = outer == ".tacho" and (item.name == "lock" or item.name.endswith(".lock"))
                 if stat.S_ISDIR(status.st_mode):
                     # The time of a folder is kept, but readers change it while they use the caches.
-                    found[name] = _Entry(status.st_mode, 0, status.st_mtime_ns if not name.startswith(".tacho") else 0)
+                    entries[name] = _Entry(
+                        status.st_mode, 0, status.st_mtime_ns if not name.startswith(".tacho") else 0
+                    )
                     waiting.append(name)
                 elif not is_lock and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                    found[name] = _Entry(status.st_mode, status.st_size, status.st_mtime_ns)
-    return found
+                    entries[name] = _Entry(status.st_mode, status.st_size, status.st_mtime_ns)
+    return entries
 
 
 def _copy_entry(source: Path, target: Path, name: str, entry: _Entry) -> None:
@@ -242,17 +244,17 @@ def _copy_entry(source: Path, target: Path, name: str, entry: _Entry) -> None:
     descriptor = create_file(path, below=target)
     try:
         with open_to_read(source / name, below=source) as file:
-            read = hashlib.blake2b()
+            source_hash = hashlib.blake2b()
             while block := file.read(_BLOCK_BYTES):
-                read.update(block)
+                source_hash.update(block)
                 write_all(descriptor, block)
         os.fsync(descriptor)
-        written = hashlib.blake2b()
+        target_hash = hashlib.blake2b()
         offset = 0
         while block := os.pread(descriptor, _BLOCK_BYTES, offset):
-            written.update(block)
+            target_hash.update(block)
             offset += len(block)
-        if written.digest() != read.digest():
+        if target_hash.digest() != source_hash.digest():
             raise TransferError(f"{path} differs from its original after copying; check the disk")
     finally:
         os.close(descriptor)
@@ -261,12 +263,12 @@ def _copy_entry(source: Path, target: Path, name: str, entry: _Entry) -> None:
 
 
 def _remove_leftovers(*folders: Path) -> None:
-    """Remove what a transfer that was killed has left in some folders."""
+    """Remove temporary folders of transfers that were killed."""
     for folder in dict.fromkeys(folders):
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 path = folder / name
-                if _HIDDEN.fullmatch(name) and path.is_dir() and not path.is_symlink():
+                if _TEMPORARY_NAME.fullmatch(name) and path.is_dir() and not path.is_symlink():
                     with lock_run_folder(RunFolder(path)) as is_ours:
                         if is_ours:
                             shutil.rmtree(path)

@@ -53,7 +53,7 @@ __all__ = [
 _ID = re.compile(r"[0-9a-f]{8,40}")
 _DELETING = "deleting-"
 _UNFINISHED_S = 3_600.0
-"""After this time, what a command has not finished was left by one that was killed."""
+"""After this time, an unfinished deletion was left by a command that was killed."""
 
 
 class TrashError(TachographError):
@@ -91,15 +91,15 @@ def trash_run(log_dir: str, name: str, *, is_forced: bool = False, by: str = "")
     if reason := why_not_ended(folder, name, is_forced=is_forced):
         raise TrashError(reason)
     run = _new_entry(name, stat_journal(folder.journal).st_size, by)
-    place = root / OWN_FOLDER / "trash"
+    trash = root / OWN_FOLDER / "trash"
     try:
         with lock_run_folder(folder) as is_ours:
             if not is_ours:
                 raise TrashError(f"{name!r} is still being recorded; stop it first")
-            make_folder(place, below=root)
-            manifest = place / f"{run.id}.json"
+            make_folder(trash, below=root)
+            manifest = trash / f"{run.id}.json"
             replace_file(manifest, to_json(msgspec.to_builtins(run)).encode(), below=root)
-            move_folder(folder.path, place / run.id, below=root)
+            move_folder(folder.path, trash / run.id, below=root)
     except OSError as error:
         raise TrashError(_explain(f"cannot remove {name!r}", error)) from error
     return run
@@ -112,13 +112,13 @@ def trash_journal(log_dir: str, name: str, journal: Path) -> TrashedRun:
         OSError: if it cannot be put there.
     """
     root = Path(log_dir)
-    place = root / OWN_FOLDER / "trash"
+    trash = root / OWN_FOLDER / "trash"
     run = _new_entry(name, journal.stat().st_size)
-    unfinished = place / f"{_DELETING}{run.id}"
-    make_folder(unfinished, below=root)
-    add_name(journal, unfinished / journal.name, below=root)
-    replace_file(place / f"{run.id}.json", to_json(msgspec.to_builtins(run)).encode(), below=root)
-    move_folder(unfinished, place / run.id, below=root)
+    unfinished_path = trash / f"{_DELETING}{run.id}"
+    make_folder(unfinished_path, below=root)
+    add_name(journal, unfinished_path / journal.name, below=root)
+    replace_file(trash / f"{run.id}.json", to_json(msgspec.to_builtins(run)).encode(), below=root)
+    move_folder(unfinished_path, trash / run.id, below=root)
     return run
 
 
@@ -134,9 +134,9 @@ def _new_entry(name: str, size_bytes: int, by: str = "") -> TrashedRun:
 
 def list_trash(log_dir: str) -> list[TrashedRun]:
     """Return the runs in the trash, latest first."""
-    place = Path(log_dir, OWN_FOLDER, "trash")
-    found = [run for run in _manifests(place) if (place / run.id).is_dir() and not _is_in_place(log_dir, run)]
-    return sorted(found, key=lambda run: (-run.removed, run.id))
+    trash = Path(log_dir, OWN_FOLDER, "trash")
+    trashed_runs = [run for run in _manifests(trash) if (trash / run.id).is_dir() and not _is_in_place(log_dir, run)]
+    return sorted(trashed_runs, key=lambda run: (-run.removed, run.id))
 
 
 def _is_in_place(log_dir: str, run: TrashedRun) -> bool:
@@ -145,38 +145,38 @@ def _is_in_place(log_dir: str, run: TrashedRun) -> bool:
     if folder is None:
         return False
     with contextlib.suppress(OSError):
-        trashed = stat_journal(trash_folder(log_dir, run).journal)
-        return os.path.samestat(trashed, stat_journal(folder.journal))
+        trashed_journal = stat_journal(trash_folder(log_dir, run).journal)
+        return os.path.samestat(trashed_journal, stat_journal(folder.journal))
     return False
 
 
 def tidy_trash(log_dir: str) -> int:
     """Remove what killed commands left in the trash; return the number of runs that are in their place anyway."""
     root = Path(log_dir)
-    place = root / OWN_FOLDER / "trash"
+    trash = root / OWN_FOLDER / "trash"
     num_removed = 0
     with contextlib.suppress(OSError):  # such as a read-only folder
-        for run in list(_manifests(place)):
+        for run in list(_manifests(trash)):
             folder = find_below(log_dir, run.name) if _is_in_place(log_dir, run) else None
             if folder is None:
                 continue
             with lock_run_folder(folder) as is_ours:  # else it may be replaced just now
                 if is_ours and _is_in_place(log_dir, run):
-                    move_folder(place / run.id, place / f"{_DELETING}{run.id}", below=root)
-                    _unlink(place / f"{run.id}.json")
-                    shutil.rmtree(place / f"{_DELETING}{run.id}")
+                    move_folder(trash / run.id, trash / f"{_DELETING}{run.id}", below=root)
+                    _unlink(trash / f"{run.id}.json")
+                    shutil.rmtree(trash / f"{_DELETING}{run.id}")
                     num_removed += 1
-        _remove_unfinished(place, min_age_s=_UNFINISHED_S)
+        _remove_unfinished(trash, min_age_s=_UNFINISHED_S)
     return num_removed
 
 
-def _remove_unfinished(place: Path, *, min_age_s: float = 0.0) -> None:
+def _remove_unfinished(trash: Path, *, min_age_s: float = 0.0) -> None:
     """Finish deleting what earlier commands did not."""
-    for entry in os.listdir(place) if place.is_dir() and not place.is_symlink() else ():
-        path = place / entry
+    for entry in os.listdir(trash) if trash.is_dir() and not trash.is_symlink() else ():
+        path = trash / entry
         if entry.startswith(_DELETING) and not path.is_symlink():
-            renamed = path.stat().st_ctime
-            if max(0.0, time.time() - renamed) >= min_age_s:
+            renamed_at = path.stat().st_ctime
+            if max(0.0, time.time() - renamed_at) >= min_age_s:
                 shutil.rmtree(path)
 
 
@@ -196,21 +196,21 @@ def restore_run(log_dir: str, name: str) -> str:
         hint = did_you_mean(name, [run.name for run in runs]) or "; list them with: tacho trash list"
         raise RunNotFoundError(f"no run {name!r} in the trash of {log_dir!r}{hint}")
     root = Path(log_dir)
-    place = root / OWN_FOLDER / "trash"
+    trash = root / OWN_FOLDER / "trash"
     for number in itertools.count(1):
-        restored = run.name if number == 1 else f"{run.name}-{number}"
+        restored_name = run.name if number == 1 else f"{run.name}-{number}"
         try:
-            if "/" in restored:
-                make_folder(root.joinpath(*restored.split("/")[:-1]), below=root)
-            move_folder(place / run.id, root.joinpath(*restored.split("/")), below=root)
+            if "/" in restored_name:
+                make_folder(root.joinpath(*restored_name.split("/")[:-1]), below=root)
+            move_folder(trash / run.id, root.joinpath(*restored_name.split("/")), below=root)
         except FileExistsError:
             continue
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # a run of this name has just been started
                 continue
             raise TrashError(_explain(f"cannot restore {run.name!r}", error)) from error
-        _unlink(place / f"{run.id}.json")
-        return restored
+        _unlink(trash / f"{run.id}.json")
+        return restored_name
     raise AssertionError("unreachable")
 
 
@@ -221,38 +221,38 @@ def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
         TrashError: if a run cannot be deleted.
     """
     root = Path(log_dir)
-    place = root / OWN_FOLDER / "trash"
+    trash = root / OWN_FOLDER / "trash"
     limit = time.time() - older_than_s
     tidy_trash(log_dir)
-    deleted = []
+    deleted_runs = []
     try:
         for run in list_trash(log_dir):
             if run.removed <= limit:
-                move_folder(place / run.id, place / f"{_DELETING}{run.id}", below=root)
-                _unlink(place / f"{run.id}.json")
-                deleted.append(run)
-        # Also what an earlier command did not finish.
-        _remove_unfinished(place)
-        for run in _manifests(place):
+                move_folder(trash / run.id, trash / f"{_DELETING}{run.id}", below=root)
+                _unlink(trash / f"{run.id}.json")
+                deleted_runs.append(run)
+        # Also deletions that an earlier command did not finish.
+        _remove_unfinished(trash)
+        for run in _manifests(trash):
             # A manifest is written a moment before its run arrives.
-            if not (place / run.id).exists() and run.removed < time.time() - _UNFINISHED_S:
-                _unlink(place / f"{run.id}.json")
+            if not (trash / run.id).exists() and run.removed < time.time() - _UNFINISHED_S:
+                _unlink(trash / f"{run.id}.json")
     except OSError as error:
         raise TrashError(_explain("cannot empty the trash", error)) from error
     remove_unused_code_files(log_dir)
-    return deleted
+    return deleted_runs
 
 
-def _manifests(place: Path) -> Iterator[TrashedRun]:
+def _manifests(trash: Path) -> Iterator[TrashedRun]:
     try:
-        names = os.listdir(place)
+        names = os.listdir(trash)
     except OSError:
         return
     for name in names:
         if not name.endswith(".json") or not _ID.fullmatch(name[:-5]):
             continue
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            run = decode_json(read_small(place / name, 64 << 10), TrashedRun)
+            run = decode_json(read_small(trash / name, 64 << 10), TrashedRun)
             parts = run.name.split("/")
             is_inside = all(part and not part.startswith(".") and "\0" not in part for part in parts)
             if run.id == name[:-5] and is_inside:

@@ -39,8 +39,8 @@ _PART_OF = {
 
 def disk_usage(folder: RunFolder) -> dict[str, int]:
     """Return the bytes on disk of each part of a run; links are not followed, and a file with two names counts once."""
-    used = dict.fromkeys(PARTS, 0)
-    seen: set[tuple[int, int]] = set()
+    num_bytes_of_part = dict.fromkeys(PARTS, 0)
+    counted_files: set[tuple[int, int]] = set()
     waiting = [(os.fspath(folder.path), "")]
     while waiting:
         path, part = waiting.pop()
@@ -51,17 +51,19 @@ def disk_usage(folder: RunFolder) -> dict[str, int]:
         for entry in entries:
             kind = part or _PART_OF.get(entry.name, "other")
             try:
-                found = entry.stat(follow_symlinks=False)
+                file_status = entry.stat(follow_symlinks=False)
                 is_folder = entry.is_dir(follow_symlinks=False)
             except OSError:
                 continue
-            identity = (found.st_dev, found.st_ino)
-            if found.st_nlink > 1 and not is_folder:
-                if identity in seen:
+            identity = (file_status.st_dev, file_status.st_ino)
+            if file_status.st_nlink > 1 and not is_folder:
+                if identity in counted_files:
                     continue
-                seen.add(identity)
+                counted_files.add(identity)
             # Blocks, because a file with holes takes less space than its size says.
-            used[kind] += found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
+            num_bytes_of_part[kind] += (
+                file_status.st_blocks * 512 if hasattr(file_status, "st_blocks") else file_status.st_size
+            )
             if is_folder:
                 waiting.append((entry.path, kind))
-    return used
+    return num_bytes_of_part

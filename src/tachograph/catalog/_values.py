@@ -1,4 +1,4 @@
-"""What the values in an expression stand for: a number, a switch, a time or a text."""
+"""The meaning of values in an expression: a number, a switch, a time or a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ]\d{2}:\d{2}(:\d{2})?(Z|[-+]\d{2}:\d{
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A value as it was written, and what it stands for."""
+    """A value as it was written, and its meaning."""
 
     text: str
     is_quoted: bool = False
@@ -73,7 +73,7 @@ def _period(text: str) -> Period | None:
             end = first + (
                 timedelta(days=1) if len(text) == 10 else timedelta(seconds=1) if has_seconds else timedelta(minutes=1)
             )
-        return Period(first.timestamp(), end.timestamp())  # without a zone: in that of this machine
+        return Period(first.timestamp(), end.timestamp())  # without a zone: in the zone of this machine
     except (ValueError, OverflowError, OSError):
         return None
 

@@ -60,15 +60,15 @@ class SavedView(msgspec.Struct, kw_only=True):
     others: dict[str, Any] = {}
     """Keys that this version does not know."""
     problems: list[str] = []
-    """What is wrong with the file; not saved."""
+    """Problems of the file; not saved."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as it is stored: all keys side by side, without `slug` and `problems`."""
-        known = {name: getattr(self, name) for name in _KNOWN}
-        return {**self.others, **known}
+        fields = {name: getattr(self, name) for name in _FIELD_TYPES}
+        return {**self.others, **fields}
 
 
-_KNOWN: dict[str, Any] = {
+_FIELD_TYPES: dict[str, Any] = {
     field.name: field.type
     for field in msgspec.structs.fields(SavedView)
     if field.name not in {"slug", "others", "problems"}
@@ -87,9 +87,9 @@ def view_from(slug: str, values: Mapping[str, Any]) -> SavedView:
     """Return a view from its stored keys; a key with a wrong value is left out and reported."""
     view = SavedView(slug=slug)
     for key, value in values.items():
-        if key in _KNOWN:
+        if key in _FIELD_TYPES:
             try:
-                setattr(view, key, convert(value, _KNOWN[key]))
+                setattr(view, key, convert(value, _FIELD_TYPES[key]))
             except msgspec.ValidationError as error:
                 view.problems.append(f"ignored {key!r}: {error}")
         elif key not in _NOT_STORED:
@@ -100,16 +100,16 @@ def view_from(slug: str, values: Mapping[str, Any]) -> SavedView:
 
 
 def list_views(log_dirs: Sequence[str]) -> list[SavedView]:
-    """Return the views of log folders by name; of two with the same slug, that of the first folder.
+    """Return the views of log folders by name; of two with the same slug, the one of the first folder.
 
     A file that cannot be read is a view with nothing but `problems`.
     """
-    found: dict[str, SavedView] = {}
+    views: dict[str, SavedView] = {}
     for log_dir in log_dirs:
         for slug in _slugs(log_dir):
-            if slug not in found:
-                found[slug] = _read(log_dir, slug)
-    return sorted(found.values(), key=lambda view: (view.name.casefold(), view.slug))
+            if slug not in views:
+                views[slug] = _read_view(log_dir, slug)
+    return sorted(views.values(), key=lambda view: (view.name.casefold(), view.slug))
 
 
 def load_view(log_dirs: Sequence[str], slug: str) -> SavedView:
@@ -118,7 +118,7 @@ def load_view(log_dirs: Sequence[str], slug: str) -> SavedView:
     Raises:
         ViewError: if there is none of this slug.
     """
-    return _read(_home_of(log_dirs, slug), slug)
+    return _read_view(_home_of(log_dirs, slug), slug)
 
 
 def save_view(log_dirs: Sequence[str], view: SavedView) -> bool:
@@ -157,7 +157,7 @@ def delete_view(log_dirs: Sequence[str], slug: str) -> SavedView:
         ViewError: if there is none of this slug, or it cannot be deleted.
     """
     home = _home_of(log_dirs, slug)
-    view = _read(home, slug)
+    view = _read_view(home, slug)
     path = _path(home, slug)
     if path.parent.resolve() != Path(home).resolve() / OWN_FOLDER / "views":
         raise ViewError(f"cannot delete the view {slug!r}: {path.parent} is a link; replace it by a folder")
@@ -188,12 +188,12 @@ def _home_of(log_dirs: Sequence[str], slug: str) -> str:
             with contextlib.suppress(OSError):
                 if _path(log_dir, slug).is_file():
                     return log_dir
-    known = [known for log_dir in log_dirs for known in _slugs(log_dir)]
-    hint = did_you_mean(slug, known) if len(slug) <= 200 else ""
+    slugs = [other for log_dir in log_dirs for other in _slugs(log_dir)]
+    hint = did_you_mean(slug, slugs) if len(slug) <= 200 else ""
     raise ViewError(f"no view {slug[:80]!r}{hint or '; save one with: tacho ls … --save-view NAME'}")
 
 
-def _read(log_dir: str, slug: str) -> SavedView:
+def _read_view(log_dir: str, slug: str) -> SavedView:
     try:
         values = decode_json(read_small(_path(log_dir, slug), _MAX_BYTES, below=Path(log_dir)), dict[str, Any])
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -93,12 +93,12 @@ def judge_differences(differences: Sequence[float], margin: float, confidence: f
 def _count_needed(size: float, sd: float, limit: float, confidence: float, count: int) -> int | None:
     """Return how many differences find one of this size, or exclude one above the margin, in 80 %; None if too many."""
     is_large = size >= limit
-    room, wanted = (size, confidence) if is_large else (limit - size, EQUAL_CONFIDENCE)
+    room, min_confidence = (size, confidence) if is_large else (limit - size, EQUAL_CONFIDENCE)
 
     def is_enough(number: int) -> bool:
-        return (quantile_for(wanted, number - 1) + POWER_Z) * sd / math.sqrt(number) <= room
+        return (quantile_for(min_confidence, number - 1) + POWER_Z) * sd / math.sqrt(number) <= room
 
-    low, high = count, max(count + 1, _MAX_COUNT)  # what is there was not enough
+    low, high = count, max(count + 1, _MAX_COUNT)  # the present count was not enough
     if not is_enough(high):
         return None
     while high - low > 1:
@@ -129,7 +129,7 @@ def measure_quads(switches: Sequence[Sequence[ArmSwitch]], times: Points) -> Qua
     for number, attempt in enumerate(switches):
         later = [each[0].step for each in switches[number + 1 :] if each and math.isfinite(each[0].step)]
         end = min([float(times.steps[-1]), *later[:1]])
-        edges += _cut(attempt, float(times.steps[0]) - _NUM_SKIPPED, end)
+        edges += _split_blocks(attempt, float(times.steps[0]) - _NUM_SKIPPED, end)
     lengths = [last - after for _, after, last in edges]
     typical = float(np.median(lengths)) if lengths else 0.0
     blocks = [_fill(*edge, previous, steps, logarithms) for edge in edges]
@@ -140,11 +140,11 @@ def measure_quads(switches: Sequence[Sequence[ArmSwitch]], times: Points) -> Qua
         num_empty = sum(last - after >= _MIN_LENGTH * typical for _, after, last in edges) - sum(usable)
         raise TooShort(_too_few(len(quads), len(edges), num_empty, typical, stride))
     means = [[_arm_level(quad, arm) for quad in quads] for arm in (0, 1)]
-    picked = [
+    rows_of_arms = [
         np.concatenate([np.arange(block.begin, block.end) for quad in quads for block in quad if block.arm == arm])
         for arm in (0, 1)
     ]
-    arms = [ArmSteps(steps[rows], seconds[rows], (steps - previous)[rows]) for rows in picked]
+    arms = [ArmSteps(steps[rows], seconds[rows], (steps - previous)[rows]) for rows in rows_of_arms]
     return QuadLevels(
         [b - a for a, b in zip(*means, strict=True)],
         (math.exp(float(np.mean(means[0]))), math.exp(float(np.mean(means[1])))),
@@ -159,7 +159,7 @@ def _arm_level(quad: Sequence[_Block], arm: int) -> float:
     return math.fsum(block.level for block in quad if block.arm == arm) / 2
 
 
-def _cut(switches: Sequence[ArmSwitch], start: float, end: float) -> list[tuple[int, float, float]]:
+def _split_blocks(switches: Sequence[ArmSwitch], start: float, end: float) -> list[tuple[int, float, float]]:
     """Return the arm, the step before and the last step of each block.
 
     Two blocks of the same arm follow each other without a switch. A journal may have an event for each block instead.
@@ -198,16 +198,16 @@ def _is_usable(block: _Block, typical: float, stride: float) -> bool:
 
 def _find_quads(blocks: Sequence[_Block], usable: Sequence[bool]) -> list[Sequence[_Block]]:
     """Return blocks in the order A B B A, or B A A B, that follow each other."""
-    quads, place = [], 0
-    while place + 4 <= len(blocks):
-        quad = blocks[place : place + 4]
+    quads, position = [], 0
+    while position + 4 <= len(blocks):
+        quad = blocks[position : position + 4]
         first, second, third, fourth = (block.arm for block in quad)
-        is_quad = all(usable[place : place + 4]) and first == fourth != second == third
+        is_quad = all(usable[position : position + 4]) and first == fourth != second == third
         if is_quad and all(one.last == other.after for one, other in itertools.pairwise(quad)):
             quads.append(quad)
-            place += 4
+            position += 4
         else:
-            place += 1
+            position += 1
     return quads
 
 

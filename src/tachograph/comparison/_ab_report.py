@@ -76,15 +76,15 @@ def report_arms(
     metric = MetricVerdict(name="step_time", title="step time", unit="seconds")
     metrics, arms = [metric], (evidence, evidence)
     try:
-        found = measure_quads(switches, load_step_times(run))
+        levels = measure_quads(switches, load_step_times(run))
     except TooShort as missing:
         metric.verdict, metric.reason = "unknown", str(missing)
         basis = f"{num_switches:,} switches in one run"
     else:
-        _judge(metric, found.differences, found.seconds, margin, confidence, "quad")
-        metrics += _more_of_arms(found)
-        arms = _as_runs(evidence, names, found)
-        basis = f"{len(found.differences):,} quads A B B A of blocks of {found.block:.0f} steps, in one run"
+        _judge(metric, levels.differences, levels.seconds, margin, confidence, "quad")
+        metrics += _more_of_arms(levels)
+        arms = _as_runs(evidence, names, levels)
+        basis = f"{len(levels.differences):,} quads A B B A of blocks of {levels.block:.0f} steps, in one run"
     warnings = [
         "memory and loss belong to the whole run, so they are not compared: use tacho ab --arms for them",
         "the first 2 steps of each block are left out; what takes longer to settle is part of the result",
@@ -109,40 +109,40 @@ def _read_switches(run: StoredRun) -> tuple[tuple[str, str], list[list[ArmSwitch
     with run.lock:
         events = run.digest.latest("event", AB_ARM)
         starts = [finite_or_none(attempt.start.get("time")) or 0.0 for attempt in run.digest.attempts]
-    named = [event for event in events if isinstance(event.get("arm"), str)]
-    if not named:
+    arm_events = [event for event in events if isinstance(event.get("arm"), str)]
+    if not arm_events:
         raise RunNotFoundError(
             f"no A/B test was recorded in {run.id!r}: call tachograph.ab('A', 'B') once per step of the training loop, "
             "or compare commands with tacho ab --arms"
         )
-    last = named[-1].get("arms")
-    given = [str(name) for name in last] if isinstance(last, list) and len(last) == 2 else []
-    names = list(dict.fromkeys(given or [event["arm"] for event in named]))
+    last = arm_events[-1].get("arms")
+    arm_names = [str(name) for name in last] if isinstance(last, list) and len(last) == 2 else []
+    names = list(dict.fromkeys(arm_names or [event["arm"] for event in arm_events]))
     names = [*names, *(name for name in ("A", "B") if name not in names)][:2]
     attempts: list[list[ArmSwitch]] = [[] for _ in (*starts, 0.0)]
-    for event in named:
+    for event in arm_events:
         if event["arm"] not in names:
             continue
         attempt = sum((finite_or_none(event.get("time")) or 0.0) >= start for start in starts)
         step = finite_or_none(event.get("global_step"))
         attempts[attempt].append(ArmSwitch(-math.inf if step is None else step, names.index(event["arm"])))
-    return (names[0], names[1]), attempts, len(named)
+    return (names[0], names[1]), attempts, len(arm_events)
 
 
-def _more_of_arms(found: QuadLevels) -> list[MetricVerdict]:
-    overall = [float((arm.seconds * arm.num_steps).sum() / arm.num_steps.sum()) for arm in found.arms]
-    tails = [float(np.quantile(arm.seconds, 0.95) / np.median(arm.seconds)) for arm in found.arms]
+def _more_of_arms(levels: QuadLevels) -> list[MetricVerdict]:
+    overall = [float((arm.seconds * arm.num_steps).sum() / arm.num_steps.sum()) for arm in levels.arms]
+    tails = [float(np.quantile(arm.seconds, 0.95) / np.median(arm.seconds)) for arm in levels.arms]
     mean = MetricVerdict(name="overall_time", title="step time overall", unit="seconds")
     mean.a, mean.b, mean.effect = overall[0], overall[1], overall[1] / overall[0] - 1
     tail = MetricVerdict(name="tail_ratio", title="p95 / median step", unit="ratio")
     tail.a, tail.b = tails
-    mean.runs_a = mean.runs_b = tail.runs_a = tail.runs_b = len(found.differences)
+    mean.runs_a = mean.runs_b = tail.runs_a = tail.runs_b = len(levels.differences)
     return [mean, tail]
 
 
-def _as_runs(run: RunEvidence, names: tuple[str, str], found: QuadLevels) -> tuple[RunEvidence, RunEvidence]:
+def _as_runs(run: RunEvidence, names: tuple[str, str], levels: QuadLevels) -> tuple[RunEvidence, RunEvidence]:
     first, second = (
-        RunEvidence(name, facts=run.facts, clock=_clock(arm)) for name, arm in zip(names, found.arms, strict=True)
+        RunEvidence(name, facts=run.facts, clock=_clock(arm)) for name, arm in zip(names, levels.arms, strict=True)
     )
     return first, second
 
@@ -166,7 +166,7 @@ def report_pairs(
     """Compare runs that took turns on one machine.
 
     Args:
-        pairs: the run of the first arm and that of the second one, which were neighbours; at least one pair.
+        pairs: neighbouring runs of the first and the second arm; at least one pair.
         arms: both arms.
         margin: the ratio minus one that matters.
         confidence: of a difference.
@@ -178,11 +178,11 @@ def report_pairs(
     seconds = np.array([[pair[side].seconds for pair in pairs] for side in (0, 1)])
     levels = np.log(np.maximum(seconds, 1e-6))
     _judge(wall, (levels[1] - levels[0]).tolist(), _typical(levels), margin, confidence, "pair")
-    own = {"step_time", "overall_time", "tail_ratio"}
-    rest = [metric for metric in report.metrics if metric.name not in own]
+    speed_metrics = {"step_time", "overall_time", "tail_ratio"}
+    rest = [metric for metric in report.metrics if metric.name not in speed_metrics]
     metrics = [*speed, wall, *rest, *_phases(a, b)]
     changes = [ConfigChange("command", [arms[0].command], [arms[1].command]), *report.config_diff]
-    assumed = "speed is judged by the differences between neighbours, so slow changes of the machine cancel"
+    assumption = "speed is judged by the differences between neighbours, so slow changes of the machine cancel"
     return msgspec.structs.replace(
         report,
         a=msgspec.structs.replace(report.a, name=arms[0].name),
@@ -190,7 +190,7 @@ def report_pairs(
         metrics=metrics,
         config_diff=changes,
         headline=_sentence(metrics, (arms[0].name, arms[1].name), report.first),
-        warnings=[*report.warnings, assumed],
+        warnings=[*report.warnings, assumption],
         basis=f"{len(pairs)} pairs of runs that took turns",
     )
 
@@ -264,10 +264,10 @@ def _judge(
     metric.a, metric.b = seconds
     metric.runs_a = metric.runs_b = count = len(differences)
     metric.repeats = "quads" if unit == "quad" else "pairs"
-    needed = MIN_QUADS if unit == "quad" else MIN_PAIRS
-    if count < needed:
+    min_count = MIN_QUADS if unit == "quad" else MIN_PAIRS
+    if count < min_count:
         metric.effect = math.expm1(math.fsum(differences) / count)
-        metric.verdict, metric.reason = "unknown", f"{count} {unit}{'s' * (count > 1)}; {needed} are needed"
+        metric.verdict, metric.reason = "unknown", f"{count} {unit}{'s' * (count > 1)}; {min_count} are needed"
         return
     judgement = judge_differences(differences, margin, confidence)
     expm1: Callable[[float], float] = math.expm1
@@ -285,8 +285,8 @@ def _judge(
 def _sentence(metrics: Sequence[MetricVerdict], names: tuple[str, str], first: Sequence[str] = ()) -> str:
     """Return one sentence, about the whole command only if nothing is known about its steps."""
     steps, wall = (next((each for each in metrics if each.name == name), None) for name in ("step_time", "wall_time"))
-    judged = [metric for metric in metrics if metric.name != "wall_time"]
+    judged_metrics = [metric for metric in metrics if metric.name != "wall_time"]
     if wall is not None and wall.is_settled and (steps is None or steps.a is None):
-        judged = [msgspec.structs.replace(wall, name="step_time"), *judged[1:]]
-    text = make_headline(judged, first, False)
+        judged_metrics = [msgspec.structs.replace(wall, name="step_time"), *judged_metrics[1:]]
+    text = make_headline(judged_metrics, first, False)
     return f"{names[1]} compared with {names[0]}: {text[:1].lower()}{text[1:]}"

@@ -106,11 +106,11 @@ class BaselineRun(msgspec.Struct, kw_only=True, omit_defaults=True):
     session_tag: str | None = None
     facts: dict[str, Any] = {}
     config: dict[str, Any] = {}
-    """Facts and config keys that differ from those of the file."""
+    """Facts and config keys that differ from the common ones in the file."""
     times: BlockTimes | None = None
     loss: BlockLosses | None = None
     has_same_batches: bool = False
-    """Whether its losses rise and fall with those of the file."""
+    """Whether its losses rise and fall with `batches` of the file."""
     val_loss: list[tuple[float, float]] = []
     """The steps and values of the last validations."""
     memory: dict[str, Annotated[int, Meta(gt=0)]] = {}
@@ -135,7 +135,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     facts: dict[str, Any] = {}
     config: dict[str, Any] = {}
     has_whole_config: bool = True
-    """Whether all config keys of the first run are here; otherwise only those that matter most."""
+    """Whether all config keys of the first run are here; otherwise only the most important ones."""
     batches: BatchLosses | None = None
     metrics: dict[str, MetricRule] = {}
     runs: list[BaselineRun] = []
@@ -148,15 +148,17 @@ class Baseline(msgspec.Struct, kw_only=True):
 
     def evidence(self) -> list[RunEvidence]:
         """Return the runs to compare with: the newest ones back to the last one that was accepted as different."""
-        accepted = next((number for number, run in enumerate(self.runs) if run.accepted is not None), len(self.runs))
-        return [_restored(self, run) for run in self.runs[: accepted + 1]]
+        first_accepted = next(
+            (number for number, run in enumerate(self.runs) if run.accepted is not None), len(self.runs)
+        )
+        return [_to_evidence(self, run) for run in self.runs[: first_accepted + 1]]
 
     def comparable(self, run: RunEvidence) -> RunEvidence:
         """Return a run without the config keys that the file may have left out."""
         if self.has_whole_config or not self.runs:
             return run
-        known = {name for entry in self.runs for name in entry.config} | set(self.config)
-        return replace(run, config={name: value for name, value in run.config.items() if name in known})
+        config_keys = {name for entry in self.runs for name in entry.config} | set(self.config)
+        return replace(run, config={name: value for name, value in run.config.items() if name in config_keys})
 
     def add(self, run: RunEvidence, *, accepted: str | None = None, max_runs: int = MAX_RUNS) -> list[str]:
         """Add a run, and remove the oldest ones if the file becomes too large; return what could not be kept of it.
@@ -165,7 +167,7 @@ class Baseline(msgspec.Struct, kw_only=True):
             BaselineError: if the file has the run already, the run has another `perf_tag`, or it differs from the runs
                 of the file and no reason to accept it is given.
         """
-        if any(known.id == run.run_id and run.run_id for known in self.runs):
+        if any(entry.id == run.run_id and run.run_id for entry in self.runs):
             raise BaselineError(f"run {run.name!r} is in the baseline already; remove it with tacho baseline drop")
         if run.state in {"running", "stale"}:
             raise BaselineError(f"run {run.name!r} has not ended; add it when it has")
@@ -183,12 +185,12 @@ class Baseline(msgspec.Struct, kw_only=True):
                 f"run {run.name!r} differs from the baseline: {'; '.join(differences)}. "
                 'If that is intended, say why with --accept "reason"'
             )
-        entry, missing = _stored(self, run)
+        entry, missing = _to_entry(self, run)
         if differences and not entry.has_same_batches:
             self.batches = _stretch(run.loss)
             entry.has_same_batches = self.batches is not None
-            for known in self.runs:
-                known.has_same_batches = False
+            for earlier in self.runs:
+                earlier.has_same_batches = False
         entry.accepted = accepted[: _MAX_TEXT_CHARS * 2] if differences and accepted else None
         self.runs = [entry, *self.runs][:max_runs]
         while len(self.runs) > 1 and len(encode_baseline(self)) > _MAX_BYTES:
@@ -203,12 +205,12 @@ class Baseline(msgspec.Struct, kw_only=True):
         self.metrics = self.metrics or {name: MetricRule() for name in GATED}
 
     def _differences(self, run: RunEvidence) -> list[str]:
-        """Return in which quantities a run differs from those of the file."""
-        failed = [f"it {run.state}" + (f" ({run.failure})" if run.failure else "")] if run.has_failed else []
+        """Return in which quantities a run differs from the runs of the file."""
+        failures = [f"it {run.state}" + (f" ({run.failure})" if run.failure else "")] if run.has_failed else []
         if not self.runs:
-            return failed
+            return failures
         report = compare_groups(self.evidence(), [self.comparable(run)], margins=self.margins)
-        return failed + [
+        return failures + [
             f"{metric.title} {metric.verdict.replace('_', ' ')}"
             + (f" ({metric.reason})" if metric.reason else f" ({metric.effect:+.1%})" if metric.effect else "")
             for metric in report.metrics
@@ -221,12 +223,12 @@ class Baseline(msgspec.Struct, kw_only=True):
         Raises:
             BaselineError: if the file has no such run.
         """
-        found = [run for run in self.runs if name in {run.name, run.id}]
-        if not found:
+        matching_runs = [run for run in self.runs if name in {run.name, run.id}]
+        if not matching_runs:
             names = ", ".join(repr(run.name) for run in self.runs[:MAX_RUNS]) or "none"
             raise BaselineError(f"the baseline has no run {name!r}; it has {names}")
-        self.runs = [run for run in self.runs if run is not found[0]]
-        return found[0]
+        self.runs = [run for run in self.runs if run is not matching_runs[0]]
+        return matching_runs[0]
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -238,9 +240,9 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     Raises:
         BaselineError: if it does not exist, is not a baseline file or was written by a newer version.
     """
-    place = Path(os.path.realpath(path))
+    real_path = Path(os.path.realpath(path))
     try:
-        data = read_small(place, _MAX_READ_BYTES)
+        data = read_small(real_path, _MAX_READ_BYTES)
     except FileNotFoundError as error:
         raise BaselineError(
             f"there is no baseline file {os.fspath(path)!r}; make one with tacho baseline add RUN --file FILE"
@@ -248,13 +250,13 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     except OSError as error:
         raise BaselineError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
     try:
-        found = decode_json(data, dict[str, Any])
+        content = decode_json(data, dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         hint = "; it has conflict markers of git" if b"<<<<<<<" in data else ""
         raise BaselineError(f"{os.fspath(path)!r} is not a baseline file: {error}{hint}") from error
-    if found.get("kind") != _KIND:
+    if content.get("kind") != _KIND:
         raise BaselineError(f"{os.fspath(path)!r} is not a baseline file: its kind is not {_KIND!r}")
-    schema = found.get("schema")
+    schema = content.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise BaselineError(
             f"{os.fspath(path)!r} was written by a newer version of Tachograph (schema {schema}); update Tachograph"
@@ -278,9 +280,9 @@ def save_baseline(path: str | os.PathLike[str], baseline: Baseline) -> None:
         raise BaselineError(
             f"{os.fspath(path)!r} would have {len(data) / 1000:.1f} kB; {_MAX_BYTES // 1000} kB are allowed"
         )
-    place = Path(os.path.realpath(path))
+    real_path = Path(os.path.realpath(path))
     try:
-        replace_file(place, data, below=place.parent)
+        replace_file(real_path, data, below=real_path.parent)
     except OSError as error:
         raise BaselineError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
 
@@ -301,7 +303,7 @@ def _one_line(value: Any) -> bytes:
 # From runs and back --------------------------------------------------------------------------------------------------
 
 
-def _stored(baseline: Baseline, run: RunEvidence) -> tuple[BaselineRun, list[str]]:
+def _to_entry(baseline: Baseline, run: RunEvidence) -> tuple[BaselineRun, list[str]]:
     missing = []
     times = None
     try:
@@ -343,7 +345,7 @@ def _stored(baseline: Baseline, run: RunEvidence) -> tuple[BaselineRun, list[str
     return entry, missing
 
 
-def _restored(baseline: Baseline, run: BaselineRun) -> RunEvidence:
+def _to_evidence(baseline: Baseline, run: BaselineRun) -> RunEvidence:
     """Return a run of the file as it is compared."""
     facts = {**baseline.facts, **run.facts, "git.commit": run.commit}
     config = {**baseline.config, **run.config}
@@ -377,34 +379,34 @@ def _block_times(run: RunEvidence) -> BlockTimes:
     steady = steady_edges([run])
     edges = np.linspace(steady[0], steady[-1], _NUM_BLOCKS + 1)
     first = float(run.clock.steps[0])
-    passed = run.clock.at(edges)
+    passed_s = run.clock.at(edges)
     size = (edges[-1] - edges[0]) / _NUM_BLOCKS
-    mean = float((passed[-1] - passed[0]) / (edges[-1] - edges[0]))
+    mean = float((passed_s[-1] - passed_s[0]) / (edges[-1] - edges[0]))
     return BlockTimes(
         first=first,
         low=float(edges[0]),
         high=float(edges[-1]),
-        skipped_s=_short(float(passed[0] - run.clock.at(np.array([first]))[0])),
+        skipped_s=_short(float(passed_s[0] - run.clock.at(np.array([first]))[0])),
         mean_s=float(f"{mean:.9g}"),
-        blocks=np.round((np.diff(passed) / size / mean - 1) / _TIME_UNIT).astype(int).tolist(),
+        blocks=np.round((np.diff(passed_s) / size / mean - 1) / _TIME_UNIT).astype(int).tolist(),
     )
 
 
 def _clock(times: BlockTimes) -> StepClock:
     edges = np.linspace(times.low, times.high, len(times.blocks) + 1)
     each = np.maximum(1 + np.array(times.blocks, dtype=np.float64) * _TIME_UNIT, _TIME_UNIT) * times.mean_s
-    passed = times.skipped_s + np.concatenate([[0.0], np.cumsum(each * np.diff(edges))])
-    return StepClock(np.concatenate([[times.first], edges]), np.concatenate([[0.0], passed]))
+    passed_s = times.skipped_s + np.concatenate([[0.0], np.cumsum(each * np.diff(edges))])
+    return StepClock(np.concatenate([[times.first], edges]), np.concatenate([[0.0], passed_s]))
 
 
 def _block_losses(curve: Points) -> BlockLosses | None:
-    known = curve.finite
-    if len(known.steps) < 2:
+    finite_points = curve.finite
+    if len(finite_points.steps) < 2:
         return None
-    first, last = float(known.steps[0]), float(known.steps[-1])
-    means = block_means(known, np.linspace(first, last, _NUM_BLOCKS + 1))
+    first, last = float(finite_points.steps[0]), float(finite_points.steps[-1])
+    means = block_means(finite_points, np.linspace(first, last, _NUM_BLOCKS + 1))
     blocks = [None if np.isnan(mean) else _short(mean) for mean in means.tolist()]
-    return BlockLosses(first=first, last=last, num_points=len(known.steps), blocks=blocks)
+    return BlockLosses(first=first, last=last, num_points=len(finite_points.steps), blocks=blocks)
 
 
 def _curve(loss: BlockLosses) -> Points:
@@ -417,9 +419,12 @@ def _curve(loss: BlockLosses) -> Points:
 
 def _stretch(loss: Points) -> BatchLosses | None:
     """Return losses that tell whether other runs see the same batches: consecutive ones after the first fall."""
-    known = loss.finite
-    start = len(known.steps) // 5
-    steps, values = known.steps[start : start + _NUM_BATCHES], known.values[start : start + _NUM_BATCHES]
+    finite_points = loss.finite
+    start = len(finite_points.steps) // 5
+    steps, values = (
+        finite_points.steps[start : start + _NUM_BATCHES],
+        finite_points.values[start : start + _NUM_BATCHES],
+    )
     gaps = np.diff(steps)
     if len(steps) < _NUM_BATCHES or gaps[0] > _MAX_GAP or (gaps != gaps[0]).any():
         return None
@@ -447,18 +452,18 @@ def _kept_facts(run: RunEvidence) -> dict[str, Any]:
 
 
 def _kept_config(run: RunEvidence) -> tuple[dict[str, Any], bool]:
-    """Return the config keys to keep, those that decide about comparisons first, and whether these are all."""
+    """Return the config keys to store, first the ones that decide about comparisons, and whether these are all."""
     names = [name for name in run.config if describes_training(name) and not is_seed(name)]
     names.sort(key=lambda name: (not decides_comparability(name), name))
-    kept = [name for name in names[:_MAX_CONFIG_KEYS] if _is_small(run.config[name])]
-    return {name: run.config[name] for name in sorted(kept)}, len(kept) == len(names)
+    kept_keys = [name for name in names[:_MAX_CONFIG_KEYS] if _is_small(run.config[name])]
+    return {name: run.config[name] for name in sorted(kept_keys)}, len(kept_keys) == len(names)
 
 
 def _is_small(value: Any) -> bool:
     return len(_one_line(value)) <= (2 if isinstance(value, str) else 8) * _MAX_TEXT_CHARS
 
 
-def _overrides(own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+def _overrides(values: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs from the common values; None is missing here."""
-    names = sorted({*own, *common})
-    return {name: own.get(name) for name in names if own.get(name) != common.get(name)}
+    names = sorted({*values, *common})
+    return {name: values.get(name) for name in names if values.get(name) != common.get(name)}

@@ -30,8 +30,8 @@ class Onset(NamedTuple):
 
 def mad(values: Floats) -> float:
     """Return the median absolute deviation, scaled to the standard deviation of a normal distribution."""
-    known = values[np.isfinite(values)]
-    return 1.4826 * float(np.median(np.abs(known - np.median(known)))) if len(known) else 0.0
+    finite_values = values[np.isfinite(values)]
+    return 1.4826 * float(np.median(np.abs(finite_values - np.median(finite_values)))) if len(finite_values) else 0.0
 
 
 def find_onset(first: Floats, second: Floats, edges: Floats, noise: Noise, margin: float) -> Onset | None:

@@ -61,7 +61,7 @@ class ConfigChange(msgspec.Struct, frozen=True):
 
 
 class Comparability(NamedTuple):
-    """What can be compared of two groups of runs."""
+    """Which quantities of two groups of runs can be compared."""
 
     common_tag: str | None
     """The `perf_tag` that all runs share."""
@@ -82,12 +82,12 @@ class Comparability(NamedTuple):
 def check_comparable(
     first: Sequence[RunEvidence], second: Sequence[RunEvidence], *, is_deliberate: bool = False
 ) -> Comparability:
-    """Find out what can be compared of two groups of runs.
+    """Decide which quantities of two groups of runs can be compared.
 
     Args:
         first: the runs to compare with.
         second: the runs to judge.
-        is_deliberate: the config differs in what is to be judged; another precision then refuses nothing.
+        is_deliberate: the config differs on purpose; another precision then refuses nothing.
     """
     runs = [*first, *second]
     tags = [set(run.perf_tags) for run in runs]
@@ -99,10 +99,10 @@ def check_comparable(
     if not common:
         reasons = [
             *_differing_facts(first, second, _SPEED_FACTS),
-            *_named(names, _is_about_work if is_deliberate else _is_about_speed),
+            *_config_names(names, _is_about_work if is_deliberate else _is_about_speed),
         ]
         refusal = f"different {_join(reasons)}" if reasons else None
-    loss_reasons = _named([change.name for change in changes if not _is_same_place(change)], _is_about_loss)
+    loss_reasons = _config_names([change.name for change in changes if not _is_same_place(change)], _is_about_loss)
     warnings = _warnings(first, second, has_other_tags=has_other_tags)
     return Comparability(
         min(common) if common else None,
@@ -135,10 +135,10 @@ def _changed_config(first: Sequence[RunEvidence], second: Sequence[RunEvidence])
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
-    found: dict[str, Any] = {}
+    value_of_text: dict[str, Any] = {}
     for value in values:
-        found.setdefault(repr(value), value)
-    return list(found.values())
+        value_of_text.setdefault(repr(value), value)
+    return list(value_of_text.values())
 
 
 _SPEED_FACTS: Mapping[str, Callable[[RunEvidence], Any]] = {
@@ -159,8 +159,8 @@ def _differing_facts(
     first: Sequence[RunEvidence], second: Sequence[RunEvidence], facts: Mapping[str, Callable[[RunEvidence], Any]]
 ) -> list[str]:
     differing = []
-    for name, read in facts.items():
-        sides = [_distinct(value for run in runs if (value := read(run)) is not None) for runs in (first, second)]
+    for name, read_fact in facts.items():
+        sides = [_distinct(value for run in runs if (value := read_fact(run)) is not None) for runs in (first, second)]
         if sides[0] and sides[1] and len(_distinct([*sides[0], *sides[1]])) > 1:
             differing.append(f"{name} ({_values(sides[0])} and {_values(sides[1])})")
     return differing
@@ -171,7 +171,7 @@ def _values(values: Sequence[Any]) -> str:
     return ", ".join(text[:40] for text in texts[:3])
 
 
-def _named(names: Iterable[str], is_about: Callable[[str], bool]) -> list[str]:
+def _config_names(names: Iterable[str], is_about: Callable[[str], bool]) -> list[str]:
     return [f"config.{name}" for name in names if is_about(name)]
 
 
@@ -230,8 +230,8 @@ def _warnings(first: Sequence[RunEvidence], second: Sequence[RunEvidence], *, ha
 def _batch_sizes(first: Sequence[RunEvidence], second: Sequence[RunEvidence]) -> tuple[float, float] | None:
     sizes = []
     for runs in (first, second):
-        found = {run.facts.get("effective_batch_size") or run.facts.get("batch_size") for run in runs}
-        value = next(iter(found)) if len(found) == 1 else None
+        batch_sizes = {run.facts.get("effective_batch_size") or run.facts.get("batch_size") for run in runs}
+        value = next(iter(batch_sizes)) if len(batch_sizes) == 1 else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             return None
         sizes.append(float(value))

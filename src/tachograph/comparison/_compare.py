@@ -66,7 +66,7 @@ def compare_groups(
     sessions = {run.session_tag for run in (*a, *b)} - {None}
     others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
     metrics = [*maker.speed(others), *maker.memory(), *maker.losses(), *maker.extras()]
-    failed = [run for run in b if run.has_failed]
+    failed_runs = [run for run in b if run.has_failed]
     return ComparisonReport(
         a=_group(a),
         b=_group(b),
@@ -77,7 +77,7 @@ def compare_groups(
         config_diff=comparable.changes,
         num_more_changes=comparable.num_more_changes,
         warnings=[*notes_a, *notes_b, *comparable.warnings],
-        has_failed=bool(failed),
+        has_failed=bool(failed_runs),
     )
 
 
@@ -128,48 +128,48 @@ class _Maker:
         metric = self._metric("step_time", "step time", unit="seconds")
         margin = self._margins["step_time"]
         try:
-            found = measure_speed(
+            levels = measure_speed(
                 self._a, self._b, is_same_machine=self._comparable.is_same_machine, margin=margin, earlier=earlier
             )
         except TooShort as missing:
             metric.verdict, metric.reason = "unknown", str(missing)
             return [metric]
-        metric.a, metric.b = found.seconds
+        metric.a, metric.b = levels.seconds
         if self._comparable.speed_refusal is not None:
             metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
-            metric.effect = math.expm1(float(np.mean(found.second) - np.mean(found.first)))
+            metric.effect = math.expm1(float(np.mean(levels.second) - np.mean(levels.first)))
             return [metric]
         self._judged(
             metric,
-            judge(found.first, found.second, found.noise, margin, self._confidence),
-            found.noise,
+            judge(levels.first, levels.second, levels.noise, margin, self._confidence),
+            levels.noise,
             ("slower", "faster"),
         )
-        _add_onset(metric, found, margin)
-        if metric.verdict == "unknown" and found.has_other_schedule:
+        _add_onset(metric, levels, margin)
+        if metric.verdict == "unknown" and levels.has_other_schedule:
             metric.notes.append("the ratio changes by over 10 % within the runs: their schedules may differ")
         invalid = sum(run.clock.num_invalid for run in (*self._a, *self._b))
         if invalid:
             metric.notes.append(f"{invalid:,} steps without a valid time were left out")
-        return [metric, *self._overall(found, metric, margin)]
+        return [metric, *self._overall(levels, metric, margin)]
 
-    def _overall(self, found: SpeedLevels, typical: MetricVerdict, margin: float) -> list[MetricVerdict]:
-        difference = float(np.mean(found.second) - np.mean(found.first))
-        overall = self._metric("overall_time", "step time overall", unit="seconds", effect=math.expm1(found.overall))
-        overall.a, overall.b = found.overall_seconds
-        if typical.onset_step is None and found.overall - difference > math.log1p(margin):
-            text = f"stalls cost a further {share_text(math.expm1(found.overall - difference))}"
+    def _overall(self, levels: SpeedLevels, typical: MetricVerdict, margin: float) -> list[MetricVerdict]:
+        difference = float(np.mean(levels.second) - np.mean(levels.first))
+        overall = self._metric("overall_time", "step time overall", unit="seconds", effect=math.expm1(levels.overall))
+        overall.a, overall.b = levels.overall_seconds
+        if typical.onset_step is None and levels.overall - difference > math.log1p(margin):
+            text = f"stalls cost a further {share_text(math.expm1(levels.overall - difference))}"
             uses = _uses_text(self._a, self._b)
             typical.notes.append(f"{text} ({uses})" if uses else text)
-        tails = self._metric("tail_ratio", "p95 / median step", unit="ratio", a=found.tails[0], b=found.tails[1])
-        return [overall, *([tails] if None not in found.tails else [])]
+        tails = self._metric("tail_ratio", "p95 / median step", unit="ratio", a=levels.tails[0], b=levels.tails[1])
+        return [overall, *([tails] if None not in levels.tails else [])]
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
     def memory(self) -> list[MetricVerdict]:
         metrics = []
         for kind, (name, title, sd) in _MEMORY.items():
-            known, is_over_ranks = memory_of([*self._a, *self._b], kind)
+            runs_with_memory, is_over_ranks = memory_of([*self._a, *self._b], kind)
             sides = [
                 [memory_level(run, kind, is_over_ranks=is_over_ranks) for run in runs if kind in run.memory]
                 for runs in (self._a, self._b)
@@ -183,7 +183,7 @@ class _Maker:
                 continue
             metric.a, metric.b = (float(np.mean(side)) for side in sides)
             metric.runs_a, metric.runs_b = map(len, sides)
-            metric.notes += _rank_notes(known, kind, is_over_ranks=is_over_ranks)
+            metric.notes += _rank_notes(runs_with_memory, kind, is_over_ranks=is_over_ranks)
             if self._comparable.speed_refusal is not None:
                 metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
                 continue
@@ -243,9 +243,9 @@ class _Maker:
     def _judge_loss(
         self, metric: MetricVerdict, curves: tuple[list[Points], list[Points]], measure: Callable[[], LossLevels]
     ) -> None:
-        broken = _broken_losses(self._a, curves[0]), _broken_losses(self._b, curves[1])
-        if broken[1] and not broken[0]:
-            metric.verdict, metric.reason = "worse", broken[1][0]
+        non_finite_losses = _broken_losses(self._a, curves[0]), _broken_losses(self._b, curves[1])
+        if non_finite_losses[1] and not non_finite_losses[0]:
+            metric.verdict, metric.reason = "worse", non_finite_losses[1][0]
             return
         if self._comparable.loss_refusal is not None:
             metric.verdict, metric.reason = "not_comparable", self._comparable.loss_refusal
@@ -253,24 +253,24 @@ class _Maker:
         is_single = len(curves[0]) == len(curves[1]) == 1 and not (self._a[0].is_summary or self._b[0].is_summary)
         agreement = agree(curves[0][0], curves[1][0]) if is_single else None
         try:
-            found = measure()
+            levels = measure()
         except TooShort as missing:
             metric.verdict, metric.reason = "unknown", str(missing)
-            found = None
-        if found is not None:
-            metric.a, metric.b = found.values
-            metric.is_relative = found.is_logarithm
-            if not found.is_logarithm:
+            levels = None
+        if levels is not None:
+            metric.a, metric.b = levels.values
+            metric.is_relative = levels.is_logarithm
+            if not levels.is_logarithm:
                 metric.notes.append(
                     "values are not all above 0, so differences are divided by the range of the first run"
                 )
-            margin = self._margins.get(metric.name, found.margin)
-            judgement = judge(found.first, found.second, found.noise, margin, self._confidence)
-            self._judged(metric, judgement, found.noise, ("worse", "better"))
-            if metric.verdict in {"worse", "better"} and found.onset is not None:
-                metric.onset_step = found.onset.step
-                grows = " and the distance grows" if found.onset.is_growing else ""
-                metric.notes.append(f"apart from step {found.onset.step:,.0f} on{grows}")
+            margin = self._margins.get(metric.name, levels.margin)
+            judgement = judge(levels.first, levels.second, levels.noise, margin, self._confidence)
+            self._judged(metric, judgement, levels.noise, ("worse", "better"))
+            if metric.verdict in {"worse", "better"} and levels.onset is not None:
+                metric.onset_step = levels.onset.step
+                grows = " and the distance grows" if levels.onset.is_growing else ""
+                metric.notes.append(f"apart from step {levels.onset.step:,.0f} on{grows}")
         if agreement is not None:
             _add_agreement(metric, agreement)
 
@@ -312,13 +312,13 @@ def _rank_notes(runs: Sequence[RunEvidence], kind: str, *, is_over_ranks: bool) 
     return [f"of the rank with the highest: {', '.join(each[:4])}" + (" and others" if len(each) > 4 else "")]
 
 
-def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None:
+def _add_onset(metric: MetricVerdict, levels: SpeedLevels, margin: float) -> None:
     """Say from where on the speed differs, if the first part is equal.
 
     A difference in less than half of the blocks does not show in the typical speed.
     """
-    onset = found.onset
-    if onset is None or not found.is_first_part_equal or abs(onset.difference) < math.log1p(margin):
+    onset = levels.onset
+    if onset is None or not levels.is_first_part_equal or abs(onset.difference) < math.log1p(margin):
         return
     metric.verdict = "slower" if onset.difference > 0 else "faster"
     metric.onset_step = onset.step
@@ -354,15 +354,15 @@ def _add_agreement(metric: MetricVerdict, agreement: Agreement) -> None:
 
 def _broken_losses(runs: Sequence[RunEvidence], curves: Sequence[Points]) -> list[str]:
     """Return which curves end with NaN or infinity, and since when."""
-    found = []
+    notes = []
     for run, curve in zip(runs, curves, strict=True):
         is_bad = ~np.isfinite(curve.values)
         if is_bad.any() and is_bad[-max(1, len(is_bad) // 20) :].all():
             last_good = np.flatnonzero(~is_bad)
             since = run.loss.steps[last_good[-1] + 1] if len(last_good) and len(run.loss.steps) == len(is_bad) else None
             where = "" if since is None else f" from step {since:,.0f} on"
-            found.append(f"the loss of {run.name!r} is not finite{where}")
-    return found
+            notes.append(f"the loss of {run.name!r} is not finite{where}")
+    return notes
 
 
 def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
@@ -395,11 +395,11 @@ def _early_ends(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]
     return lines
 
 
-def _comparable_text(found: Comparability) -> str:
-    if found.common_tag is not None:
-        return f"same perf_tag {found.common_tag!r}: equal speed and memory are expected"
-    if found.is_expected_to_differ:
+def _comparable_text(comparability: Comparability) -> str:
+    if comparability.common_tag is not None:
+        return f"same perf_tag {comparability.common_tag!r}: equal speed and memory are expected"
+    if comparability.is_expected_to_differ:
         return "different perf tags: speed and memory are expected to differ"
-    if found.speed_refusal is not None:
-        return f"speed and memory are not comparable: {found.speed_refusal}"
+    if comparability.speed_refusal is not None:
+        return f"speed and memory are not comparable: {comparability.speed_refusal}"
     return "comparable by their facts; no common perf_tag"

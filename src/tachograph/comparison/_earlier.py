@@ -53,13 +53,13 @@ def earlier_rows(
     """
     if not perf_tags:
         return []
-    excluded = {run.run_id or run.started for run in without}
-    found = [
+    excluded_runs = {run.run_id or run.started for run in without}
+    rows = [
         row
         for row in catalog.select("state:finished", columns=["perf_tag", "run_id"], max_s=max_s)
         if (log_dir is None or row.log_dir == log_dir)
         and not set(perf_tags).isdisjoint(str(row.get("perf_tag") or "").split(", "))
-        and (started := row.get("started") or 0.0) < before
-        and (row.get("run_id") or started) not in excluded
+        and (started_at := row.get("started") or 0.0) < before
+        and (row.get("run_id") or started_at) not in excluded_runs
     ]
-    return found[:most][::-1]
+    return rows[:most][::-1]

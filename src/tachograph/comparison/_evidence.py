@@ -1,4 +1,4 @@
-"""What is known of a run that can be compared: levels of speed, memory and loss need nothing else."""
+"""The evidence of a run: the series and facts that comparisons of speed, memory and loss use."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class StepClock(NamedTuple):
         sizes, each = np.diff(times.steps), times.values[1:]
         is_valid = np.isfinite(each) & (each > 0)
         typical = float(np.median(each[is_valid])) if is_valid.any() else 0.0
-        passed = np.concatenate([[0.0], np.cumsum(np.where(is_valid, each, typical) * sizes)])
-        return StepClock(times.steps, passed, int(len(each) - is_valid.sum()))
+        passed_s = np.concatenate([[0.0], np.cumsum(np.where(is_valid, each, typical) * sizes)])
+        return StepClock(times.steps, passed_s, int(len(each) - is_valid.sum()))
 
 
 class RankLevel(NamedTuple):
@@ -73,7 +73,7 @@ def no_points() -> Points:
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """What is compared of a run."""
+    """The series and facts of a run that comparisons use."""
 
     name: str
     run_id: str = ""
@@ -125,12 +125,12 @@ class RunEvidence:
 
 
 def memory_of(runs: Sequence[RunEvidence], kind: str) -> tuple[list[RunEvidence], bool]:
-    """Return the runs with a level of a kind of memory, and whether that of their highest ranks can be compared.
+    """Return the runs with a level of a kind of memory, and whether the levels of their highest ranks can be compared.
 
     It cannot if one of them recorded only rank 0, as all did before other ranks recorded their memory.
     """
-    known = [run for run in runs if kind in run.memory]
-    return known, all(kind in run.rank_memory or not run.has_ranks for run in known)
+    runs_with_memory = [run for run in runs if kind in run.memory]
+    return runs_with_memory, all(kind in run.rank_memory or not run.has_ranks for run in runs_with_memory)
 
 
 def memory_level(run: RunEvidence, kind: str, *, is_over_ranks: bool) -> float:

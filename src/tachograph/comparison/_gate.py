@@ -72,45 +72,45 @@ def check_run(
     Args:
         run: the run to check.
         baseline: the runs to compare with.
-        metrics: the quantities that can fail the check; by default those of `GATED` that both sides have.
+        metrics: the quantities that can fail the check; by default the ones in `GATED` that both sides have.
         margins: the relative differences that matter, by name.
         history: changes in the series of runs that ends with this one.
         requires_evidence: whether a run that cannot be judged does not pass.
     """
-    gated = tuple(metrics or GATED)
-    report = _no_baseline(run) if not baseline else _compare(run, baseline, gated, margins)
+    gated_metrics = tuple(metrics or GATED)
+    report = _no_baseline(run) if not baseline else _compare(run, baseline, gated_metrics, margins)
     reasons = [f"{run.name!r} {run.state}" + (f": {run.failure}" if run.failure else "")] if run.has_failed else []
     open_questions: list[str] = [] if baseline else ["there is nothing to compare with"]
-    unsettled: list[str] = []
-    judged = [metric for metric in report.metrics if metric.name in gated]
-    for metric in judged:
+    unsettled_metrics: list[str] = []
+    judged_metrics = [metric for metric in report.metrics if metric.name in gated_metrics]
+    for metric in judged_metrics:
         if metric.is_regression:
             reasons.append(metric_text(metric))
         elif metric.verdict == "not_comparable" or (metric.verdict == "unknown" and metric.confidence is None):
             open_questions.append(metric_text(metric))
         elif not metric.is_settled:
-            unsettled.append(metric_text(metric))
+            unsettled_metrics.append(metric_text(metric))
     if baseline:
-        known = {metric.name for metric in judged}
-        open_questions += [f"{name}: the runs do not have it" for name in metrics or () if name not in known]
-        if not judged:
-            open_questions.append("the runs have none of: " + ", ".join(gated))
+        judged_names = {metric.name for metric in judged_metrics}
+        open_questions += [f"{name}: the runs do not have it" for name in metrics or () if name not in judged_names]
+        if not judged_metrics:
+            open_questions.append("the runs have none of: " + ", ".join(gated_metrics))
     if history is not None:
         reasons += [change.text for change in history.new_regressions]
         if requires_evidence and history.missing:
             open_questions += history.missing
     if reasons:
-        return CheckResult(report, gated, "regressed", reasons, open_questions + unsettled, history)
+        return CheckResult(report, gated_metrics, "regressed", reasons, open_questions + unsettled_metrics, history)
     if open_questions and requires_evidence:
-        return CheckResult(report, gated, "unjudged", open_questions, unsettled, history)
-    return CheckResult(report, gated, "passed", [], open_questions + unsettled, history)
+        return CheckResult(report, gated_metrics, "unjudged", open_questions, unsettled_metrics, history)
+    return CheckResult(report, gated_metrics, "passed", [], open_questions + unsettled_metrics, history)
 
 
 def _compare(
-    run: RunEvidence, baseline: Sequence[RunEvidence], gated: Sequence[str], margins: Mapping[str, float] | None
+    run: RunEvidence, baseline: Sequence[RunEvidence], gated_metrics: Sequence[str], margins: Mapping[str, float] | None
 ) -> ComparisonReport:
     report = compare_groups(baseline, [run], margins=margins)
-    num_judged = sum(metric.name in gated and metric.confidence is not None for metric in report.metrics)
+    num_judged = sum(metric.name in gated_metrics and metric.confidence is not None for metric in report.metrics)
     if num_judged < 2:
         return report
     return compare_groups(baseline, [run], margins=margins, confidence=1 - _ERROR_SHARE / num_judged)
@@ -159,9 +159,9 @@ def junit_report(result: CheckResult) -> bytes:
     if result.history is not None:
         case = _case("history", name)
         cases.append(case)
-        found = [change.text for change in result.history.new_regressions]
-        if found:
-            _child(case, "failure", found[0], "\n".join(found))
+        regressions = [change.text for change in result.history.new_regressions]
+        if regressions:
+            _child(case, "failure", regressions[0], "\n".join(regressions))
         elif result.history.missing:
             _child(case, "skipped", result.history.missing[0], "")
     against = f"{len(report.a.runs)} runs" if len(report.a.runs) != 1 else report.a.runs[0]

@@ -13,25 +13,25 @@ __all__ = ["independent_runs"]
 
 
 def independent_runs(runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], list[str]]:
-    """Return the runs of a group without copies, with the parts of one session joined, and what was done."""
+    """Return the runs of a group without copies, with the parts of one session joined, and a note for each change."""
     notes: list[str] = []
-    kept: list[RunEvidence] = []
+    unique_runs: list[RunEvidence] = []
     for run in runs:
-        original = next((other for other in kept if _is_copy(run, other)), None)
+        original = next((other for other in unique_runs if _is_copy(run, other)), None)
         if original is None:
-            kept.append(run)
+            unique_runs.append(run)
         else:
             notes.append(f"{run.name!r} is a copy of {original.name!r} and counts once")
     sessions: dict[str, list[RunEvidence]] = {}
-    for number, run in enumerate(kept):
+    for number, run in enumerate(unique_runs):
         sessions.setdefault(run.session_tag or f"\0{number}", []).append(run)
-    joined = [_join(sorted(parts, key=lambda part: part.started)) for parts in sessions.values()]
+    joined_runs = [_join(sorted(parts, key=lambda part: part.started)) for parts in sessions.values()]
     notes += [
         f"{len(parts)} runs are one training, by their session_tag {tag!r}, and count once"
         for tag, parts in sessions.items()
         if len(parts) > 1
     ]
-    return joined, notes
+    return joined_runs, notes
 
 
 def _is_copy(run: RunEvidence, other: RunEvidence) -> bool:
@@ -64,29 +64,29 @@ def _join(parts: Sequence[RunEvidence]) -> RunEvidence:
 
 
 def _continue(curves: Sequence[Points]) -> Points:
-    joined = curves[0]
+    curve_so_far = curves[0]
     for curve in curves[1:]:
         if len(curve.steps):
-            before = joined.steps < curve.steps[0]
-            joined = Points(
-                np.concatenate([joined.steps[before], curve.steps]),
-                np.concatenate([joined.values[before], curve.values]),
+            before = curve_so_far.steps < curve.steps[0]
+            curve_so_far = Points(
+                np.concatenate([curve_so_far.steps[before], curve.steps]),
+                np.concatenate([curve_so_far.values[before], curve.values]),
             )
-    return joined
+    return curve_so_far
 
 
 def _continue_clock(clocks: Sequence[StepClock]) -> StepClock:
-    joined = clocks[0]
+    clock_so_far = clocks[0]
     for clock in clocks[1:]:
-        if len(clock.steps) and len(joined.steps):
-            before = joined.steps < clock.steps[0]
-            passed = joined.passed_s[before]
-            start = float(np.interp(clock.steps[0], joined.steps, joined.passed_s))
-            joined = StepClock(
-                np.concatenate([joined.steps[before], clock.steps]),
-                np.concatenate([passed, clock.passed_s + start]),
-                joined.num_invalid + clock.num_invalid,
+        if len(clock.steps) and len(clock_so_far.steps):
+            before = clock_so_far.steps < clock.steps[0]
+            passed_s = clock_so_far.passed_s[before]
+            start = float(np.interp(clock.steps[0], clock_so_far.steps, clock_so_far.passed_s))
+            clock_so_far = StepClock(
+                np.concatenate([clock_so_far.steps[before], clock.steps]),
+                np.concatenate([passed_s, clock.passed_s + start]),
+                clock_so_far.num_invalid + clock.num_invalid,
             )
         elif len(clock.steps):
-            joined = clock
-    return joined
+            clock_so_far = clock
+    return clock_so_far

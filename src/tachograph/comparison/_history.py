@@ -126,11 +126,11 @@ def find_changes(levels: Sequence[float] | Floats, margin: float) -> list[Change
 def _best_split(values: Floats) -> tuple[int, float, float]:
     """Return the split with the largest t: the size of the first part, the difference of the means, and t."""
     count = len(values)
-    centred = values - values.mean()
+    deviations = values - values.mean()
     sizes = np.arange(_MIN_SIDE, count - _MIN_SIDE + 1)
-    sums, squares = np.cumsum(centred)[sizes - 1], np.cumsum(centred**2)[sizes - 1]
+    sums, squares = np.cumsum(deviations)[sizes - 1], np.cumsum(deviations**2)[sizes - 1]
     rest = count - sizes
-    total, total_squares = centred.sum(), (centred**2).sum()
+    total, total_squares = deviations.sum(), (deviations**2).sum()
     difference = (total - sums) / rest - sums / sizes
     within = (squares - sums**2 / sizes) + (total_squares - squares - (total - sums) ** 2 / rest)
     # Rounding leaves a little where all values of a part are the same.
@@ -152,20 +152,20 @@ def judge_history(
         metrics: which of `step_time`, `device_memory`, `train_loss` and `val_loss` to judge; others are ignored.
         margins: the relative differences that matter, by name.
     """
-    ordered = sorted(independent_runs(runs)[0], key=lambda run: run.started)
-    report = HistoryReport(num_runs=len(ordered))
+    sorted_runs = sorted(independent_runs(runs)[0], key=lambda run: run.started)
+    report = HistoryReport(num_runs=len(sorted_runs))
     for name in metrics:
         if name not in _TITLES:
             continue
-        found = _levels(name, ordered)
-        if len(found) < MIN_HISTORY:
-            if found or name == "step_time" or (name == "val_loss" and len(ordered[-1].val_loss.steps)):
-                report.missing.append(f"{_TITLES[name]}: {_missing_text(name, ordered[-1], len(found))}")
+        run_levels = _levels(name, sorted_runs)
+        if len(run_levels) < MIN_HISTORY:
+            if run_levels or name == "step_time" or (name == "val_loss" and len(sorted_runs[-1].val_loss.steps)):
+                report.missing.append(f"{_TITLES[name]}: {_missing_text(name, sorted_runs[-1], len(run_levels))}")
             continue
-        used = [run for run, _ in found]
+        measured_runs = [run for run, _ in run_levels]
         margin = (margins or {}).get(name, _MARGIN)
-        for change in find_changes([level for _, level in found], margin):
-            report.changes.append(_described(name, change, used))
+        for change in find_changes([level for _, level in run_levels], margin):
+            report.changes.append(_describe_change(name, change, measured_runs))
     return report
 
 
@@ -181,7 +181,7 @@ def _missing_text(name: str, newest: RunEvidence, num_runs: int) -> str:
     return f"{num_runs} runs can be compared with the newest one; {MIN_HISTORY} are needed"
 
 
-def _described(name: str, change: Change, runs: Sequence[RunEvidence]) -> HistoryChange:
+def _describe_change(name: str, change: Change, runs: Sequence[RunEvidence]) -> HistoryChange:
     before, first = runs[change.position - 1], runs[change.position]
     hosts = [str(run.facts.get("host")) for run in (before, first) if run.facts.get("host")]
     return HistoryChange(
@@ -202,15 +202,15 @@ def _described(name: str, change: Change, runs: Sequence[RunEvidence]) -> Histor
 def _levels(name: str, runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
     """Return the runs that can be compared with the last one, and their levels; none if the last one has none."""
     if name == "device_memory":
-        known, is_over_ranks = memory_of(runs, "device_allocated")
-        levels = (memory_level(run, "device_allocated", is_over_ranks=is_over_ranks) for run in known)
-        found = [(run, math.log(level)) for run, level in zip(known, levels, strict=True)]
+        runs_with_memory, is_over_ranks = memory_of(runs, "device_allocated")
+        levels = (memory_level(run, "device_allocated", is_over_ranks=is_over_ranks) for run in runs_with_memory)
+        run_levels = [(run, math.log(level)) for run, level in zip(runs_with_memory, levels, strict=True)]
     elif name == "step_time":
-        found = _speed_levels(runs)
+        run_levels = _speed_levels(runs)
     else:
         comparable = [run for run in runs if check_comparable([run], [runs[-1]]).loss_refusal is None]
-        found = _loss_levels(comparable) if name == "train_loss" else _validation_levels(comparable)
-    return found if found and found[-1][0] is runs[-1] else []
+        run_levels = _loss_levels(comparable) if name == "train_loss" else _validation_levels(comparable)
+    return run_levels if run_levels and run_levels[-1][0] is runs[-1] else []
 
 
 def _speed_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
@@ -239,28 +239,28 @@ def _loss_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]
         return []
     high = min(float(run.loss.steps[-1]) for run in usable)
     low = max(float(run.loss.steps[0]) for run in usable)
-    found = []
+    run_levels = []
     for run in usable:
         tail = run.loss.between(high - _TAIL_SHARE * (high - low), high).finite
         if len(tail.steps) >= _MIN_TAIL and (mean := float(tail.values.mean())) > 0:
-            found.append((run, math.log(mean)))
-    return found
+            run_levels.append((run, math.log(mean)))
+    return run_levels
 
 
 def _validation_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:
     """Return the logarithm of the mean of three validations: the last ones of the newest run, at the same steps."""
-    wanted = runs[-1].val_loss.steps[-_NUM_VALIDATIONS:]
-    found = []
+    latest_steps = runs[-1].val_loss.steps[-_NUM_VALIDATIONS:]
+    run_levels = []
     for run in runs:
-        values = run.val_loss.values[np.isin(run.val_loss.steps, wanted)]
+        values = run.val_loss.values[np.isin(run.val_loss.steps, latest_steps)]
         if len(values) == _NUM_VALIDATIONS and np.isfinite(values).all() and (mean := float(values.mean())) > 0:
-            found.append((run, math.log(mean)))
-    return found
+            run_levels.append((run, math.log(mean)))
+    return run_levels
 
 
-def _covers(steps: Floats, wanted: Floats) -> bool:
+def _covers(steps: Floats, needed_steps: Floats) -> bool:
     """Return whether a run has most of the steps of another one; a short one would shorten the comparison of all."""
-    if len(steps) < 2 or len(wanted) < 2:
+    if len(steps) < 2 or len(needed_steps) < 2:
         return False
-    common = min(steps[-1], wanted[-1]) - max(steps[0], wanted[0])
-    return bool(common >= _MIN_COVERED * (wanted[-1] - wanted[0]))
+    common = min(steps[-1], needed_steps[-1]) - max(steps[0], needed_steps[0])
+    return bool(common >= _MIN_COVERED * (needed_steps[-1] - needed_steps[0]))

@@ -92,11 +92,11 @@ def _section(report: ComparisonReport, a: Sequence[RunEvidence], b: Sequence[Run
 
 
 def _phases(a: Sequence[RunEvidence], b: Sequence[RunEvidence], names: Sequence[str]) -> str:
-    known = list(dict.fromkeys(phase for run in (*a, *b) for phase in run.phases_s))
-    if not known:
+    phases = list(dict.fromkeys(phase for run in (*a, *b) for phase in run.phases_s))
+    if not phases:
         return ""
     rows = ""
-    for phase in known:
+    for phase in phases:
         sides = [[run.phases_s[phase] for run in runs if phase in run.phases_s] for runs in (a, b)]
         cells = "".join(
             f'<td class="number">{1000 * sum(side) / len(side):.3g} ms</td>' if side else "<td>–</td>" for side in sides

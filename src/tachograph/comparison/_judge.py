@@ -38,7 +38,7 @@ class Noise(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What is known about the difference between the levels of two groups."""
+    """The difference between the levels of two groups, with its interval and direction."""
 
     difference: float
     """The mean of the second group minus the mean of the first one."""
@@ -108,8 +108,10 @@ def conclude(
         direction = "higher" if difference > 0 else "lower"
     elif abs(difference) + half_equal <= limit or (is_certain and abs(difference) < limit):
         direction = "equal"
-    needed = count_needed(abs(difference), limit) if direction == "unknown" else None
-    return Judgement(difference, difference - half, difference + half, confidence, direction, is_certain, sd, needed)
+    num_needed = count_needed(abs(difference), limit) if direction == "unknown" else None
+    return Judgement(
+        difference, difference - half, difference + half, confidence, direction, is_certain, sd, num_needed
+    )
 
 
 def quantile_for(confidence: float, degrees: float) -> float:
@@ -120,9 +122,9 @@ def quantile_for(confidence: float, degrees: float) -> float:
 def _runs_needed(size: float, sd: float, degrees: float, limit: float, confidence: float) -> int | None:
     """Return how many runs per group find a difference of this size, or exclude one above the margin, in 80 %."""
     is_large = size >= limit
-    room, wanted = (size, confidence) if is_large else (limit - size, EQUAL_CONFIDENCE)
+    room, min_confidence = (size, confidence) if is_large else (limit - size, EQUAL_CONFIDENCE)
     for count in range(1, _MAX_RUNS + 1):
-        reach = (quantile_for(wanted, degrees + 2 * count - 2) + POWER_Z) * sd * math.sqrt(2 / count)
+        reach = (quantile_for(min_confidence, degrees + 2 * count - 2) + POWER_Z) * sd * math.sqrt(2 / count)
         if reach <= room:
             return count
     return None

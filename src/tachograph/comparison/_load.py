@@ -1,4 +1,4 @@
-"""Read what is compared of a run from its columns."""
+"""Load the series and facts that comparisons use (step time, loss, memory, config) from the columns of a run."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MAX_CONFIG_KEYS = 2_000
 
 
 def load_folders(folders: Iterable[RunFolder]) -> list[RunEvidence]:
-    """Read what is compared of the runs in some folders, several at a time; see `load_folder`."""
+    """Load the evidence of the runs in some folders, several at a time; see `load_folder`."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # numpy works without the interpreter's lock
         return list(pool.map(load_folder, folders))
 
 
 def load_folder(folder: RunFolder) -> RunEvidence:
-    """Read what is compared of the run in a folder.
+    """Load the evidence of the run in a folder.
 
     Raises:
         RunNotFoundError: if the journal cannot be read.
@@ -75,7 +75,7 @@ def load_clock(run: StoredRun) -> RunEvidence:
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:
-    """Read what is compared of a run.
+    """Load the evidence of a run.
 
     Raises:
         OSError: if the journal cannot be read.
@@ -123,25 +123,29 @@ def _uses(goodput: Goodput) -> dict[str, float]:
     return {use: each / goodput.wall_s for use, each in seconds.items()} if goodput.wall_s > 0 else {}
 
 
-def _facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    git = found.get("git")
-    facts = {name: value for name, value in found.items() if name not in {"config", "git"}}
+def _facts(start_facts: Mapping[str, Any]) -> dict[str, Any]:
+    git = start_facts.get("git")
+    facts = {name: value for name, value in start_facts.items() if name not in {"config", "git"}}
     if isinstance(git, Mapping):
         facts |= {f"git.{name}": git.get(name) for name in ("commit", "dirty")}
     return facts
 
 
 def _first_named(names: list[str], signal: str) -> str | None:
-    ranked = [(found[1], name) for name in names if (found := signal_of(name)) is not None and found[0] == signal]
-    return min(ranked)[1] if ranked else None
+    candidates = [
+        (signal_and_rank[1], name)
+        for name in names
+        if (signal_and_rank := signal_of(name)) is not None and signal_and_rank[0] == signal
+    ]
+    return min(candidates)[1] if candidates else None
 
 
 def _points(run: StoredRun, name: str) -> Points:
     """Return the points of a metric in the order of their steps; of several at one step, the last one."""
-    found = run.latest_points(name)
-    if found is None:
+    points = run.latest_points(name)
+    if points is None:
         return no_points()
-    steps, values = found[0].astype(np.float64), found[1]
+    steps, values = points[0].astype(np.float64), points[1]
     if len(steps) > 1 and (np.diff(steps) <= 0).any():
         order = np.argsort(steps, kind="stable")
         is_last = np.append(np.diff(steps[order]) > 0, True)
@@ -151,9 +155,9 @@ def _points(run: StoredRun, name: str) -> Points:
 
 def _clock(run: StoredRun) -> StepClock:
     """Return the training time; of a run of another tool, from what that tool recorded per step."""
-    found = run.training_times()
-    if found is not None:
-        steps, passed_s = found
+    training_times = run.training_times()
+    if training_times is not None:
+        steps, passed_s = training_times
         is_later = np.append(np.diff(steps) > 0, True)
         return StepClock(steps[is_later], passed_s[is_later])
     return StepClock.of(load_step_times(run))
@@ -177,12 +181,12 @@ def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[st
     """Return the level of each kind of memory, and how far the highest reading is above the usual high ones."""
     memory: dict[str, float] = {}
     spread: dict[str, float] = {}
-    for kind, (wanted, unit) in _MEMORY.items():
-        found = (_points(run, name).finite for name in wanted if name in names)
-        points = next((each for each in found if _spans_steps(each)), None)
+    for kind, (metric_names, unit) in _MEMORY.items():
+        curves = (_points(run, name).finite for name in metric_names if name in names)
+        points = next((each for each in curves if _spans_steps(each)), None)
         if points is None:
             continue
-        # Peaks of resident memory are those of the start.
+        # Resident memory peaks at the start.
         late = points.values[len(points.values) // 2 :]
         value = float(np.median(late) if kind == "host" else points.values.max())
         if value > 0:
@@ -196,10 +200,10 @@ def _rank_memory(run: StoredRun, memory: Mapping[str, float]) -> dict[str, RankL
     """Return the highest level among all ranks of each kind that rank 0 has."""
     samples = read_rank_samples(run.folder) if memory else {}
     end_s = max((attempt.last_time or 0.0 for attempt in run.digest.attempts), default=0.0)
-    found = {}
-    for kind, own in memory.items():
+    level_of_kind = {}
+    for kind, own_bytes in memory.items():
         names, unit = _MEMORY[kind]
-        levels = {0: own}
+        levels = {0: own_bytes}
         for rank, records in samples.items():
             series = ([_reading(record, name) for record in records if record.get(name)] for name in names)
             readings = next(filter(None, series), None)
@@ -208,8 +212,8 @@ def _rank_memory(run: StoredRun, memory: Mapping[str, float]) -> dict[str, RankL
                 levels[rank] = unit * (_median_since_half(readings, end_s) if kind == "host" else highest)
         if len(levels) > 1:
             rank = max(levels, key=lambda each: levels[each])
-            found[kind] = RankLevel(rank, levels[rank], len(levels))
-    return found
+            level_of_kind[kind] = RankLevel(rank, levels[rank], len(levels))
+    return level_of_kind
 
 
 def _reading(record: Mapping[str, Any], name: str) -> tuple[float, float]:
@@ -219,8 +223,8 @@ def _reading(record: Mapping[str, Any], name: str) -> tuple[float, float]:
 def _median_since_half(readings: list[tuple[float, float]], end_s: float) -> float:
     """Return the median over the second half of the time; ranks record their memory only when it changes."""
     times, values = (np.array(each) for each in zip(*sorted(readings), strict=True))
-    wanted = np.linspace((times[0] + max(end_s, times[-1])) / 2, max(end_s, times[-1]), 101)
-    return float(np.median(values[np.searchsorted(times, wanted, side="right") - 1]))
+    sample_times = np.linspace((times[0] + max(end_s, times[-1])) / 2, max(end_s, times[-1]), 101)
+    return float(np.median(values[np.searchsorted(times, sample_times, side="right") - 1]))
 
 
 def _spans_steps(points: Points) -> bool:

@@ -140,13 +140,13 @@ def measure_loss(first: Sequence[Points], second: Sequence[Points], *, is_same_d
     blocks = np.array([block_means(curve.finite, edges) for curve in curves])
     is_positive = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
     scale = None if is_positive else _range_of(first[0].between(low, high).finite.values)
-    noise, margin = _assumed(is_same_data=is_same)
+    noise, margin = _assumed_noise(is_same_data=is_same)
     block_levels = np.log(blocks) if scale is None else blocks / scale
     is_known = np.array(np.isfinite(block_levels).all(axis=0))
     onset = None
     if is_known[-1] and is_known.sum() >= _NUM_BLOCKS // 2:
-        known = block_levels[:, is_known]
-        onset = find_onset(known[: len(first)], known[len(first) :], edges[:-1][is_known], noise, margin)
+        known_levels = block_levels[:, is_known]
+        onset = find_onset(known_levels[: len(first)], known_levels[len(first) :], edges[:-1][is_known], noise, margin)
     return _levels_of(means, len(first), scale, onset, is_same_data=is_same)
 
 
@@ -179,7 +179,7 @@ def measure_final(first: Sequence[Points], second: Sequence[Points], *, is_same_
     return _levels_of(means, len(first), scale, None, is_same_data=is_same_data)
 
 
-def _assumed(*, is_same_data: bool) -> tuple[Noise, float]:
+def _assumed_noise(*, is_same_data: bool) -> tuple[Noise, float]:
     """Return the noise between runs, and the margin."""
     return (_SAME_BATCHES, 0.005) if is_same_data else (_OTHER_BATCHES, 0.01)
 
@@ -194,7 +194,7 @@ def _levels_of(
 ) -> LossLevels:
     """Return the levels of the final losses of both groups; without a scale, they are logarithms."""
     levels = np.log(means) if scale is None else means / scale
-    noise, margin = _assumed(is_same_data=is_same_data)
+    noise, margin = _assumed_noise(is_same_data=is_same_data)
     return LossLevels(
         levels[:num_first].tolist(),
         levels[num_first:].tolist(),

@@ -23,8 +23,12 @@ def markdown_report(reports: Sequence[ComparisonReport]) -> str:
     if len(text) <= _MAX_CHARS:
         return text
     note = "\n\n*The report is longer than a comment can be and was cut.*\n"
-    cut = text[: _MAX_CHARS - len(note)].rsplit("\n", 1)[0]
-    return cut + "\n</details>" * (cut.count("<details>") - cut.count("</details>")) + note
+    shortened_text = text[: _MAX_CHARS - len(note)].rsplit("\n", 1)[0]
+    return (
+        shortened_text
+        + "\n</details>" * (shortened_text.count("<details>") - shortened_text.count("</details>"))
+        + note
+    )
 
 
 def _section(report: ComparisonReport) -> str:

@@ -38,12 +38,12 @@ def measure_progress(first: Sequence[RunEvidence], second: Sequence[RunEvidence]
     finals = [float(losses[_last(times, float(times[-1]))].mean()) for times, losses in curves]
     count = len(first)
     target = max(float(np.median(finals[:count])), float(np.median(finals[count:])))
-    reached = [_time_to(times, losses, target) for times, losses in curves]
+    times_to_target = [_time_to(times, losses, target) for times, losses in curves]
     return Progress(
         seconds,
         (float(np.median(at_end[:count])), float(np.median(at_end[count:]))),
         target,
-        (_median(reached[:count]), _median(reached[count:])),
+        (_median(times_to_target[:count]), _median(times_to_target[count:])),
     )
 
 
@@ -70,5 +70,5 @@ def _time_to(times: np.ndarray, losses: np.ndarray, target: float) -> float | No
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known and len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return float(np.median(known_values)) if known_values and len(known_values) == len(values) else None

@@ -32,7 +32,7 @@ GATED = ("step_time", "device_memory", "train_loss", "val_loss")
 """The quantities that can fail a check."""
 _REGRESSIONS = frozenset({"slower", "more", "worse"})
 _IMPROVEMENTS = frozenset({"faster", "less", "better"})
-_SETTLED = frozenset({"equal", "identical", "rounding", "identical_until"}) | _IMPROVEMENTS
+_SETTLED_VERDICTS = frozenset({"equal", "identical", "rounding", "identical_until"}) | _IMPROVEMENTS
 
 
 class MetricVerdict(msgspec.Struct, kw_only=True):
@@ -79,7 +79,7 @@ class MetricVerdict(msgspec.Struct, kw_only=True):
     @property
     def is_settled(self) -> bool:
         """Whether there is an answer: different or equal."""
-        return self.is_regression or self.verdict in _SETTLED
+        return self.is_regression or self.verdict in _SETTLED_VERDICTS
 
 
 class ComparedGroup(msgspec.Struct, kw_only=True):
@@ -113,7 +113,7 @@ class ComparisonReport(msgspec.Struct, kw_only=True):
     """What was compared, if it was not two groups of whole runs."""
 
     def metric(self, name: str) -> MetricVerdict | None:
-        """Return what is known about a quantity."""
+        """Return the verdict about a quantity."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
@@ -131,8 +131,8 @@ def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_si
     """Return one sentence: what differs, else what is equal, else that there is not enough evidence."""
     losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
     disagree = {"worse", "better"} <= set(losses.values())
-    judged = [metric for metric in metrics if metric.verdict]
-    differing = [metric for metric in judged if metric.is_different]
+    judged_metrics = [metric for metric in metrics if metric.verdict]
+    differing = [metric for metric in judged_metrics if metric.is_different]
     parts = [
         _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric))
         for metric in differing
@@ -143,10 +143,10 @@ def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_si
     if not parts:
         same = [
             f"{metric.title} {_plain(metric.verdict)}"
-            for metric in judged
+            for metric in judged_metrics
             if metric.is_settled and not metric.is_different
         ]
-        open_questions = [metric.title for metric in judged if not metric.is_settled]
+        open_questions = [metric.title for metric in judged_metrics if not metric.is_settled]
         if same:
             parts.append(f"no difference: {', '.join(same)}")
         if open_questions:

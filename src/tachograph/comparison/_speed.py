@@ -1,7 +1,7 @@
 """Compare the speed of runs.
 
 The range of steps that all runs have is divided into blocks. In each block, a run has a mean time per step, as a
-logarithm. The median of the first group in each block is the *profile*: it contains what the training itself does, such
+logarithm. The median of the first group in each block is the *profile*: it contains changes of the training, such
 as a schedule of batch sizes. The level of a run is the median over blocks of its distance to the profile, so a few
 blocks with validations or stalls do not count; the *overall* ratio has them.
 
@@ -35,7 +35,7 @@ _MAX_PROFILE_RANGE = math.log(1.1)
 
 
 class TooShort(Exception):  # noqa: N818 - an answer, not a fault
-    """There is not enough of a run to compare; the text says what is missing."""
+    """There is not enough of a run to compare; the text names the missing part."""
 
 
 class SpeedLevels(NamedTuple):
@@ -80,9 +80,9 @@ def steady_edges(
         raise TooShort(f"the runs have {common} steps in common after the first ones; {min_steps} are needed")
     edges = np.linspace(low, high, NUM_BLOCKS + 1)
     for run in runs:
-        passed = run.clock.at(edges)
-        if passed[-1] - passed[0] < min_seconds:
-            took = passed[-1] - passed[0]
+        passed_s = run.clock.at(edges)
+        if passed_s[-1] - passed_s[0] < min_seconds:
+            took = passed_s[-1] - passed_s[0]
             raise TooShort(f"the common steps of {run.name!r} took {took:.1f} s; {min_seconds:.0f} s are needed")
         num_filled = int((np.diff(np.searchsorted(run.clock.steps, edges, side="right")) > 0).sum())
         if num_filled < _MIN_FILLED:
@@ -121,7 +121,7 @@ def measure_speed(
     profile = np.median(a, axis=0)
     levels_a, levels_b = (np.median(levels - profile, axis=1) for levels in (a, b))
     noise = _noise(a, b, profile, is_same_machine=is_same_machine)
-    noise = _learned(earlier, edges, profile) or noise
+    noise = _learn_noise(earlier, edges, profile) or noise
     wander = Noise(max(noise.sd, _SAME_MACHINE_NOISE), noise.source, noise.degrees)
     onset = find_onset(a, b, edges, wander, margin)
     is_first_part_equal = onset is not None and onset.block >= 2 and _is_equal_before(a, b, onset.block, margin)
@@ -158,7 +158,7 @@ def _noise(a: Floats, b: Floats, profile: Floats, *, is_same_machine: bool) -> N
     return Noise(floor, f"assumed: {where}")
 
 
-def _learned(earlier: Sequence[RunEvidence], edges: Floats, profile: Floats) -> Noise | None:
+def _learn_noise(earlier: Sequence[RunEvidence], edges: Floats, profile: Floats) -> Noise | None:
     """Return the spread between earlier runs that have the same steps."""
     usable = [
         run
@@ -181,9 +181,9 @@ def _tail(runs: Sequence[RunEvidence], edges: Floats) -> float | None:
     for run in runs:
         if run.is_summary:
             return None
-        steps, passed = run.clock.steps, run.clock.passed_s
+        steps, passed_s = run.clock.steps, run.clock.passed_s
         first, end = np.searchsorted(steps, (edges[0], edges[-1]), side="right")
-        each = np.diff(passed[first:end]) / np.diff(steps[first:end])
+        each = np.diff(passed_s[first:end]) / np.diff(steps[first:end])
         each = each[:: max(1, len(each) // _MAX_SAMPLES)]
         if len(each) >= NUM_BLOCKS:
             median, high = np.quantile(each, (0.5, 0.95))

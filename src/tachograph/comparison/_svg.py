@@ -13,7 +13,7 @@ from tachograph.comparison._evidence import Floats, Points, RunEvidence
 __all__ = ["overlay_svg", "step_times"]
 
 _WIDTH, _HEIGHT = 640.0, 240.0
-_LEFT, _BOTTOM, _TOP, _RIGHT = 56.0, 28.0, 10.0, 10.0
+_LEFT_PX, _BOTTOM_PX, _TOP_PX, _RIGHT_PX = 56.0, 28.0, 10.0, 10.0
 _MAX_POINTS = 400
 _COLORS = ("#3b6fb6", "#d9632a")
 
@@ -28,7 +28,7 @@ def step_times(run: RunEvidence) -> Points:
 
 def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[str], *, x_title: str) -> str:
     """Draw the curves of groups: each run as a thin line through the means of equal parts of its steps."""
-    lines = [[(_binned(curve.finite)) for curve in curves if len(curve.finite.steps) > 1] for curves in groups]
+    lines = [[(_bin_means(curve.finite)) for curve in curves if len(curve.finite.steps) > 1] for curves in groups]
     every = [line for side in lines for line in side]
     if not every:
         return ""
@@ -39,20 +39,20 @@ def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[
     y_low, y_high = float(y_low - gap), float(y_high + gap)
 
     def x_of(steps: Floats) -> Floats:
-        return np.asarray(_LEFT + (steps - x_low) / (x_high - x_low or 1.0) * (_WIDTH - _LEFT - _RIGHT))
+        return np.asarray(_LEFT_PX + (steps - x_low) / (x_high - x_low or 1.0) * (_WIDTH - _LEFT_PX - _RIGHT_PX))
 
-    def y_of(found: Floats) -> Floats:
-        share = np.clip((found - y_low) / (y_high - y_low), 0.0, 1.0)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
+    def y_of(values: Floats) -> Floats:
+        share = np.clip((values - y_low) / (y_high - y_low), 0.0, 1.0)
+        return _HEIGHT - _BOTTOM_PX - share * (_HEIGHT - _BOTTOM_PX - _TOP_PX)
 
     parts = [
         f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{html.escape(title, quote=True)}">',
-        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _BOTTOM - _TOP}" '
-        'fill="none" stroke="currentColor" opacity="0.2"/>',
+        f'<rect x="{_LEFT_PX}" y="{_TOP_PX}" width="{_WIDTH - _LEFT_PX - _RIGHT_PX}" '
+        f'height="{_HEIGHT - _BOTTOM_PX - _TOP_PX}" fill="none" stroke="currentColor" opacity="0.2"/>',
     ]
     for value in np.linspace(y_low, y_high, 4):
         y = float(y_of(np.array([value]))[0])
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(float(value))}</text>')
+        parts.append(f'<text x="{_LEFT_PX - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(float(value))}</text>')
     for value in np.linspace(x_low, x_high, 5):
         x = float(x_of(np.array([value]))[0])
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_short(float(value))}</text>')
@@ -71,7 +71,7 @@ def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[
     return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
 
 
-def _binned(curve: Points) -> Points:
+def _bin_means(curve: Points) -> Points:
     """Return the mean of each of at most 400 parts of a curve."""
     count = len(curve.steps)
     if count <= _MAX_POINTS:

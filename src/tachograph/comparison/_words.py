@@ -57,7 +57,7 @@ def verdict_rows(report: ComparisonReport) -> list[VerdictRow]:
             effect_text(metric),
             verdict_text(metric),
             _SIGNS.get(metric.verdict) or ("" if not metric.verdict else "same" if metric.is_settled else "open"),
-            [*_needed(metric), *metric.notes],
+            [*_needed_runs(metric), *metric.notes],
             _noise(metric),
         )
         for metric in report.metrics
@@ -110,7 +110,7 @@ def verdict_text(metric: MetricVerdict) -> str:
     return f"{text}: {metric.reason}" if metric.reason else text
 
 
-def _needed(metric: MetricVerdict) -> list[str]:
+def _needed_runs(metric: MetricVerdict) -> list[str]:
     """Return how many runs would give a verdict."""
     if metric.verdict != "unknown" or metric.reason:
         return []
@@ -127,12 +127,12 @@ def _noise(metric: MetricVerdict) -> str:
 
 
 def noise_line(report: ComparisonReport) -> str:
-    """Return what was assumed about the spread between runs, for all quantities."""
-    known = [f"{row.title} {row.noise}" for row in verdict_rows(report) if row.noise]
+    """Return the assumed spread between runs of all quantities, as a sentence."""
+    metric_noise = [f"{row.title} {row.noise}" for row in verdict_rows(report) if row.noise]
     confidences = [metric.confidence for metric in report.metrics if metric.confidence]
-    if not known:
+    if not metric_noise:
         return ""
-    return f"intervals of {100 * max(confidences):.4g} %, from the noise between runs: {', '.join(known)}"
+    return f"intervals of {100 * max(confidences):.4g} %, from the noise between runs: {', '.join(metric_noise)}"
 
 
 def runs_text(report: ComparisonReport) -> str:

@@ -16,7 +16,7 @@ _MAX_OCCURRENCES = 200
 
 
 class Alert(msgspec.Struct):
-    """One fault of a run: what is wrong, since when, and whether it still is."""
+    """One fault of a run, from the record that reports it to the record that resolves it."""
 
     id: str
     rule: str
@@ -25,7 +25,7 @@ class Alert(msgspec.Struct):
     title: str
     message: str = ""
     meaning: str = ""
-    """What the fault usually means."""
+    """The usual causes of the fault."""
     advice: list[str] = []
     """What to do about it."""
     evidence: dict[str, Any] = {}
@@ -62,10 +62,10 @@ class AlertHistory:
             for alert in self._alerts.values():
                 alert.is_open = False
             return
-        parsed = AlertRecord.from_record(record)
-        if parsed.id not in self._alerts:
-            self._alerts[parsed.id] = self._open(parsed)
-        _update(self._alerts[parsed.id], parsed)
+        alert_record = AlertRecord.from_record(record)
+        if alert_record.id not in self._alerts:
+            self._alerts[alert_record.id] = self._open(alert_record)
+        _update(self._alerts[alert_record.id], alert_record)
 
     def set_clock(self, jump_s: float) -> None:
         """Shift the times of the open alerts, because the wall clock was set."""
@@ -84,8 +84,8 @@ class AlertHistory:
     def _open(self, record: AlertRecord) -> Alert:
         self.num_opened += 1
         if len(self._alerts) >= _MAX_ALERTS:
-            closed = (key for key, alert in self._alerts.items() if not alert.is_open)
-            self._alerts.pop(next(closed, next(iter(self._alerts))))
+            closed_keys = (key for key, alert in self._alerts.items() if not alert.is_open)
+            self._alerts.pop(next(closed_keys, next(iter(self._alerts))))
         return Alert(
             id=record.id,
             rule=record.rule,
@@ -113,7 +113,7 @@ def _update(alert: Alert, record: AlertRecord) -> None:
         alert.advice = record.advice
     is_resolved = record.status == "resolved"
     if record.evidence is not None:
-        # The evidence of a resolution adds to that of the fault; any other evidence replaces it.
+        # The evidence of a resolution adds to the evidence of the fault; any other evidence replaces it.
         alert.evidence = {**(alert.evidence if is_resolved else {}), **record.evidence}
     if record.occurrence is not None:
         _add_occurrence(alert, record.occurrence, is_opening=record.status == "opened")
@@ -129,5 +129,5 @@ def _add_occurrence(alert: Alert, occurrence: dict[str, Any], *, is_opening: boo
     is_first = not alert.occurrences and is_opening
     alert.num_occurrences += not is_known and not is_first
     # An occurrence at the same step is an update of the last one, such as how a spike recovered.
-    kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MAX_OCCURRENCES :]
-    alert.occurrences = [*kept, occurrence]
+    earlier = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MAX_OCCURRENCES :]
+    alert.occurrences = [*earlier, occurrence]

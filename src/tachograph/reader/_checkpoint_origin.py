@@ -43,13 +43,13 @@ def write_stamp(checkpoint: str | os.PathLike[str], run_id: str, run_name: str, 
         OSError: if it cannot be written.
     """
     path = stamp_path(checkpoint)
-    found = os.stat(checkpoint)
+    file_status = os.stat(checkpoint)
     content = {
         "run_id": run_id,
         "run_name": run_name,
         "global_step": step,
-        "size_bytes": None if os.path.isdir(checkpoint) else found.st_size,
-        "modified": found.st_mtime,
+        "size_bytes": None if os.path.isdir(checkpoint) else file_status.st_size,
+        "modified": file_status.st_mtime,
     }
     data = msgspec.json.encode({name: value for name, value in content.items() if value is not None})
     replace_file(path, data, below=path.parent)
@@ -65,15 +65,15 @@ def read_stamp(checkpoint: str | os.PathLike[str]) -> dict[str, Any] | None:
     return None
 
 
-def find_parent(given: str | os.PathLike[str], log_dir: str, how: str) -> ParentRun | None:
+def find_parent(parent: str | os.PathLike[str], log_dir: str, how: str) -> ParentRun | None:
     """Return the run that a name, a run folder or a checkpoint stands for; None if there is none.
 
     Args:
-        given: the name of a run in the log folder, the path of its folder, or the path of a checkpoint.
+        parent: the name of a run in the log folder, the path of its folder, or the path of a checkpoint.
         log_dir: the log folder to search.
         how: how the new run uses it.
     """
-    text = os.fspath(given)
+    text = os.fspath(parent)
     for folder in (RunFolder(Path(log_dir, text)), RunFolder(text)):
         with contextlib.suppress(OSError, ValueError):
             if folder.exists():
@@ -88,12 +88,12 @@ def find_parent(given: str | os.PathLike[str], log_dir: str, how: str) -> Parent
     return _parent(_search(path, log_dir) or {}, path, how)
 
 
-def _parent(found: Mapping[str, Any], path: str, how: str) -> ParentRun:
+def _parent(run: Mapping[str, Any], path: str, how: str) -> ParentRun:
     return ParentRun(
-        run_id=_text(found.get("run_id")),
-        run_name=_text(found.get("run_name")),
+        run_id=_text(run.get("run_id")),
+        run_name=_text(run.get("run_name")),
         checkpoint_path=path,
-        global_step=step_of(dict(found)),
+        global_step=step_of(dict(run)),
         how=how,
     )
 
@@ -109,7 +109,7 @@ def _modified_s(folder: RunFolder) -> float:
 
 
 def _search(path: str, log_dir: str) -> dict[str, Any] | None:
-    """Return the run whose journal names a checkpoint; of several runs, that of the latest record."""
+    """Return the run whose journal names a checkpoint; of several runs, the one with the latest record."""
     deadline_s = time.monotonic() + _MAX_SEARCH_S
     name = os.path.basename(path).encode()
     best: tuple[float, dict[str, Any]] | None = None
@@ -130,9 +130,9 @@ def _search(path: str, log_dir: str) -> dict[str, Any] | None:
                     if is_start:
                         start = record
                         continue
-                    saved = record.get("checkpoint_path") or record.get("checkpoint_directory")
-                    saved = os.path.normpath(os.path.join(str(start.get("cwd") or ""), str(saved)))
-                    if saved == path:
+                    saved_path = record.get("checkpoint_path") or record.get("checkpoint_directory")
+                    saved_path = os.path.normpath(os.path.join(str(start.get("cwd") or ""), str(saved_path)))
+                    if saved_path == path:
                         at = finite_or_none(record.get("time")) or 0.0
                         if best is None or at >= best[0]:
                             step = record.get("global_step", record.get("current_iteration"))

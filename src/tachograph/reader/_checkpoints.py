@@ -41,9 +41,9 @@ class ParentRun(msgspec.Struct):
 
 def checkpoint_records(run: RunDigest) -> list[dict[str, Any]]:
     """Return the checkpoint records; if there are none, build them from the events of checkpoint spans."""
-    logged = run.latest("checkpoint")
-    if logged:
-        return logged
+    records = run.latest("checkpoint")
+    if records:
+        return records
     return [
         {
             "event": "checkpoint",
@@ -59,13 +59,13 @@ def checkpoint_records(run: RunDigest) -> list[dict[str, Any]]:
 
 def saved_checkpoints(run: RunDigest) -> list[SavedCheckpoint]:
     """Return the checkpoints of a run, oldest first."""
-    found = []
+    checkpoints = []
     for record in checkpoint_records(run):
         path = record.get("checkpoint_path")
         if isinstance(path, str) and path:
             num_bytes = record.get("size_bytes")
             time = finite_or_none(record.get("time"))
-            found.append(
+            checkpoints.append(
                 SavedCheckpoint(
                     path=os.path.normpath(os.path.join(_folder_at(run, time), path)),
                     global_step=step_of(record),
@@ -75,33 +75,33 @@ def saved_checkpoints(run: RunDigest) -> list[SavedCheckpoint]:
                     is_best=record.get("is_best") is True,
                 )
             )
-    return found
+    return checkpoints
 
 
 def _folder_at(run: RunDigest, time: float | None) -> str:
     """Return the working folder of the attempt that was recorded at a time."""
     folder = ""
     for attempt in run.attempts:
-        started = finite_or_none(attempt.start.get("time"))
-        if not folder or (time is not None and started is not None and started <= time):
+        started_at = finite_or_none(attempt.start.get("time"))
+        if not folder or (time is not None and started_at is not None and started_at <= time):
             folder = str(attempt.start.get("cwd") or folder)
     return folder
 
 
 def parents_of(run: RunDigest) -> list[ParentRun]:
     """Return the runs that a run started from, in order, without the run itself and without repetitions."""
-    given: list[Any] = []
+    entries: list[Any] = []
     for attempt in run.attempts:
-        listed = attempt.start.get("parents")
-        given += listed if isinstance(listed, list) else []
-    given += run.latest("event", PARENT)
-    own = run.attempts[-1].start.get("run_id") if run.attempts else None
-    found: list[ParentRun] = []
-    for entry in given:
+        parents_at_start = attempt.start.get("parents")
+        entries += parents_at_start if isinstance(parents_at_start, list) else []
+    entries += run.latest("event", PARENT)
+    own_run_id = run.attempts[-1].start.get("run_id") if run.attempts else None
+    parents: list[ParentRun] = []
+    for entry in entries:
         if isinstance(entry, Mapping):
             texts = {name: entry.get(name) for name in ("run_id", "run_name", "checkpoint_path", "how")}
-            known = {name: value for name, value in texts.items() if isinstance(value, str) and value}
-            parent = ParentRun(**known, global_step=step_of(dict(entry)))
-            if known and parent not in found and (parent.run_id is None or parent.run_id != own):
-                found.append(parent)
-    return found
+            identifiers = {name: value for name, value in texts.items() if isinstance(value, str) and value}
+            parent = ParentRun(**identifiers, global_step=step_of(dict(entry)))
+            if identifiers and parent not in parents and (parent.run_id is None or parent.run_id != own_run_id):
+                parents.append(parent)
+    return parents

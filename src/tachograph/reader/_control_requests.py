@@ -33,10 +33,10 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
         raise ControlError(f"{digest.name!r} was imported from another tool and accepts no requests")
     if not accepts_requests(digest):
         raise ControlError(f"{digest.name!r} has {digest.state} and no longer accepts requests")
-    known = [*digest.controls, *REQUESTS]
+    names = [*digest.controls, *REQUESTS]
     for name in values:
-        if name not in known:
-            raise ControlError(f"{digest.name!r} has no control {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise ControlError(f"{digest.name!r} has no control {name!r}{did_you_mean(name, names)}")
     if "profile_steps" in values and not is_number_of_steps(values["profile_steps"]):
         value = values["profile_steps"]
         raise ControlError(f"profile_steps={value!r}: expected an integer from 1 to {PROFILE_STEPS_MAX}")

@@ -96,8 +96,8 @@ class RunDigest:
         records = batch.records
         if not batch.are_plain_steps:
             return list(itertools.chain.from_iterable(map(self._add_record, records)))
-        known = [time_s for time_s in times_of(records) if not math.isnan(time_s)]
-        self.add_plain_steps(records[0], records[-1], len(records), max(known, default=0.0))
+        known_times = [time_s for time_s in times_of(records) if not math.isnan(time_s)]
+        self.add_plain_steps(records[0], records[-1], len(records), max(known_times, default=0.0))
         return []
 
     def add_plain_steps(
@@ -122,8 +122,8 @@ class RunDigest:
     def restore(self, counts: dict[str, int], attempts: list[dict[str, Any]]) -> None:
         """Set the counts and the attempts' statistics that come from plain steps which were not added."""
         self._counts = dict(counts)
-        for attempt, known in zip(self._attempts, attempts, strict=False):
-            for name, value in known.items():
+        for attempt, stored_attempt in zip(self._attempts, attempts, strict=False):
+            for name, value in stored_attempt.items():
                 setattr(attempt, name, value)
 
     @property
@@ -144,12 +144,12 @@ class RunDigest:
         """The config of the last attempt with all changes made to it later, secrets masked."""
         start = self._attempts[-1].start if self._attempts else {}
         changes = [record for record in self.latest("event", CONFIG_CHANGED) if time_of(record) >= time_of(start)]
-        return _merged("config", [start, *changes])
+        return _merge_field("config", [start, *changes])
 
     @property
     def summary(self) -> dict[str, Any]:
         """The results of the whole run that the training code stated, such as its best accuracy."""
-        return _merged("summary", self.latest("event", SUMMARY))
+        return _merge_field("summary", self.latest("event", SUMMARY))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -159,9 +159,9 @@ class RunDigest:
         in the event `instrumented`.
         """
         start = self._attempts[-1].start if self._attempts else {}
-        started, facts = time_of(start), {}
+        started_at, facts = time_of(start), {}
         for record in self.latest("event", "instrumented"):
-            if time_of(record) >= started:
+            if time_of(record) >= started_at:
                 facts.update({name: value for name, value in record.items() if name not in _OBSERVATION_FIELDS})
         return {**facts, **start}
 
@@ -169,9 +169,11 @@ class RunDigest:
     def duration_s(self) -> float | None:
         """The run time: from the first record to the last, without changes of the wall clock; None if unknown."""
         times = [(time_of(each.start), each.last_time) for each in self._attempts]
-        known = [time_s for pair in times for time_s in pair if time_s is not None and math.isfinite(time_s)]
+        finite_times = [time_s for pair in times for time_s in pair if time_s is not None and math.isfinite(time_s)]
         jumps_s = sum(attempt.clock_jumps_s for attempt in self._attempts)
-        return max(0.0, max(known) - times[0][0] - jumps_s) if known and math.isfinite(times[0][0]) else None
+        return (
+            max(0.0, max(finite_times) - times[0][0] - jumps_s) if finite_times and math.isfinite(times[0][0]) else None
+        )
 
     @property
     def before_first_record_s(self) -> float:
@@ -184,16 +186,20 @@ class RunDigest:
         if not self._attempts or self.state not in {RunState.FAILED, RunState.CRASHED}:
             return None
         last = self._attempts[-1]
-        started = time_of(last.start)
-        errors, logs = ([each for each in self.latest(kind) if time_of(each) >= started] for kind in ("error", "log"))
+        started_at = time_of(last.start)
+        errors, logs = (
+            [each for each in self.latest(kind) if time_of(each) >= started_at] for kind in ("error", "log")
+        )
         return failure_of(last.end, errors, logs, last.last_step)
 
     @property
     def plugins(self) -> list[PluginUse]:
         """The training plugins of the last attempt."""
         start = self._attempts[-1].start if self._attempts else {}
-        named = (self.latest("event", name) for name in (PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT))
-        starts, ends = ([record for record in records if time_of(record) >= time_of(start)] for records in named)
+        events_by_name = (self.latest("event", name) for name in (PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT))
+        starts, ends = (
+            [record for record in records if time_of(record) >= time_of(start)] for records in events_by_name
+        )
         return plugins_of(starts, ends)
 
     @property
@@ -204,14 +210,16 @@ class RunDigest:
     def latest(self, event: str, name: str | None = None) -> list[dict[str, Any]]:
         """Return the latest records of a kind: at most 1,000, or for events 1,000 of each name.
 
-        Records of the kinds `step`, `system`, `profile`, `completions` and those of spans are not kept.
+        Records of the kinds `step`, `system`, `profile`, `completions` and records of spans are not kept.
 
         Args:
             event: the kind.
             name: return only events with this name.
         """
-        kept = [kept for key, kept in self._latest.items() if key[0] == event and name in (None, key[1])]
-        return [record for _, record in sorted(itertools.chain(*kept), key=lambda numbered: numbered[0])]
+        numbered_records = [
+            entries for key, entries in self._latest.items() if key[0] == event and name in (None, key[1])
+        ]
+        return [record for _, record in sorted(itertools.chain(*numbered_records), key=lambda entry: entry[0])]
 
     def _add_latest(self, event: str, record: dict[str, Any]) -> None:
         key = (event, str(record.get("name")) if event == "event" else "")
@@ -239,12 +247,12 @@ class RunDigest:
     def controls(self) -> dict[str, ControlState]:
         """The controls of the last attempt, with current values and the status of the last request."""
         start = self._attempts[-1].start if self._attempts else {}
-        started = time_of(start)
+        started_at = time_of(start)
         log_every = start.get("log_every")
         controls = {"log_every": ControlState(log_every, LOG_EVERY_MIN, LOG_EVERY_MAX, log_every)}
-        named = (self.latest("event", name) for name in ("control_registered", "control_ack"))
-        for record in [*itertools.chain(*named), *self.latest("control_change")]:
-            if time_of(record) < started:
+        events_by_name = (self.latest("event", name) for name in ("control_registered", "control_ack"))
+        for record in [*itertools.chain(*events_by_name), *self.latest("control_change")]:
+            if time_of(record) < started_at:
                 continue
             if record["event"] == "control_change":
                 controls.setdefault(str(record.get("name")), ControlState()).value = record.get("new")
@@ -259,8 +267,8 @@ class RunDigest:
     @property
     def sampling(self) -> str | None:
         """How much of the loop is recorded now, as a sentence; None if everything is."""
-        started = time_of(self._attempts[-1].start) if self._attempts else 0.0
-        changes = [record for record in self.latest("event", "sampling_changed") if time_of(record) >= started]
+        started_at = time_of(self._attempts[-1].start) if self._attempts else 0.0
+        changes = [record for record in self.latest("event", "sampling_changed") if time_of(record) >= started_at]
         every = changes[-1].get("values_every") if changes else None
         if type(every) is not int or every < 2:
             return None
@@ -291,8 +299,8 @@ class RunDigest:
 
     def _values_set(self, field: str, event_name: str) -> list[Any]:
         """Return the values of a field that `start` records and an event have set, in order."""
-        kept = (self._latest.get(key, ()) for key in (("start", ""), ("event", event_name)))
-        records = sorted(itertools.chain(*kept), key=lambda numbered: numbered[0])
+        numbered_records = (self._latest.get(key, ()) for key in (("start", ""), ("event", event_name)))
+        records = sorted(itertools.chain(*numbered_records), key=lambda entry: entry[0])
         return [record[field] for _, record in records if record.get(field)]
 
     def open_spans(self) -> list[RecordedSpan]:
@@ -362,26 +370,26 @@ class RunDigest:
 
     def _add_to_timing(self, record: dict[str, Any]) -> list[RecordedSpan]:
         """Add a record to the spans and the goodput; return the spans that it completes."""
-        ended: list[RecordedSpan] = []
+        ended_spans: list[RecordedSpan] = []
         if record["event"] in SPAN_KINDS or record["event"] == "start":
             # The new attempt is already in the list; spans still open belong to the previous one.
             last_time = self._attempts[-2].last_time if len(self._attempts) > 1 else None
             if record["event"] == "start" and last_time is not None:
                 self._goodput.extend_to(last_time)
-            ended = self._spans.add(record, last_time)
-            for span in ended:
+            ended_spans = self._spans.add(record, last_time)
+            for span in ended_spans:
                 self._goodput.add_span(span)
         self._goodput.add(record)
-        return ended
+        return ended_spans
 
 
-def _merged(field: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge_field(field: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the dicts in a field of some records as one; later values win."""
-    merged: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for record in records:
         if isinstance(record.get(field), dict):
-            merged |= record[field]
-    return merged
+            values |= record[field]
+    return values
 
 
 def _add_step(attempt: Attempt, record: dict[str, Any]) -> None:

@@ -177,19 +177,19 @@ class GoodputMeter:
             attempt.spans.append((span.start, span.start + (span.duration_s or 0.0), _FIELD_OF_SPAN[span.name]))
 
     def _add_checkpoint_save(self, attempt: _AttemptTimes, record: dict[str, Any], time_s: float) -> None:
-        kept = record.get("productive_train_iterations")
-        if type(kept) is not int:
+        num_saved_iterations = record.get("productive_train_iterations")
+        if type(num_saved_iterations) is not int:
             return
-        self._kept_steps = max(self._kept_steps, kept)
+        self._kept_steps = max(self._kept_steps, num_saved_iterations)
         # Windows are reported every `log_every` iterations, so a save may cover iterations without a window yet. If the
         # process dies before the next window, this is the only report of that training.
         last_window = attempt.windows[-1] if attempt.windows else None
-        num_unreported = kept - (last_window.step + 1 if last_window else attempt.first_step or 0)
+        num_unreported = num_saved_iterations - (last_window.step + 1 if last_window else attempt.first_step or 0)
         unreported_s = (finite_or_none(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
         begin = last_window.end if last_window else attempt.first_loop
         if num_unreported > 0 and unreported_s > 0 and begin is not None:
             seconds = {"iteration": min(unreported_s, time_s - begin)}
-            attempt.unreported_save = _Window(begin, time_s, kept - 1, num_unreported, seconds)
+            attempt.unreported_save = _Window(begin, time_s, num_saved_iterations - 1, num_unreported, seconds)
 
     def _add_window(self, attempt: _AttemptTimes, record: dict[str, Any], time_s: float) -> None:
         sec, step, count = (
@@ -229,8 +229,10 @@ class GoodputMeter:
                 result.wall_s += down_s
             kept_until = self._kept_until(index, state)
             _add_attempt(result, attempt, end, kept_until, is_running)
-        named = sum(getattr(result, field) for field in Goodput.__struct_fields__ if field not in {"wall_s", "idle_s"})
-        result.idle_s = max(0.0, result.wall_s - named)
+        accounted_s = sum(
+            getattr(result, field) for field in Goodput.__struct_fields__ if field not in {"wall_s", "idle_s"}
+        )
+        result.idle_s = max(0.0, result.wall_s - accounted_s)
         return result
 
     def _kept_until(self, index: int, state: RunState) -> int | None:
@@ -266,9 +268,9 @@ def _add_attempt(result: Goodput, attempt: _AttemptTimes, end: float, kept_until
         length_s = window.end - window.start
         share = line.claim(window.start, window.end) / length_s if length_s > 0 else 0.0
         training_s = share * sum(window.seconds.get(phase, 0.0) for phase in _TRAINING_PHASES)
-        kept = _kept_share(window, kept_until)
-        result.productive_s += kept * training_s
-        result.lost_s += (1.0 - kept) * training_s + share * window.seconds.get("failed", 0.0)
+        productive_share = _kept_share(window, kept_until)
+        result.productive_s += productive_share * training_s
+        result.lost_s += (1.0 - productive_share) * training_s + share * window.seconds.get("failed", 0.0)
         for phase in _OTHER_PHASES:
             field = f"{phase}_s"
             setattr(result, field, getattr(result, field) + share * window.seconds.get(phase, 0.0))
@@ -278,9 +280,9 @@ def _add_attempt(result: Goodput, attempt: _AttemptTimes, end: float, kept_until
     if attempt.unreported_save is not None:  # claims only the time that spans left
         free_s = line.claim(attempt.unreported_save.start, attempt.unreported_save.end)
         training_s = min(free_s, attempt.unreported_save.seconds["iteration"])
-        kept = _kept_share(attempt.unreported_save, kept_until)
-        result.productive_s += kept * training_s
-        result.lost_s += (1.0 - kept) * training_s
+        productive_share = _kept_share(attempt.unreported_save, kept_until)
+        result.productive_s += productive_share * training_s
+        result.lost_s += (1.0 - productive_share) * training_s
     is_in_loop = bool(attempt.open_loops) and (is_running or attempt.status != "finished")
     if is_in_loop and attempt.first_loop is not None:
         since = attempt.windows[-1].end if attempt.windows else attempt.first_loop
@@ -300,10 +302,10 @@ def _kept_share(window: _Window, kept_until: int | None) -> float:
 
 def _merge_pairs(windows: list[_Window]) -> list[_Window]:
     """Merge pairs of neighbouring windows, to bound memory for a journal of any length."""
-    joined = []
+    merged_pairs = []
     for first, second in zip(windows[::2], windows[1::2], strict=False):
         phases = {*first.seconds, *second.seconds}
         seconds = {phase: first.seconds.get(phase, 0.0) + second.seconds.get(phase, 0.0) for phase in phases}
         num_iterations = first.num_iterations + second.num_iterations
-        joined.append(_Window(first.start, second.end, second.step, num_iterations, seconds))
-    return joined + (windows[-1:] if len(windows) % 2 else [])
+        merged_pairs.append(_Window(first.start, second.end, second.step, num_iterations, seconds))
+    return merged_pairs + (windows[-1:] if len(windows) % 2 else [])

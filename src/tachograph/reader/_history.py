@@ -86,10 +86,10 @@ class RunHistory(RunDigest):
     def spans(self, name: str | None = None) -> list[RecordedSpan]:
         """Return the spans, all or those with one name: parents before children, otherwise by start time."""
         builder = SpanTreeBuilder()
-        found: list[RecordedSpan] = []
+        spans: list[RecordedSpan] = []
         last_time = 0.0
         for record in read_records(self.folder.journal):
-            found += builder.add(record, last_time)
+            spans += builder.add(record, last_time)
             if jump_s := clock_jump_s(record):
                 builder.set_clock(jump_s)
                 last_time += jump_s
@@ -97,10 +97,10 @@ class RunHistory(RunDigest):
         if self.state in {RunState.RUNNING, RunState.STALE}:
             for span in builder.open_spans():
                 span.status = "open"
-                found.append(span)
+                spans.append(span)
         else:
-            found += builder.close(last_time)
-        return [span for span in sort_depth_first(found) if name is None or span.name == name]
+            spans += builder.close(last_time)
+        return [span for span in sort_depth_first(spans) if name is None or span.name == name]
 
     @property
     def ranks(self) -> list[RankView]:
@@ -150,8 +150,8 @@ class RunHistory(RunDigest):
             attempt += record["event"] == "start" or attempt < 0  # the `start` record may be missing
             if record["event"] not in METRIC_KINDS:
                 continue
-            if (known := step_of(record)) is not None:
-                step = known
+            if (record_step := step_of(record)) is not None:
+                step = record_step
             value: Any = record.get(name)
             if is_number(value):
                 time = finite_or_none(record.get("time"))

@@ -60,13 +60,13 @@ def cover_windows(summaries: dict[str, MetricSummary]) -> dict[str, MetricSummar
     """
     if "window_steps" not in summaries:
         return summaries
-    covered = dict(summaries)
-    for name, own in summaries.items():
+    covering = dict(summaries)
+    for name, summary in summaries.items():
         low, high = summaries.get(f"{name}/min"), summaries.get(f"{name}/max")
         if low is not None and high is not None:
-            extremes = {"low": min(own.low, low.low), "high": max(own.high, high.high)}
-            covered[name] = msgspec.structs.replace(own, **extremes)
-    return covered
+            extremes = {"low": min(summary.low, low.low), "high": max(summary.high, high.high)}
+            covering[name] = msgspec.structs.replace(summary, **extremes)
+    return covering
 
 
 _COPIED_SIGNALS = ("loss", "val_loss", "lr", "grad_norm")
@@ -80,14 +80,14 @@ def find_copies(summaries: Mapping[str, MetricSummary]) -> dict[str, str]:
     extremes. Of their names, the one that comes first in `SIGNALS` is used.
     """
     first: dict[tuple[object, ...], str] = {}
-    ranked = []
+    candidates = []
     for name in summaries:
         signal, rank = signal_of(name) or ("", 0)
         # Past the list are learning rates of several optimizers, which may be equal without being the same.
         if signal in _COPIED_SIGNALS and rank < len(SIGNALS[signal]):
-            ranked.append((rank, name, signal))
+            candidates.append((rank, name, signal))
     copies: dict[str, str] = {}
-    for _, name, signal in sorted(ranked):
+    for _, name, signal in sorted(candidates):
         each = summaries[name]
         key = (signal, each.count, repr(each.last), each.last_step, each.low, each.high, each.num_not_finite)
         better = first.setdefault(key, name)

@@ -64,7 +64,7 @@ def read_output(folder: RunFolder, offset: int | None = None, limit: int = 500, 
     for segment, end in zip(segments, ends, strict=True):
         if end <= offset or len(lines) >= limit or num_bytes > _MAX_PART_BYTES:
             continue
-        for number, line in enumerate(_split(_read(segment)), start=segment.first):
+        for number, line in enumerate(_split(_read_segment(segment)), start=segment.first):
             if number < offset:
                 continue
             if len(lines) >= limit or num_bytes > _MAX_PART_BYTES:
@@ -94,7 +94,7 @@ def output_text(folder: RunFolder) -> Iterator[str]:
     for segment in list_output_segments(folder):
         if segment.first > end:
             yield f"[{segment.first - end:,} lines were not kept]\n"
-        lines = _split(_read(segment))
+        lines = _split(_read_segment(segment))
         end = segment.first + len(lines)
         yield "".join(f"{_parse(0, line).text}\n" for line in lines)
     yield "".join(f"{line.text}\n" for line in _read_partial(folder, 0))
@@ -110,14 +110,14 @@ class OutputFollower:
 
     def poll(self) -> list[OutputLine]:
         """Return lines that were not returned before."""
-        found: list[OutputLine] = []
+        lines: list[OutputLine] = []
         while True:
             part = read_output(self._folder, self._next, self._limit if self._next is None else 1_000)
             if self._next is None:
                 self._next = part.ranges[-1][1] - len(part.lines) if part.ranges else 0
             if not part.lines:
-                return found
-            found += part.lines
+                return lines
+            lines += part.lines
             self._next = part.lines[-1].number + 1
 
 
@@ -129,7 +129,7 @@ def _start_of_last(ranges: list[tuple[int, int]], limit: int) -> int:
     return 0
 
 
-def _read(segment: OutputSegment) -> bytes:
+def _read_segment(segment: OutputSegment) -> bytes:
     try:
         with open_to_read(segment.path, below=segment.path.parent) as file:
             return file.read(_MAX_SEGMENT_BYTES)
@@ -150,7 +150,7 @@ def _end(segment: OutputSegment, *, is_last: bool) -> int:
 
 @functools.lru_cache(maxsize=4_096)
 def _count(segment: OutputSegment) -> int:
-    return len(_split(_read(segment)))
+    return len(_split(_read_segment(segment)))
 
 
 def _parse(number: int, line: bytes) -> OutputLine:
@@ -165,17 +165,17 @@ def _read_partial(folder: RunFolder, first: int) -> list[OutputLine]:
         data = read_small(partial_output(folder), 1 << 20, below=folder.path)
     except OSError:
         return []
-    return [_parse(first + place, line) for place, line in enumerate(_split(data)[:4])]
+    return [_parse(first + offset, line) for offset, line in enumerate(_split(data)[:4])]
 
 
 def _search(segments: list[OutputSegment], search: str) -> tuple[int, list[int]]:
-    wanted = search.lower()
-    found: list[int] = []
+    needle = search.lower()
+    line_numbers: list[int] = []
     for segment in segments:
-        text = _read(segment).decode("utf-8", "backslashreplace")
-        if wanted not in text.lower():
+        text = _read_segment(segment).decode("utf-8", "backslashreplace")
+        if needle not in text.lower():
             continue
         for number, line in enumerate(text.split("\n"), start=segment.first):
-            if wanted in line.split(" ", 2)[-1].lower():
-                found.append(number)
-    return len(found), found[-_MAX_MATCHES:]
+            if needle in line.split(" ", 2)[-1].lower():
+                line_numbers.append(number)
+    return len(line_numbers), line_numbers[-_MAX_MATCHES:]

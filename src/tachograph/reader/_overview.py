@@ -141,13 +141,13 @@ def _count_open_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[
     for record in ends.tail:
         if record["event"] in {"start", "alert"}:
             history.add(record)
-    found = history.open_alerts()
-    reported = (len(found), sum(alert.severity == "critical" for alert in found))
+    open_alerts = history.open_alerts()
+    recorded_counts = (len(open_alerts), sum(alert.severity == "critical" for alert in open_alerts))
     if heartbeat is None or heartbeat.run_id != ends.start.get("run_id", heartbeat.run_id):
-        return reported
+        return recorded_counts
     # The writer's count includes alerts opened before the tail, but may be older than the last records.
-    counted = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
-    return counted if ends.size_bytes <= heartbeat.journal_bytes else max(reported, counted)
+    heartbeat_counts = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
+    return heartbeat_counts if ends.size_bytes <= heartbeat.journal_bytes else max(recorded_counts, heartbeat_counts)
 
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
@@ -161,9 +161,9 @@ def _latest_loss(records: list[dict[str, Any]]) -> float | None:
 
 def _latest_step(records: list[dict[str, Any]]) -> int | None:
     """Return the latest step; a window record may follow a step that was logged later."""
-    logged = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
-    reported = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
-    return logged if reported is None else reported if logged is None else max(logged, reported)
+    logged_step = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
+    window_step = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
+    return logged_step if window_step is None else window_step if logged_step is None else max(logged_step, window_step)
 
 
 def _clock_jumps_s(ends: JournalEnds, heartbeat: Heartbeat | None) -> float:
@@ -184,23 +184,23 @@ def _clock_jumps_s(ends: JournalEnds, heartbeat: Heartbeat | None) -> float:
 def _overall_pace(ends: JournalEnds, clock_jumps_s: float) -> float | None:
     """Return seconds per step, from the first to the last known step of the current attempt."""
     before_s = _number(ends.start.get("clock_jumps_s")) or 0.0
-    started = (_number(ends.start.get("time")) or 0.0) - before_s
+    started_at = (_number(ends.start.get("time")) or 0.0) - before_s
     head = _steps(ends.attempt_head, before_s + sum(map(clock_jump_s, ends.attempt_head)))
     # The journal may start with earlier attempts; their pace and the pause before the resume do not count.
-    points = [(step, time) for step, time in [*head, *_steps(ends.tail, clock_jumps_s)] if time >= started]
-    if points and started and ends.start.get("resumed") is False and points[-1][0] > 0:
-        points.insert(0, (0, started))
+    points = [(step, time) for step, time in [*head, *_steps(ends.tail, clock_jumps_s)] if time >= started_at]
+    if points and started_at and ends.start.get("resumed") is False and points[-1][0] > 0:
+        points.insert(0, (0, started_at))
     return _pace(points)
 
 
 def _steps(records: list[dict[str, Any]], clock_jumps_s: float) -> list[tuple[int, float]]:
     """Return the steps with their times on the first clock of the run, given the sum of jumps after the records."""
-    found = []
+    points = []
     for record in reversed(records):
         if record["event"] == "step" and (step := step_of(record)) is not None and is_number(record.get("time")):
-            found.append((step, float(record["time"]) - clock_jumps_s))
+            points.append((step, float(record["time"]) - clock_jumps_s))
         clock_jumps_s -= clock_jump_s(record)
-    return found[::-1]
+    return points[::-1]
 
 
 def _pace(points: list[tuple[int, float]]) -> float | None:

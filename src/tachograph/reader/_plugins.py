@@ -22,11 +22,11 @@ class PluginChange(msgspec.Struct):
     """Such as `parameters frozen`."""
     count: int
     names: list[str] = []
-    """The first names of what was changed."""
+    """The first names of the changed parts."""
 
 
 class PluginUse(msgspec.Struct, kw_only=True):
-    """A plugin of a run, and what it did."""
+    """A plugin of a run, and its changes to the training."""
 
     name: str
     path: str = ""
@@ -45,10 +45,10 @@ class PluginUse(msgspec.Struct, kw_only=True):
 
 def plugins_of(starts: Iterable[dict[str, Any]], ends: Iterable[dict[str, Any]]) -> list[PluginUse]:
     """Return the plugins that events describe, each with its latest values. Malformed fields are left out."""
-    found: dict[str, PluginUse] = {}
+    plugins: dict[str, PluginUse] = {}
     for record in starts:
         name = str(record.get("plugin", ""))
-        found[name] = PluginUse(
+        plugins[name] = PluginUse(
             name=name,
             path=str(record.get("class", "")),
             slots=_texts(record.get("slots")),
@@ -62,12 +62,12 @@ def plugins_of(starts: Iterable[dict[str, Any]], ends: Iterable[dict[str, Any]])
             hook_ms=_numbers(record.get("hook_ms")),
         )
     for record in ends:
-        plugin = found.get(str(record.get("plugin", "")))
+        plugin = plugins.get(str(record.get("plugin", "")))
         if plugin is not None:
             plugin.hook_ms = _numbers(record.get("hook_ms"))
             effects = finite_or_none(record.get("effects"))
             plugin.num_effects = int(effects) if effects else None
-    return list(found.values())
+    return list(plugins.values())
 
 
 def _texts(value: Any) -> list[str]:

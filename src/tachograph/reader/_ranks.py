@@ -63,8 +63,8 @@ def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
             follower = JournalFollower.from_end(folder.rank_journal(rank), _SAMPLES_BYTES)
             samples[rank] = []
             while lines := follower.poll_lines():
-                kept = b"\n".join(line for line in lines.split(b"\n") if b'"system"' in line)
-                records = follower.parse(kept, follower.offset - len(lines))
+                system_lines = b"\n".join(line for line in lines.split(b"\n") if b'"system"' in line)
+                records = follower.parse(system_lines, follower.offset - len(lines))
                 samples[rank] += [record for record in records if record["event"] == "system"]
     return samples
 

@@ -89,9 +89,9 @@ class SpanTreeBuilder:
         """
         event = record.get("event")
         if event == "start":
-            died = self.close(last_time)
+            interrupted_spans = self.close(last_time)
             self._attempt += 1
-            return died
+            return interrupted_spans
         span_id = record.get("span_id")
         if event not in SPAN_KINDS or not isinstance(span_id, str):
             return []
@@ -127,15 +127,15 @@ class SpanTreeBuilder:
 
     def close(self, last_time: float | None = None) -> list[RecordedSpan]:
         """Close all open spans, because the process has died; return them."""
-        died = []
+        interrupted_spans = []
         for span in self._open.values():
             group = self._groups[span.id]
             group.num_open -= 1
             group.open_starts -= span.start
             duration_s = max(0.0, last_time - span.start) if last_time is not None else 0.0
-            died.append(_finish(span, group, duration_s, "died"))
+            interrupted_spans.append(_finish(span, group, duration_s, "died"))
         self._open, self._groups, self._ended_groups = {}, {}, {}
-        return died
+        return interrupted_spans
 
     def open_spans(self) -> list[RecordedSpan]:
         """Return the spans that have not ended, oldest first."""
@@ -175,7 +175,7 @@ def sort_depth_first(spans: list[RecordedSpan]) -> list[RecordedSpan]:
         if span.parent_id not in by_id or span.parent_id == span.id:
             span.parent_id = None
         children.setdefault(span.parent_id, []).append(span)
-    ordered: list[RecordedSpan] = []
+    sorted_spans: list[RecordedSpan] = []
     waiting = children.pop(None, [])[::-1]  # a stack, because recursion could be too deep
     while waiting or children:
         if not waiting:  # only cycles are left: break one
@@ -186,9 +186,9 @@ def sort_depth_first(spans: list[RecordedSpan]) -> list[RecordedSpan]:
             first.parent_id = None
             waiting = [first]
         span = waiting.pop()
-        ordered.append(span)
+        sorted_spans.append(span)
         waiting += children.pop(span.id, [])[::-1]
-    return ordered
+    return sorted_spans
 
 
 def _finish(span: RecordedSpan, group: SpanGroup, duration_s: float, status: str) -> RecordedSpan:

@@ -33,17 +33,19 @@ def trace_name(first_step: int, num_steps: int, number: int = 1) -> str:
 
 def list_traces(folder: RunFolder) -> list[TraceFile]:
     """Return the stored traces, oldest first. Ignore links and files with other names."""
-    found = []
+    traces = []
     try:
         if stat.S_ISDIR(os.lstat(folder.traces).st_mode):
             for entry in os.scandir(folder.traces):
                 match = _NAME.fullmatch(entry.name)
                 if match is not None and entry.is_file(follow_symlinks=False):
-                    known = entry.stat(follow_symlinks=False)
-                    found.append(TraceFile(entry.name, int(match[1]), int(match[2]), known.st_size, known.st_mtime))
+                    file_status = entry.stat(follow_symlinks=False)
+                    traces.append(
+                        TraceFile(entry.name, int(match[1]), int(match[2]), file_status.st_size, file_status.st_mtime)
+                    )
     except OSError:
         pass  # the folder does not exist or is being deleted
-    return sorted(found, key=lambda trace: (trace.time, trace.name))
+    return sorted(traces, key=lambda trace: (trace.time, trace.name))
 
 
 def open_trace(folder: RunFolder, name: str) -> BinaryIO | None:

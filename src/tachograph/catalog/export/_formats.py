@@ -47,13 +47,13 @@ class TableWriter(Protocol):
 
 def column_names(metrics: Sequence[str]) -> dict[str, str]:
     """Return the column of each metric in the wide form: its name, with underscores if the table has such a column."""
-    taken = {*_ROW_COLUMNS, *(name for name in metrics if name not in _ROW_COLUMNS)}
+    used_names = {*_ROW_COLUMNS, *(name for name in metrics if name not in _ROW_COLUMNS)}
     columns: dict[str, str] = {}
     for name in metrics:
         column = name
-        while name in _ROW_COLUMNS and column in taken:
+        while name in _ROW_COLUMNS and column in used_names:
             column += "_"
-        taken.add(column)
+        used_names.add(column)
         columns[name] = column
     return columns
 
@@ -68,12 +68,12 @@ class _CsvWriter:
         file.write(b",".join(map(_text_cell, names)) + b"\n")
 
     def add(self, run: str, batch: RowBatch) -> int:
-        fixed = b"%b,%d,%b" % (_text_cell(run), batch.attempt, _text_cell(batch.kind))
-        places = [b"%b,%b,%b" % (fixed, _cell(step), _cell(time)) for step, time in zip(*batch[2:4], strict=True)]
+        row_start = b"%b,%d,%b" % (_text_cell(run), batch.attempt, _text_cell(batch.kind))
+        places = [b"%b,%b,%b" % (row_start, _cell(step), _cell(time)) for step, time in zip(*batch[2:4], strict=True)]
         if self._is_long:
             rows = [
-                b"%b,%b,%b\n" % (place, self._name_cells[name], _cell(value))
-                for place, name, value in _long_rows(places, batch)
+                b"%b,%b,%b\n" % (row_start_cells, self._name_cells[name], _cell(value))
+                for row_start_cells, name, value in _long_rows(places, batch)
             ]
         else:
             cells = [
@@ -101,7 +101,9 @@ class _JsonLinesWriter:
             for step, time in zip(*batch[2:4], strict=True)
         ]
         if self._columns is None:
-            rows = [{**place, "metric": name, "value": value} for place, name, value in _long_rows(places, batch)]
+            rows = [
+                {**row_cells, "metric": name, "value": value} for row_cells, name, value in _long_rows(places, batch)
+            ]
         else:
             rows = places
             for name, values in batch.values.items():
@@ -162,13 +164,13 @@ class _ParquetWriter:
 
         first = len(self._places[0])
         end = start + min(self._max_rows - first, len(columns[0]) - start)
-        for kept, column in zip(self._places, columns, strict=True):
-            kept.extend(column[start:end])
-        place = slice(first, first + end - start)
+        for fixed_column, column in zip(self._places, columns, strict=True):
+            fixed_column.extend(column[start:end])
+        row_range = slice(first, first + end - start)
         for name, numbers in values.items():
             index, part = self._index_of[name], numbers[start:end]
-            self._values[index, place] = np.array(part, dtype=np.float64)
-            self._is_missing[index, place] = [number is None for number in part]
+            self._values[index, row_range] = np.array(part, dtype=np.float64)
+            self._is_missing[index, row_range] = [number is None for number in part]
         return end - start
 
     def _write_group(self) -> None:
@@ -197,11 +199,11 @@ def _cell(value: float | None) -> bytes:
 
 
 def _json_line(row: dict[str, Any]) -> bytes:
-    """Return a row as one line. Texts are not escaped as in the journal: the column decides what is a number."""
+    """Return a row as one line. Texts are not escaped as in the journal: the column decides which are numbers."""
     line = _encode(row)
     if b"null" in line:  # how msgspec writes numbers that are not finite
-        marked = {name: mark_non_finite(value) if type(value) is float else value for name, value in row.items()}
-        line = _encode(marked)
+        json_row = {name: mark_non_finite(value) if type(value) is float else value for name, value in row.items()}
+        line = _encode(json_row)
     return (line if line.isascii() else escape_line_separators(line)) + b"\n"
 
 
@@ -212,10 +214,10 @@ def _text_cell(text: str) -> bytes:
 def _long_rows(places: list[Any], batch: RowBatch) -> Iterator[tuple[Any, str, float]]:
     """Yield a place, a metric and a value for each value of a batch, row by row."""
     names = list(batch.values)
-    for place, row in zip(places, zip(*batch.values.values(), strict=True), strict=True):
+    for row_cells, row in zip(places, zip(*batch.values.values(), strict=True), strict=True):
         for name, value in zip(names, row, strict=True):
             if value is not None:
-                yield place, name, value
+                yield row_cells, name, value
 
 
 FORMATS: dict[str, Callable[..., TableWriter]] = {

@@ -67,7 +67,7 @@ class JournalSnapshot:
                 continue
             steps: list[int | None] = []
             for record in batch.records:
-                step = step if (known := step_of(record)) is None else known
+                step = step if (record_step := step_of(record)) is None else record_step
                 steps.append(step)
             if batch.event in kinds:
                 times = [finite_or_none(record.get("time")) for record in batch.records]
@@ -89,8 +89,8 @@ class JournalSnapshot:
         self.num_bad_lines = follower.num_bad_lines
 
     def _identify(self) -> tuple[int, int]:
-        found = stat_journal(self._path)
-        return found.st_dev, found.st_ino
+        file_status = stat_journal(self._path)
+        return file_status.st_dev, file_status.st_ino
 
     @contextlib.contextmanager
     def _reporting_errors(self) -> Iterator[None]:
@@ -114,14 +114,14 @@ def _without_empty_rows(batch: RowBatch) -> Iterator[RowBatch]:
     if any(None not in values for values in columns.values()):
         yield batch._replace(values=columns)
         return
-    kept = [any(value is not None for value in row) for row in zip(*columns.values(), strict=True)]
+    has_value = [any(value is not None for value in row) for row in zip(*columns.values(), strict=True)]
     yield RowBatch(
         batch.attempt,
         batch.kind,
-        [step for step, is_kept in zip(batch.steps, kept, strict=True) if is_kept],
-        [time for time, is_kept in zip(batch.times, kept, strict=True) if is_kept],
+        [step for step, is_kept in zip(batch.steps, has_value, strict=True) if is_kept],
+        [time for time, is_kept in zip(batch.times, has_value, strict=True) if is_kept],
         {
-            name: [value for value, is_kept in zip(values, kept, strict=True) if is_kept]
+            name: [value for value, is_kept in zip(values, has_value, strict=True) if is_kept]
             for name, values in columns.items()
         },
     )

@@ -19,7 +19,7 @@ DEFAULT_KINDS = tuple(kind for kind in METRIC_KINDS if kind not in {"system", "p
 
 
 class ExportedRun(NamedTuple):
-    """What was exported of a run."""
+    """The exported part of a run."""
 
     name: str
     """The run in the table: its name, or its path if several runs have this name."""
@@ -55,41 +55,43 @@ def export_runs(
     journals = [JournalSnapshot(folder) for folder in folders]
     kinds_of: dict[str, set[str]] = {}
     for journal in journals:
-        for name, found in journal.metric_kinds().items():
-            kinds_of.setdefault(name, set()).update(found)
-    selected = _select(metrics, kinds_of, kinds)
-    if not selected:
+        for name, metric_kinds in journal.metric_kinds().items():
+            kinds_of.setdefault(name, set()).update(metric_kinds)
+    selected_metrics = _select(metrics, kinds_of, kinds)
+    if not selected_metrics:
         num_bad_lines = sum(journal.num_bad_lines for journal in journals)
-        skipped = f"; unreadable lines: {num_bad_lines}" if num_bad_lines else ""
-        raise TableExportError(f"nothing to export: no metrics in records of these kinds: {', '.join(kinds)}{skipped}")
-    writer = create_writer(file, list(selected), is_long=is_long)
-    exported: list[ExportedRun] = []
+        bad_lines_note = f"; unreadable lines: {num_bad_lines}" if num_bad_lines else ""
+        raise TableExportError(
+            f"nothing to export: no metrics in records of these kinds: {', '.join(kinds)}{bad_lines_note}"
+        )
+    writer = create_writer(file, list(selected_metrics), is_long=is_long)
+    exported_runs: list[ExportedRun] = []
     for name, journal in zip(_labels(folders), journals, strict=True):
-        num_rows = sum(writer.add(name, batch) for batch in journal.rows(selected, kinds))
-        exported.append(ExportedRun(name, num_rows, journal.num_bad_lines))
+        num_rows = sum(writer.add(name, batch) for batch in journal.rows(selected_metrics, kinds))
+        exported_runs.append(ExportedRun(name, num_rows, journal.num_bad_lines))
     writer.close()
-    return exported
+    return exported_runs
 
 
 def _select(patterns: Sequence[str], kinds_of: dict[str, set[str]], kinds: Sequence[str]) -> dict[str, None]:
     """Return the metrics that match a pattern, in order of appearance."""
-    available = [name for name, found in kinds_of.items() if not found.isdisjoint(kinds)]
+    available = [name for name, metric_kinds in kinds_of.items() if not metric_kinds.isdisjoint(kinds)]
     if not patterns:
         return dict.fromkeys(available)
-    chosen: set[str] = set()
+    selected_names: set[str] = set()
     for pattern in patterns:
         # Not `fnmatch`: names may contain brackets.
         matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
-        found = set(filter(matches, available))
-        if not found:
+        metric_kinds = set(filter(matches, available))
+        if not metric_kinds:
             elsewhere = sorted({kind for name in filter(matches, kinds_of) for kind in kinds_of[name]})
             if elsewhere:
                 hint = f"; it is in records of the kind {elsewhere[0]}: add --kind {elsewhere[0]}"
             else:
                 hint = did_you_mean(pattern, available)
             raise ConfigError(f"no run has a metric {pattern!r}{hint}")
-        chosen |= found
-    return dict.fromkeys(name for name in available if name in chosen)
+        selected_names |= metric_kinds
+    return dict.fromkeys(name for name in available if name in selected_names)
 
 
 def _labels(folders: Sequence[RunFolder]) -> list[str]:

@@ -30,20 +30,20 @@ def write_code_file(folder: RunFolder, data: bytes, suffix: str = "") -> str:
         OSError: if it cannot be written.
     """
     name = _digest(data) + suffix
-    own = folder.code / name
+    own_path = folder.code / name
     make_folder(folder.code, below=folder.path)
-    if own.exists():
+    if own_path.exists():
         return name
     log_dir = folder.path.parent
-    shared = _shared_folder(log_dir) / name
+    shared_path = _shared_folder(log_dir) / name
     try:
-        make_folder(shared.parent, below=log_dir)
-        if add_file(shared, data, below=log_dir) or read_small(shared, len(data), below=log_dir) == data:
-            link_file(shared, own, below=log_dir)
+        make_folder(shared_path.parent, below=log_dir)
+        if add_file(shared_path, data, below=log_dir) or read_small(shared_path, len(data), below=log_dir) == data:
+            link_file(shared_path, own_path, below=log_dir)
             return name
     except OSError:
         pass  # no hard links, no permission, or a file of another user: the run gets a copy
-    add_file(own, data, below=folder.path)
+    add_file(own_path, data, below=folder.path)
     return name
 
 
@@ -76,20 +76,20 @@ def read_code_file(folder: RunFolder, name: str) -> bytes:
 
 def remove_unused_code_files(log_dir: str | os.PathLike[str]) -> int:
     """Delete the shared files that no run links to; return the number of bytes freed."""
-    freed = 0
+    num_freed_bytes = 0
     try:
         entries = list(os.scandir(_shared_folder(Path(log_dir))))
     except OSError:
         return 0
     for entry in entries:
         try:
-            found = entry.stat(follow_symlinks=False)
-            if found.st_nlink == 1 and _NAME.fullmatch(entry.name):
+            file_status = entry.stat(follow_symlinks=False)
+            if file_status.st_nlink == 1 and _NAME.fullmatch(entry.name):
                 os.unlink(entry.path)
-                freed += found.st_size
+                num_freed_bytes += file_status.st_size
         except OSError:
             continue
-    return freed
+    return num_freed_bytes
 
 
 def _shared_folder(log_dir: Path) -> Path:

@@ -38,7 +38,11 @@ _running: set[subprocess.Popen[bytes]] = set()
 
 
 def run_git(
-    *arguments: str, cwd: str, timeout_s: float = _TIMEOUT_S, max_bytes: int = MAX_GIT_OUTPUT_BYTES, cut: bool = False
+    *arguments: str,
+    cwd: str,
+    timeout_s: float = _TIMEOUT_S,
+    max_bytes: int = MAX_GIT_OUTPUT_BYTES,
+    truncate: bool = False,
 ) -> bytes:
     """Run a git command and return its output.
 
@@ -47,7 +51,7 @@ def run_git(
         cwd: the folder to run it in.
         timeout_s: how long it may take.
         max_bytes: how much it may print.
-        cut: return the first `max_bytes` of a larger output instead of raising.
+        truncate: return the first `max_bytes` of a larger output instead of raising.
 
     Raises:
         CodeError: if git is not installed, fails, or exceeds a limit; the message says which.
@@ -94,7 +98,7 @@ def run_git(
     if is_late.is_set():
         raise CodeError(f"{what} took longer than {timeout_s:g} s")
     if is_large:
-        if cut:
+        if truncate:
             return output[:max_bytes]
         raise CodeError(f"{what} printed more than {max_bytes >> 20} MB")
     if process.returncode:

@@ -25,7 +25,7 @@ __all__ = [
     "code_section",
 ]
 
-_UNFINISHED = "the run ended before its code was captured, and the process that captures it has not finished"
+_NO_LATE_RESULT = "the run ended before its code was captured, and the process that captures it has not finished"
 
 
 class SourceFile(msgspec.Struct, omit_defaults=True):
@@ -48,20 +48,20 @@ def last_code(run: RunDigest) -> Mapping[str, Any]:
 
     If the run ended before its code was captured, the rest of the record is in a file that it names.
     """
-    started = finite_or_none(run.attempts[-1].start.get("time")) if run.attempts else None
+    started_at = finite_or_none(run.attempts[-1].start.get("time")) if run.attempts else None
     last: dict[str, Any] = next(reversed(run.latest("code")), {})
-    if started is not None and (finite_or_none(last.get("time")) or 0.0) < started:
+    if started_at is not None and (finite_or_none(last.get("time")) or 0.0) < started_at:
         return {}
     if "result" not in last:
         return last
-    found = read_capture_result(run.folder, last["result"])
-    return {**last, **({"missing": _UNFINISHED} if found is None else found)}
+    late_fields = read_capture_result(run.folder, last["result"])
+    return {**last, **({"missing": _NO_LATE_RESULT} if late_fields is None else late_fields)}
 
 
 def code_section(code: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a part of a `code` record; empty if there is none."""
-    found = code.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = code.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def code_missing_reason(code: Mapping[str, Any], name: str) -> str:
@@ -103,11 +103,11 @@ def read_packages(folder: RunFolder, code: Mapping[str, Any]) -> dict[str, str]:
     """
     name = code_section(code, "packages").get("file")
     lines = read_code_file(folder, name).decode("utf-8", "replace").splitlines() if name is not None else []
-    found: dict[str, str] = {}
+    version_of_package: dict[str, str] = {}
     for line in lines:
         package, separator, version = line.removeprefix("# editable: ").partition("==")
         if separator and " @ " not in package:
-            found[package.lower()] = version
+            version_of_package[package.lower()] = version
         else:
-            found[line.partition(" @ ")[0].lower()] = line.partition(" @ ")[2]
-    return found
+            version_of_package[line.partition(" @ ")[0].lower()] = line.partition(" @ ")[2]
+    return version_of_package

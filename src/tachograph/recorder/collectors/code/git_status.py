@@ -118,7 +118,7 @@ def diff_sections(root: str) -> tuple[list[tuple[bytes, bytes]], bool]:
         CodeError: if git fails or exceeds a limit of time.
     """
     names = run_git(*_DIFF, "--name-only", "-z", cwd=root).split(b"\0")[:-1]
-    output = run_git(*_DIFF, *_AS_PATCH, cwd=root, cut=True)
+    output = run_git(*_DIFF, *_AS_PATCH, cwd=root, truncate=True)
     sections = list(_split(output))
     is_complete = len(output) < MAX_GIT_OUTPUT_BYTES
     if not is_complete:
