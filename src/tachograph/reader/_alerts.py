@@ -25,7 +25,7 @@ class Alert(msgspec.Struct):
     title: str
     message: str = ""
     meaning: str = ""
-    """The usual causes of the fault."""
+    """The usual meaning of the fault."""
     advice: list[str] = []
     """What to do about it."""
     evidence: dict[str, Any] = {}

@@ -74,11 +74,11 @@ def build_comparison_page(
 ) -> ComparisonPage:
     """Judge whether runs differ from others."""
     both = [*query.against, *query.run]
-    opened = {name: open_run(name) for name in dict.fromkeys(both)}
-    indexed_share = min(run.indexed_share for run in opened.values())
+    runs = {name: open_run(name) for name in dict.fromkeys(both)}
+    indexed_share = min(run.indexed_share for run in runs.values())
     if indexed_share < 1.0:
         return ComparisonPage(indexed_share)
-    evidence = {name: load_evidence(run) for name, run in opened.items()}
+    evidence = {name: load_evidence(run) for name, run in runs.items()}
     earlier, indexed_share = _load_earlier(store, catalog, list(evidence.values()))
     report = compare_groups(
         [evidence[name] for name in query.against], [evidence[name] for name in query.run], earlier=earlier
@@ -93,26 +93,26 @@ def build_comparison_page(
 
 
 def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], float]:
-    """Return earlier runs to learn the noise from, as far as time allows, and the share of what was read."""
+    """Return earlier runs to learn the noise from, as far as time allows, and the share that has been read."""
     if not set.intersection(*(set(run.perf_tags) for run in runs)):
         return [], 1.0
     deadline_s = time.monotonic() + _MAX_LEARN_S
-    place = store.folders.resolve(max(runs, key=lambda run: run.started).name)
-    rows = similar_rows(catalog, runs, log_dir=None if place is None else place[0], max_s=_MAX_LEARN_S / 2)
+    location = store.folders.resolve(max(runs, key=lambda run: run.started).name)
+    rows = similar_rows(catalog, runs, log_dir=None if location is None else location[0], max_s=_MAX_LEARN_S / 2)
     store.keep_open([*(run.name for run in runs), *(row.id for row in rows)])
     shares = [catalog.indexed_share_for(())]
-    found = []
+    earlier = []
     for row in rows:
         try:
             run = store.open(row.id)
             run.refresh(max(0.0, deadline_s - time.monotonic()))
             shares.append(run.indexed_share)
             if run.indexed_share == 1.0:
-                found.append(load_clock(run))
+                earlier.append(load_clock(run))
         except (RunNotFoundError, OSError, SegmentError):  # one damaged run does not stop the comparison
             continue
     indexed_share = sum(shares) / len(shares)
-    return (found if indexed_share == 1.0 else []), indexed_share
+    return (earlier if indexed_share == 1.0 else []), indexed_share
 
 
 def _line(name: str, row: VerdictRow) -> VerdictLine:

@@ -1,4 +1,4 @@
-"""The runs that a run descends from, and those that descend from it."""
+"""The ancestors and descendants of a run, over the API."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
     names = list(dict.fromkeys(query.run))
     num_lines = len(names) * len(set(query.name))
     num_points = query.points or min(2_000, max(100, _MAX_POINTS // num_lines))
-    found = []
+    pages = []
     for name, run, reason in _open_runs(store, names):
         if run is None:
-            found.append(RunSeries(run=name, reason=reason))
+            pages.append(RunSeries(run=name, reason=reason))
             continue
         try:
             with run.lock:
@@ -61,10 +61,10 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
                 page = RunSeries(
                     run=name, version=run.version, indexed_share=run.indexed_share, start=run.started_at, series=series
                 )
-            found.append(page)
+            pages.append(page)
         except SegmentError as error:
-            found.append(RunSeries(run=name, reason=str(error)))
-    return OverlayPage(runs=found, points=num_points)
+            pages.append(RunSeries(run=name, reason=str(error)))
+    return OverlayPage(runs=pages, points=num_points)
 
 
 def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
@@ -112,10 +112,10 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
         if problem is not None:
             reasons[name] = problem
     rows = _rows_of(catalog, list(points), query.by)
-    groups = group_rows(rows, list(dict.fromkeys(query.by)), [])
+    run_groups = group_rows(rows, list(dict.fromkeys(query.by)), [])
     is_continuous = query.x in _CONTINUOUS_AXES
-    found = []
-    for group in groups:
+    series_groups = []
+    for group in run_groups:
         members = [points[run_id] for run_id in group.runs]
         curve = average_lines(members, is_continuous=is_continuous, num_points=query.points)
         line = GroupLine(
@@ -125,7 +125,7 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
             max=curve.high.tolist(),
             count=curve.num_runs.tolist(),
         )
-        found.append(
+        series_groups.append(
             SeriesGroup(
                 key=[_key_value(value) for value in group.key.values()],
                 label=_label(group.key),
@@ -135,8 +135,8 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
             )
         )
     return GroupedSeriesPage(
-        by=list(groups[0].key) if groups else query.by,
-        groups=found,
+        by=list(run_groups[0].key) if run_groups else query.by,
+        groups=series_groups,
         reasons=reasons,
         indexed_share=min([*shares, catalog.indexed_share_for(query.by)]),
     )
@@ -144,9 +144,9 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
 
 def _rows_of(catalog: Catalog, ids: list[str], fields: list[str]) -> list[RunRow]:
     """Return the rows of runs with the fields to group them by."""
-    wanted = set(ids)
+    wanted_ids = set(ids)
     rows = catalog.select("", columns=["config.*", *fields], archived=None, max_s=_MAX_TOTAL_REFRESH_S)
-    return [row for row in rows if row.id in wanted]
+    return [row for row in rows if row.id in wanted_ids]
 
 
 def _label(key: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ _MAX_S = 0.25
 """A request computes missing summaries for at most this long."""
 _MAX_AGE_S = 1.0
 """In a large folder, rows may be this old: the dashboard polls no more often, and asks for many pages in between."""
-_ARCHIVED = {"no": False, "only": True, "all": None}
+_ARCHIVED_FILTER = {"no": False, "only": True, "all": None}
 
 
 def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
@@ -80,8 +80,8 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
     matching, problems, indexed_share = _select(catalog, query.filter, [*columns, sort_field], query.archived)
-    rows = _ordered(catalog, matching, query)
-    shown = rows[query.offset : query.offset + query.limit]
+    rows = _sort_rows(catalog, matching, query)
+    page_rows = rows[query.offset : query.offset + query.limit]
     readers = [reader_of(column) for column in columns]
     facts = catalog.column_facts.get(matching, columns)
     return TablePage(
@@ -89,7 +89,10 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
             copy_fields(TableColumn, column_facts, field=column, direction=direction_of(column))
             for column, column_facts in zip(columns, facts, strict=True)
         ],
-        rows=[TableLine(row.id, row.summary.overview.state, [_cell(read(row)) for read in readers]) for row in shown],
+        rows=[
+            TableLine(row.id, row.summary.overview.state, [_cell(read_cell(row)) for read_cell in readers])
+            for row in page_rows
+        ],
         num_matching=len(rows),
         num_runs=catalog.num_runs,
         problems=problems,
@@ -101,14 +104,16 @@ def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
     """Return the runs that match as a file."""
     fields = [*query.column, query.sort.removeprefix("-")]
     try:
-        parsed = parse_query(query.filter)
-        wanted = [*parsed.fields, *parsed.tested, *(field for field in fields if field)]
-        if not query.column or any(map(needs_full, wanted)):
-            _complete_summaries(catalog, wanted)
-        rows = catalog.select(parsed, columns=wanted, archived=_ARCHIVED[query.archived], max_s=_MAX_S)
+        parsed_filter = parse_query(query.filter)
+        needed_fields = [*parsed_filter.fields, *parsed_filter.tested, *(field for field in fields if field)]
+        if not query.column or any(map(needs_full, needed_fields)):
+            _complete_summaries(catalog, needed_fields)
+        rows = catalog.select(
+            parsed_filter, columns=needed_fields, archived=_ARCHIVED_FILTER[query.archived], max_s=_MAX_S
+        )
     except QueryError as error:
         raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
-    rows = _ordered(catalog, rows, query)[query.offset : query.offset + query.limit]
+    rows = _sort_rows(catalog, rows, query)[query.offset : query.offset + query.limit]
     blocks = (block.encode() for block in csv_blocks(rows, query.column))
     headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
     return StreamingResponse(blocks, 200, headers, "text/csv; charset=utf-8")
@@ -116,15 +121,15 @@ def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
 
 def _complete_summaries(catalog: Catalog, fields: Sequence[str]) -> None:
     """Compute all missing summaries: a file cannot be completed later. Other requests get their turn in between."""
-    known = -1.0
+    indexed_share = -1.0
     while True:
         catalog.select("", columns=[*fields, "loss"], max_s=_MAX_S)
-        before, known = known, catalog.indexed_share_for(fields)
-        if known >= 1.0 or known <= before:  # a journal that cannot be read never gets a summary
+        before, indexed_share = indexed_share, catalog.indexed_share_for(fields)
+        if indexed_share >= 1.0 or indexed_share <= before:  # a journal that cannot be read never gets a summary
             return
 
 
-def _ordered(catalog: Catalog, rows: list[RunRow], query: TableQuery) -> list[RunRow]:
+def _sort_rows(catalog: Catalog, rows: list[RunRow], query: TableQuery) -> list[RunRow]:
     """Return rows as they are shown: sorted, and pinned ones first."""
     return catalog.in_order(rows, query.sort, query.pin if query.pinned_first else None)
 
@@ -132,8 +137,8 @@ def _ordered(catalog: Catalog, rows: list[RunRow], query: TableQuery) -> list[Ru
 def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
     """Return groups of the runs that match."""
     fields, columns = list(dict.fromkeys(query.by)), list(dict.fromkeys(query.column))
-    needed = [*columns, *(field for field in fields if field != "config"), "config.*"]
-    rows, problems, indexed_share = _select(catalog, query.filter, needed, query.archived)
+    needed_fields = [*columns, *(field for field in fields if field != "config"), "config.*"]
+    rows, problems, indexed_share = _select(catalog, query.filter, needed_fields, query.archived)
     groups = group_rows(rows, fields, columns)
     return TableGroupsPage(
         by=list(groups[0].key) if groups else fields,
@@ -158,11 +163,13 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
         fields=[
             copy_fields(
                 FieldView,
-                described,
-                kind=FACTS[described.field].kind if described.field in FACTS else kind_of_value(described.example),
-                values=described.texts,
+                description,
+                kind=FACTS[description.field].kind
+                if description.field in FACTS
+                else kind_of_value(description.example),
+                values=description.texts,
             )
-            for described in fields
+            for description in fields
         ],
         aggregates=list(AGGREGATES),
         indexed_share=catalog.indexed_share,
@@ -176,9 +183,9 @@ def build_trash_page(catalog: Catalog) -> TrashPage:
 
 def build_annotations(row: RunRow) -> AnnotationsView:
     """Return the annotations of a run."""
-    found = read_annotations(row.folder)
-    marks = [copy_fields(MarkView, mark) for mark in found.marks]
-    return AnnotationsView(found.values, found.merge_tags(row.summary.overview.tags), marks)
+    annotations = read_annotations(row.folder)
+    marks = [copy_fields(MarkView, mark) for mark in annotations.marks]
+    return AnnotationsView(annotations.values, annotations.merge_tags(row.summary.overview.tags), marks)
 
 
 def annotate_run(catalog: Catalog, row: RunRow, request: AnnotationRequest, by: str = "") -> AnnotationResult:
@@ -235,15 +242,15 @@ def _restore(catalog: Catalog, name: str) -> str:
 def _annotate(row: RunRow, changes: Sequence[AnnotationChange], by: str) -> list[AnnotationChange]:
     """Write changes; return those that undo them."""
     before = read_annotations(row.folder)
-    given = [
+    plain_changes = [
         {name: value for name, value in msgspec.structs.asdict(change).items() if value is not None}
         for change in changes
     ]
-    for change in given:
+    for change in plain_changes:
         if "global_step" in change:  # JSON does not distinguish 3 and 3.0
             change["global_step"] = int(change["global_step"])
-    done = annotate(row.folder, given, by=by)
-    return [AnnotationChange(**change) for change in inverse_ops(before, row.summary.overview.tags, done)]
+    applied_ops = annotate(row.folder, plain_changes, by=by)
+    return [AnnotationChange(**change) for change in inverse_ops(before, row.summary.overview.tags, applied_ops)]
 
 
 def _select(
@@ -253,12 +260,14 @@ def _select(
     try:
         query: Query = parse_query(text)
         columns = [column for column in columns if column]
-        rows = catalog.select(query, columns=columns, archived=_ARCHIVED[archived], max_s=_MAX_S, max_age_s=_MAX_AGE_S)
+        rows = catalog.select(
+            query, columns=columns, archived=_ARCHIVED_FILTER[archived], max_s=_MAX_S, max_age_s=_MAX_AGE_S
+        )
     except QueryError as error:
         catalog.rows(max_age_s=_MAX_AGE_S)
         return [], [QueryProblem(error.reason, error.position)], 1.0
-    wanted = [*query.fields, *query.tested, *columns]
-    indexed_share = catalog.indexed_share_for(wanted) if any(map(needs_full, wanted)) else 1.0
+    used_fields = [*query.fields, *query.tested, *columns]
+    indexed_share = catalog.indexed_share_for(used_fields) if any(map(needs_full, used_fields)) else 1.0
     if indexed_share < 1.0:  # a field may be in the rest
         return rows, [], indexed_share
     unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])

@@ -13,13 +13,13 @@ __all__ = ["build_view", "build_views_page", "remove_view", "store_view"]
 
 def build_views_page(catalog: Catalog) -> dict[str, Any]:
     """Return all views."""
-    return {"views": [_shown(view) for view in list_views(catalog.log_dirs)]}
+    return {"views": [_to_json_view(view) for view in list_views(catalog.log_dirs)]}
 
 
 def build_view(catalog: Catalog, slug: str) -> dict[str, Any]:
     """Return a view."""
     try:
-        return _shown(load_view(catalog.log_dirs, slug))
+        return _to_json_view(load_view(catalog.log_dirs, slug))
     except ViewError as error:
         raise ApiError(404, "no_such_view", str(error)) from error
 
@@ -32,10 +32,10 @@ def store_view(catalog: Catalog, slug: str, data: bytes) -> dict[str, Any]:
 
 def remove_view(catalog: Catalog, slug: str) -> dict[str, Any]:
     """Delete a view; return it, so that it can be saved again."""
-    found = build_view(catalog, slug)
+    view = build_view(catalog, slug)
     delete_view(catalog.log_dirs, slug)
-    return found
+    return view
 
 
-def _shown(view: SavedView) -> dict[str, Any]:
+def _to_json_view(view: SavedView) -> dict[str, Any]:
     return {**view.to_dict(), "slug": view.slug, "problems": view.problems}

@@ -168,7 +168,7 @@ export interface ParentRun {
   how: string | null;
 }
 
-/** A plugin of a run, and what it did. */
+/** A plugin of a run, and its changes to the training. */
 export interface PluginUse {
   name: string;
   /** The class of the plugin. */
@@ -190,7 +190,7 @@ export interface PluginChange {
   /** Such as `parameters frozen`. */
   what: string;
   count: number;
-  /** The first names of what was changed. */
+  /** The first names of the changed parts. */
   names: string[];
 }
 
