@@ -97,7 +97,7 @@ class _Listing:
     """The rows of all runs, newest first, and results computed from them. Thread-safe, as far as dicts are."""
 
     def __init__(self, rows: list[RunRow]) -> None:
-        self.found = rows
+        self.unsorted_rows = rows
         """In the order in which they were found."""
         self.rows = sorted(rows, key=lambda row: (-(row.summary.overview.started or 0.0), row.id))
         self._answers: OrderedDict[Hashable, Any] = OrderedDict()
@@ -180,7 +180,7 @@ class Catalog:
             if self._uses_index:
                 for log_dir in self.log_dirs:
                     self._save_index(log_dir)
-            if self._found_rows() != self._listing.found:  # compares identities
+            if self._found_rows() != self._listing.unsorted_rows:  # compares identities
                 self._link_children()
                 self._listing = _Listing(self._found_rows())
             return self._listing

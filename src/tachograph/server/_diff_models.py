@@ -1,4 +1,4 @@
-"""The JSON models of comparisons of several runs; see `_models` for the rules."""
+"""The JSON models of diffs of several runs; see `_models` for the rules."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = [
 ]
 
 MAX_DIFF_RUNS = 1_000
-"""The number of runs that a filter selects for a comparison, the newest ones."""
+"""The number of runs that a filter selects for a diff, the newest ones."""
 
 _Field = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class RunChoice(msgspec.Struct):
-    """Which runs to compare: some by their ids, or those that match an expression."""
+    """Select runs by their ids, or by an expression that they match."""
 
     run: Annotated[list[_Field], Meta(max_length=450)] = []
     """A run; can be repeated."""
@@ -34,14 +34,14 @@ class RunChoice(msgspec.Struct):
 
 
 class DiffQuery(RunChoice):
-    """Which runs to compare, and what to return."""
+    """Select runs, and the parts of their diff."""
 
     column: Annotated[list[_Field], Meta(max_length=40)] = []
     """A result to return beside the config, such as `val_loss.min`; can be repeated. Default: the best losses."""
     all: bool = False
-    """Whether to return all config keys, not only those that differ and describe the training."""
+    """Whether to return all config keys, not only the ones that differ and describe the training."""
     code: bool = True
-    """Whether to compare git, packages, environment and source files, too."""
+    """Whether to return differences of git, packages, environment and source files, too."""
 
 
 class ImportanceQuery(RunChoice):

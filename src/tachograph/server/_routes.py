@@ -409,7 +409,7 @@ ROUTES = [
     Route(
         "GET",
         "/api/v1/runs/{run}/diff/{other}",
-        "Compare two runs: config, git, packages, environment and code; only what differs.",
+        "List the differences between two runs: config, git, packages, environment and code.",
         lambda context: build_pair_diff(context.run(), context.run("other")),
         RunPairDiff,
     ),
@@ -505,7 +505,7 @@ ROUTES = [
     Route(
         "GET",
         "/api/v1/diff",
-        "Compare any number of runs: config beside results, git, packages, environment and code; only what differs.",
+        "List the differences between runs: config beside results, git, packages, environment and code.",
         lambda context: build_diff_page(context.catalog, context.query),
         DiffPage,
         DiffQuery,

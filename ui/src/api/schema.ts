@@ -1241,7 +1241,7 @@ export interface Routes {
     body: ControlRequest;
     response: RequestIds;
   };
-  /** Compare two runs: config, git, packages, environment and code; only what differs. */
+  /** List the differences between two runs: config, git, packages, environment and code. */
   "GET /api/v1/runs/{run}/diff/{other}": {
     path: { run: string; other: string };
     query: {};
@@ -1318,7 +1318,7 @@ export interface Routes {
     body: null;
     response: FieldsPage;
   };
-  /** Compare any number of runs: config beside results, git, packages, environment and code; only what differs. */
+  /** List the differences between runs: config beside results, git, packages, environment and code. */
   "GET /api/v1/diff": {
     path: {};
     query: { run?: string[] | null; filter?: string | null; column?: string[] | null; all?: boolean | null; code?: boolean | null };
