@@ -1,6 +1,6 @@
-"""One request to one address, bounded in time and size. Redirects are never followed.
+"""HTTP: single requests, and connections that stay open. Redirects are never followed.
 
-Three properties matter to the callers:
+`post` and `get` send one request to one address. Three properties matter to their callers:
 
 * **Deadline.** ``timeout_s`` limits the connection and every single read. The body is read until one overall deadline,
   so that a response without end costs no more than ``timeout_s``.
@@ -9,10 +9,15 @@ Three properties matter to the callers:
   raises `DeliveryError` to cancel.
 * **No secrets in errors.** Webhook addresses contain tokens. An error carries no text and no exception context that
   could quote the address.
+
+`HttpConnection` sends many requests to one server. A request must be repeatable, because the server may close an idle
+connection at the moment at which the next request is sent.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import http.client
 import json
@@ -27,7 +32,7 @@ from typing import Any, NamedTuple
 
 from tachograph._base.version import __version__
 
-__all__ = ["DeliveryError", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
+__all__ = ["DeliveryError", "HttpConnection", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
 
 _MAX_RESPONSE_BYTES = 64 << 10
 _MAX_WAIT_S = 3_600.0
@@ -49,11 +54,12 @@ class DeliveryError(Exception):
 
 
 class HttpResponse(NamedTuple):
-    """Status, body (its first 64 KiB) and requested wait of a response."""
+    """Status, body, requested wait and `Content-Encoding` of a response; `post` and `get` read 64 KiB of the body."""
 
     status: int
     body: bytes
     wait_s: float | None
+    encoding: str = ""
 
     @property
     def text(self) -> str:
@@ -133,7 +139,7 @@ def post(
         headers: added to the default ones.
         timeout_s: limit for the connection, for each read and for reading the whole body.
         before_send: called once the connection is established, before anything is sent. May raise `DeliveryError`.
-        tls: certificates to use instead of those that the system trusts.
+        tls: certificates to use instead of the trust store of the system.
 
     Raises:
         DeliveryError: if there was no response, or `before_send` raised it.
@@ -259,3 +265,120 @@ def _delivery_error(error: Exception, timeout_s: float) -> DeliveryError:
     # The text of such an error may quote the address; the system's text for an error number does not.
     text = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
     return DeliveryError(f"cannot connect: {text or type(reason).__name__}", may_retry=True)
+
+
+# Connections that stay open ------------------------------------------------------------------------------------------
+
+
+class HttpConnection:
+    """Sends requests one after the other, over one connection as long as the server keeps it open.
+
+    Not thread-safe, except for `close`. The variables `SSL_CERT_FILE` and `SSL_CERT_DIR` name certificates to trust, as
+    for other programs.
+
+    Args:
+        host: the server.
+        port: its port.
+        is_secure: whether to use TLS.
+        timeout_s: limit for connecting and for each read.
+        uses_proxy: whether proxy settings of the environment apply.
+        max_response_bytes: the maximum size of a response; unlimited by default.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        is_secure: bool,
+        timeout_s: float,
+        uses_proxy: bool = False,
+        max_response_bytes: int | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._is_secure = is_secure
+        self._timeout_s = timeout_s
+        self._uses_proxy = uses_proxy
+        self._max_response_bytes = max_response_bytes
+        self._connection: http.client.HTTPConnection | None = None
+
+    def request(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
+        """Send a request and return the complete response, whatever its status.
+
+        A request over a connection that was open before is repeated once, unless it timed out.
+
+        Raises:
+            OSError: if the server cannot be reached.
+            http.client.HTTPException: if the response is invalid, incomplete or too long.
+        """
+        is_reused = self._connection is not None
+        try:
+            return self._send(method, target, body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            if not is_reused or isinstance(error, TimeoutError):
+                raise
+        return self._send(method, target, body, headers)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _send(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
+        connection = self._connection
+        try:
+            if connection is None:
+                connection = self._connection = self._connect()
+            connection.request(method, target, body, dict(headers))
+            response = connection.getresponse()
+            data = self._read_all(response)
+        except BaseException:
+            self.close()
+            raise
+        if response.will_close:
+            self.close()
+        encoding = response.headers.get("Content-Encoding", "")
+        return HttpResponse(response.status, data, retry_after_s(response.headers), encoding)
+
+    def _read_all(self, response: http.client.HTTPResponse) -> bytes:
+        max_bytes = self._max_response_bytes
+        if max_bytes is None:
+            return response.read()
+        data = response.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise http.client.HTTPException("the response is too long")
+        if response.length:  # `read` does not raise if it has a size
+            raise http.client.IncompleteRead(data, response.length)
+        return data
+
+    def _connect(self) -> http.client.HTTPConnection:
+        proxy = _proxy_of("https" if self._is_secure else "http", self._host) if self._uses_proxy else None
+        if proxy is None:
+            return self._new_connection(self._host, self._port)
+        # To the proxy itself in plain HTTP, as usual; TLS to the server goes through its tunnel.
+        headers = {}
+        if proxy.username:
+            credentials = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
+            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(credentials.encode()).decode()
+        connection = self._new_connection(proxy.hostname or "", proxy.port or 80)
+        connection.set_tunnel(self._host, self._port, headers)
+        return connection
+
+    def _new_connection(self, host: str, port: int) -> http.client.HTTPConnection:
+        if self._is_secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+
+def _proxy_of(scheme: str, host: str) -> urllib.parse.SplitResult | None:
+    if urllib.request.proxy_bypass(host):
+        return None
+    proxies = urllib.request.getproxies()
+    text = proxies.get(scheme) or proxies.get("all")
+    if not text:
+        return None
+    return urllib.parse.urlsplit(text if "://" in text else f"http://{text}")

@@ -12,7 +12,6 @@ import gzip
 import http.client
 import itertools
 import re
-import ssl
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from tachograph._base.http import HttpConnection
 from tachograph.exceptions import ColumnStoreError
 from tachograph.server.columns._address import PASSWORD_VARIABLE, StoreAddress
 
@@ -55,7 +55,7 @@ class ClickHouseClient:
         self.address = address
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._open: list[http.client.HTTPConnection] = []
+        self._connections: list[HttpConnection] = []
         self._version: tuple[int, int] | None = None
 
     @property
@@ -67,7 +67,7 @@ class ClickHouseClient:
         return self._version
 
     def execute(self, sql: str, **settings: int) -> bytes:
-        """Run a statement and return its answer, by default as tab-separated text.
+        """Run a statement and return the response, by default as tab-separated text.
 
         Raises:
             ColumnStoreError: if the server cannot be reached or rejects the statement.
@@ -93,30 +93,24 @@ class ClickHouseClient:
         Raises:
             ColumnStoreError: as for `execute`.
         """
-        wrapped = []
+        expressions = []
         for name, kind in kinds.items():
             if kind in _TEXTS:
                 lengths = f"groupArray(toUInt32(length(toString({name}))))"
-                wrapped += [lengths, f"arrayStringConcat(groupArray(toString({name})), '')"]
+                expressions += [lengths, f"arrayStringConcat(groupArray(toString({name})), '')"]
             else:
-                wrapped.append(f"groupArray({name})")
-        answer = self.execute(f"SELECT {', '.join(wrapped)} FROM ({sql}) FORMAT RowBinary")
+                expressions.append(f"groupArray({name})")
+        response_body = self.execute(f"SELECT {', '.join(expressions)} FROM ({sql}) FORMAT RowBinary")
         try:
-            return _read_columns(answer, kinds)
+            return _read_columns(response_body, kinds)
         except (ValueError, IndexError):
             raise ColumnStoreError(f"the answer of {self.address.text} is incomplete", may_retry=True) from None
 
     def close(self) -> None:
         """Close the connections of all threads; a later statement opens a new one."""
         with self._lock:
-            for connection in self._open:
+            for connection in self._connections:
                 connection.close()
-
-    def _disconnect(self) -> None:
-        """Close the connection of this thread."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
 
     def _post(self, parameters: dict[str, Any], body: bytes) -> bytes:
         headers = self._headers()
@@ -125,47 +119,27 @@ class ClickHouseClient:
             headers |= {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
             parameters = {**parameters, "enable_http_compression": 1}
         path = f"/?{urlencode(parameters)}"
-        is_kept = getattr(getattr(self._local, "connection", None), "sock", None) is not None
         try:
-            try:
-                status, answer = self._request(path, body, headers)
-            except (http.client.HTTPException, ConnectionError):
-                if not is_kept:
-                    raise
-                # The server closed an idle connection. Statements can be repeated: see `_schema`.
-                status, answer = self._request(path, body, headers)
+            # Statements can be repeated: see `_schema`.
+            response = self._connection().request("POST", path, body, headers)
+            response_body = gzip.decompress(response.body) if response.encoding == "gzip" else response.body
         except (OSError, http.client.HTTPException) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise ColumnStoreError(f"cannot reach {self.address.text}: {reason}", may_retry=True) from error
-        if status == 200:
-            return answer
-        raise self._rejection(status, answer.decode("utf-8", "replace"))
+        if response.status == 200:
+            return response_body
+        raise self._rejection(response.status, response_body.decode("utf-8", "replace"))
 
-    def _request(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        try:
-            connection = self._connection()
-            connection.request("POST", path, body, headers)
-            response = connection.getresponse()
-            answer = response.read()
-        except BaseException:
-            self._disconnect()
-            raise
-        if response.headers.get("Content-Encoding") == "gzip":
-            answer = gzip.decompress(answer)
-        return response.status, answer
-
-    def _connection(self) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+    def _connection(self) -> HttpConnection:
+        connection: HttpConnection | None = getattr(self._local, "connection", None)
         if connection is None:
-            host, port, timeout_s = self.address.host, self.address.port, self.address.timeout_s
-            if self.address.is_secure:
-                context = ssl.create_default_context()
-                connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-            else:
-                connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+            address = self.address
+            connection = HttpConnection(
+                address.host, address.port, is_secure=address.is_secure, timeout_s=address.timeout_s
+            )
             self._local.connection = connection
             with self._lock:
-                self._open.append(connection)
+                self._connections.append(connection)
         return connection
 
     def _headers(self) -> dict[str, str]:
@@ -176,47 +150,47 @@ class ClickHouseClient:
         return {"Authorization": f"Basic {token}"}
 
     def _rejection(self, status: int, text: str) -> ColumnStoreError:
-        found = _ERROR_CODE.search(text)
-        code = int(found[1]) if found else 0
+        match = _ERROR_CODE.search(text)
+        code = int(match[1]) if match else 0
         if code in _WRONG_PASSWORD_CODES:
             user = self.address.user or "default"
             reason = f"wrong user or password for {user!r}; set {PASSWORD_VARIABLE}"
         else:
             reason = " ".join(text.split())[:500] or f"HTTP {status}"
-        may_retry = code in _RETRYABLE_CODES or (not found and status >= 500)
+        may_retry = code in _RETRYABLE_CODES or (not match and status >= 500)
         return ColumnStoreError(f"{self.address.text}: {reason}", may_retry=may_retry, code=code)
 
 
-def _read_columns(answer: bytes, kinds: Mapping[str, str]) -> Columns:
-    found: Columns = {}
-    place = 0
+def _read_columns(response_body: bytes, kinds: Mapping[str, str]) -> Columns:
+    columns: Columns = {}
+    offset = 0
     for name, kind in kinds.items():
         if kind in _TEXTS:
-            lengths, place = _read_array(answer, place, "<u4")
-            size, place = _read_size(answer, place)
-            ends = list(itertools.accumulate(lengths.tolist(), initial=place))
-            if ends[-1] != place + size:
+            lengths, offset = _read_array(response_body, offset, "<u4")
+            size, offset = _read_size(response_body, offset)
+            ends = list(itertools.accumulate(lengths.tolist(), initial=offset))
+            if ends[-1] != offset + size:
                 raise ValueError("lengths do not match the text")
-            pieces = [answer[begin:end] for begin, end in itertools.pairwise(ends)]
-            found[name] = pieces if kind == "Bytes" else [piece.decode("utf-8", "replace") for piece in pieces]
-            place += size
+            pieces = [response_body[begin:end] for begin, end in itertools.pairwise(ends)]
+            columns[name] = pieces if kind == "Bytes" else [piece.decode("utf-8", "replace") for piece in pieces]
+            offset += size
         else:
-            found[name], place = _read_array(answer, place, _DTYPES[kind])
-    return found
+            columns[name], offset = _read_array(response_body, offset, _DTYPES[kind])
+    return columns
 
 
-def _read_array(answer: bytes, place: int, dtype: str) -> tuple[Any, int]:
-    count, place = _read_size(answer, place)
-    array = np.frombuffer(answer, dtype, count, place) if count else np.empty(0, dtype)
-    return array, place + array.nbytes
+def _read_array(response_body: bytes, offset: int, dtype: str) -> tuple[Any, int]:
+    count, offset = _read_size(response_body, offset)
+    array = np.frombuffer(response_body, dtype, count, offset) if count else np.empty(0, dtype)
+    return array, offset + array.nbytes
 
 
-def _read_size(answer: bytes, place: int) -> tuple[int, int]:
+def _read_size(response_body: bytes, offset: int) -> tuple[int, int]:
     """Read a number of variable length: seven bits per byte, the lowest first."""
     size, shift = 0, 0
     while True:
-        byte = answer[place]
+        byte = response_body[offset]
         size |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return size, place
+            return size, offset
