@@ -86,7 +86,7 @@ class _FollowedRun(msgspec.Struct):
     next_s: float = 0.0
 
 
-class _CachedRow(msgspec.Struct):
+class _CacheEntry(msgspec.Struct):
     row: RunRow
     annotated_ns: int
     is_saved: bool
@@ -131,7 +131,7 @@ class Catalog:
         self.log_dirs = self.folders.log_dirs
         self._uses_index = uses_index
         self._lock = threading.RLock()
-        self._cached: dict[str, dict[str, _CachedRow]] = {log_dir: {} for log_dir in self.log_dirs}
+        self._row_cache: dict[str, dict[str, _CacheEntry]] = {log_dir: {} for log_dir in self.log_dirs}
         self._running: OrderedDict[str, _FollowedRun] = OrderedDict()
         self._unreadable: dict[tuple[str, str], JournalKey] = {}
         self._here = this_process()
@@ -186,7 +186,7 @@ class Catalog:
             return self._listing
 
     def _found_rows(self) -> list[RunRow]:
-        return [cached.row for runs in self._cached.values() for cached in runs.values()]
+        return [entry.row for runs in self._row_cache.values() for entry in runs.values()]
 
     def _load(self) -> None:
         if not self._is_loaded and self._uses_index:
@@ -197,18 +197,18 @@ class Catalog:
     def _look(self) -> None:
         """Look at all runs."""
         self._looked_s, self._is_outdated = time.monotonic(), False
-        current: dict[str, dict[str, _CachedRow]] = {log_dir: {} for log_dir in self.log_dirs}
+        current: dict[str, dict[str, _CacheEntry]] = {log_dir: {} for log_dir in self.log_dirs}
         for run in self.folders.find():
-            cached = self._look_at(run.log_dir, run.name, run.path, run.journal)
-            if cached is not None:
-                self._set_id(cached, run.id)
-                current[run.log_dir][run.name] = cached
-        self._cached = current
+            entry = self._look_at(run.log_dir, run.name, run.path, run.journal)
+            if entry is not None:
+                self._set_id(entry, run.id)
+                current[run.log_dir][run.name] = entry
+        self._row_cache = current
 
-    def _set_id(self, cached: _CachedRow, run_id: str) -> None:
-        if cached.row.id != run_id:
-            cached.row = cached.row.with_summary(cached.row.summary)
-            cached.row.id = run_id
+    def _set_id(self, entry: _CacheEntry, run_id: str) -> None:
+        if entry.row.id != run_id:
+            entry.row = entry.row.with_summary(entry.row.summary)
+            entry.row.id = run_id
 
     def outdate(self) -> None:
         """Look at all runs the next time, because this process changed some."""
@@ -219,15 +219,15 @@ class Catalog:
         if not self._is_loaded:
             with self._lock:
                 self._load()
-        cached = self._cached[run.log_dir].get(run.name)
-        if cached is None or not cached.row.summary.has_end or cached.row.summary.journal != journal_key(run.journal):
+        entry = self._row_cache[run.log_dir].get(run.name)
+        if entry is None or not entry.row.summary.has_end or entry.row.summary.journal != journal_key(run.journal):
             return None
-        return cached.row.summary.overview
+        return entry.row.summary.overview
 
     @property
     def num_runs(self) -> int:
         """The number of runs found by the last call of `rows`."""
-        return sum(len(runs) for runs in self._cached.values())
+        return sum(len(runs) for runs in self._row_cache.values())
 
     @property
     def indexed_share(self) -> float:
@@ -348,11 +348,11 @@ class Catalog:
             location = self.folders.resolve(run_id)
             if location is not None:
                 log_dir, name, folder = location
-                cached = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
-                if cached is not None:
-                    self._set_id(cached, self.folders.id_of(log_dir, name))
-                    self._cached[log_dir][name] = cached
-                    return cached.row
+                entry = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
+                if entry is not None:
+                    self._set_id(entry, self.folders.id_of(log_dir, name))
+                    self._row_cache[log_dir][name] = entry
+                    return entry.row
             ids = {run.id for run in self.folders.find()}
         hint = did_you_mean(run_id, ids) if len(run_id) <= 200 else ""
         raise RunNotFoundError(f"no run {run_id[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
@@ -373,45 +373,45 @@ class Catalog:
         step_values = [step_value for step_value in map(step_value_of, columns) if step_value is not None]
         with self._lock:
             rows = [self.row(run_id) for run_id in run_ids]
-            cached_rows = [self._cached[row.log_dir][row.name] for row in rows]
-            if cached_rows:
-                self._complete(step_values, None if max_s is None else time.monotonic() + max_s, cached_rows)
-            return [cached.row for cached in cached_rows]
+            entries = [self._row_cache[row.log_dir][row.name] for row in rows]
+            if entries:
+                self._complete(step_values, None if max_s is None else time.monotonic() + max_s, entries)
+            return [entry.row for entry in entries]
 
     # Reading
 
-    def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _CachedRow | None:
+    def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _CacheEntry | None:
         key = journal_key(journal)
         try:
             annotated_ns = os.stat(path + "/annotations").st_mtime_ns
         except OSError:
             annotated_ns = 0
-        cached = self._cached[log_dir].get(name)
-        if cached is None or cached.row.summary.journal != key:
-            return self._read(log_dir, name, RunFolder(path), key, annotated_ns)
-        row = cached.row
+        entry = self._row_cache[log_dir].get(name)
+        if entry is None or entry.row.summary.journal != key:
+            return self._read_row(log_dir, name, RunFolder(path), key, annotated_ns)
+        row = entry.row
         summary, annotations = row.summary, row.annotations
         if not summary.has_end and summary.overview.state is not RunState.CRASHED:  # which is final
             summary = self._with_state(row.folder, summary)
-        if cached.annotated_ns != annotated_ns:
+        if entry.annotated_ns != annotated_ns:
             annotations = read_annotations(row.folder) if annotated_ns else Annotations()
         if summary is row.summary and annotations is row.annotations:
-            return cached
-        return _CachedRow(
+            return entry
+        return _CacheEntry(
             row.with_summary(summary, annotations),
             annotated_ns,
-            cached.is_saved and cached.annotated_ns == annotated_ns,
+            entry.is_saved and entry.annotated_ns == annotated_ns,
         )
 
-    def _read(
+    def _read_row(
         self, log_dir: str, name: str, folder: RunFolder, key: JournalKey, annotated_ns: int
-    ) -> _CachedRow | None:
+    ) -> _CacheEntry | None:
         if is_linked_out(log_dir, folder):
             return None
         summary = load_summary(folder, key)
         if summary is None:
             summary = brief_summary(folder, key, read_heartbeat(folder.heartbeat))
-            old = self._cached[log_dir].get(name)
+            old = self._row_cache[log_dir].get(name)
             if old is not None and old.row.summary.is_full and _is_continued(old.row.summary, summary):
                 # Until it is computed again, what grows slowly is better than nothing.
                 summary = msgspec.structs.replace(
@@ -421,7 +421,7 @@ class Catalog:
             summary = self._with_state(folder, summary)
         annotations = read_annotations(folder) if annotated_ns else Annotations()
         row = RunRow(name, log_dir, summary, annotations)
-        return _CachedRow(row, annotated_ns, is_saved=False)
+        return _CacheEntry(row, annotated_ns, is_saved=False)
 
     def _with_state(self, folder: RunFolder, summary: CatalogSummary) -> CatalogSummary:
         """Return the summary with the current state of a run that has no end."""
@@ -432,31 +432,31 @@ class Catalog:
         return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
 
     def _complete(
-        self, step_values: list[StepValue], deadline_s: float | None, cached_rows: list[_CachedRow] | None = None
+        self, step_values: list[StepValue], deadline_s: float | None, entries: list[_CacheEntry] | None = None
     ) -> None:
         """Compute missing parts of summaries, of ended runs first: these are computed only once."""
-        everything = cached_rows or [cached for runs in self._cached.values() for cached in runs.values()]
-        missing_values = _without_names(step_values, (cached.row for cached in everything))[:_MAX_STEP_VALUES]
+        everything = entries or [entry for runs in self._row_cache.values() for entry in runs.values()]
+        missing_values = _without_names(step_values, (entry.row for entry in everything))[:_MAX_STEP_VALUES]
         waiting = [
-            cached
-            for cached in everything
-            if not cached.row.summary.is_full or (missing_values and cached.row.missing_values(missing_values))
+            entry
+            for entry in everything
+            if not entry.row.summary.is_full or (missing_values and entry.row.missing_values(missing_values))
         ]
-        waiting.sort(key=lambda cached: (not cached.row.summary.has_end, -(cached.row.summary.overview.started or 0.0)))
-        for cached in waiting:
+        waiting.sort(key=lambda entry: (not entry.row.summary.has_end, -(entry.row.summary.overview.started or 0.0)))
+        for entry in waiting:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return
             try:
-                self._complete_run(cached, missing_values)
+                self._complete_run(entry, missing_values)
             except (OSError, SegmentError):
                 # Asking again would not help, unless the journal changes; it is tried again in any case.
-                run_key, journal = (cached.row.log_dir, cached.row.name), cached.row.summary.journal
+                run_key, journal = (entry.row.log_dir, entry.row.name), entry.row.summary.journal
                 if self._unreadable.get(run_key) != journal:
                     self._unreadable[run_key] = journal
                     self._listing.forget()
 
-    def _complete_run(self, cached: _CachedRow, step_values: list[StepValue]) -> None:
-        row = cached.row
+    def _complete_run(self, entry: _CacheEntry, step_values: list[StepValue]) -> None:
+        row = entry.row
         folder, key = row.folder, row.summary.journal
         may_change = row.summary.overview.state in {RunState.RUNNING, RunState.STALE}
         path = os.fspath(folder.path)
@@ -482,38 +482,38 @@ class Catalog:
             self._running.pop(path, None)
             if summary.journal == key:
                 save_summary(folder, summary)
-        cached.row = row.with_summary(summary)
-        cached.is_saved = False
+        entry.row = row.with_summary(summary)
+        entry.is_saved = False
 
     def _link_children(self) -> None:
-        everything = [cached for runs in self._cached.values() for cached in runs.values()]
-        children = children_of([cached.row for cached in everything])
-        for cached in everything:
-            child_ids = children.get(id(cached.row), [])
-            if child_ids != cached.row.children:
-                cached.row = cached.row.with_children(child_ids)
+        everything = [entry for runs in self._row_cache.values() for entry in runs.values()]
+        children = children_of([entry.row for entry in everything])
+        for entry in everything:
+            child_ids = children.get(id(entry.row), [])
+            if child_ids != entry.row.children:
+                entry.row = entry.row.with_children(child_ids)
 
     # The index
 
     def _load_index(self, log_dir: str) -> None:
         for entry in load_index(_index_path(log_dir), below=Path(log_dir)):
             row = RunRow(entry.name, log_dir, entry.summary, entry.annotations)
-            self._cached[log_dir][entry.name] = _CachedRow(row, entry.annotated_ns, is_saved=True)
+            self._row_cache[log_dir][entry.name] = _CacheEntry(row, entry.annotated_ns, is_saved=True)
 
     def _save_index(self, log_dir: str) -> None:
         """Write the index if it lacks more than a few ended runs: each of those costs one small file to read."""
-        ended_rows = [cached for cached in self._cached[log_dir].values() if cached.row.summary.has_end]
-        num_new = sum(not cached.is_saved for cached in ended_rows)
+        ended_rows = [entry for entry in self._row_cache[log_dir].values() if entry.row.summary.has_end]
+        num_new = sum(not entry.is_saved for entry in ended_rows)
         if num_new <= max(16, len(ended_rows) // 20):
             return
         entries = [
-            IndexEntry(cached.row.name, cached.row.summary, cached.annotated_ns, cached.row.annotations)
-            for cached in ended_rows
+            IndexEntry(entry.row.name, entry.row.summary, entry.annotated_ns, entry.row.annotations)
+            for entry in ended_rows
         ]
         with contextlib.suppress(OSError):  # a read-only folder
             save_index(_index_path(log_dir), entries, below=Path(log_dir))
-            for cached in ended_rows:
-                cached.is_saved = True
+            for entry in ended_rows:
+                entry.is_saved = True
 
 
 def _without_names(step_values: list[StepValue], rows: Iterable[RunRow]) -> list[StepValue]:

@@ -1,7 +1,7 @@
 """Which config keys of a sweep go with a result.
 
 The measure is Spearman's rank correlation between the values of a key and the result, with ties at their mean rank. Its
-95 % interval is that of Fisher's z = atanh(rho) with the standard error sqrt((1 + rho²/2) / (n - 3)) of Bonett and
+95 % interval is the one of Fisher's z = atanh(rho) with the standard error sqrt((1 + rho²/2) / (n - 3)) of Bonett and
 Wright (2000). It sees only what rises or falls throughout: a key with its optimum in the middle gets a value near 0.
 
 With few runs, some key of many always looks important. So nothing is ranked with fewer than 30 runs, or with fewer than

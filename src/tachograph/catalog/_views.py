@@ -3,7 +3,7 @@
 A view is a file of the log folder, ``.tachograph/views/<slug>.json``, so everyone who uses the folder has the same
 views. It is meant to survive versions: keys that this version does not know are kept when the view is saved again, and
 a key with a wrong value is reported and left out instead of making the whole view useless. The fields that a view names
-may be those of runs that no longer exist, so they are not checked here.
+may belong to runs that no longer exist, so they are not checked here.
 """
 
 from __future__ import annotations

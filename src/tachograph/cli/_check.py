@@ -97,12 +97,14 @@ def check(
 
 
 def _metric_names(texts: Sequence[str]) -> list[str]:
-    from tachograph.comparison import CHECKED
+    from tachograph.comparison import CHECKED_METRICS
 
     names = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in CHECKED]
+    unknown = [name for name in names if name not in CHECKED_METRICS]
     if unknown:
-        raise click.UsageError(f"--metrics: unknown {', '.join(map(safe, unknown))}; known are {', '.join(CHECKED)}")
+        raise click.UsageError(
+            f"--metrics: unknown {', '.join(map(safe, unknown))}; known are {', '.join(CHECKED_METRICS)}"
+        )
     if texts and not names:
         raise click.UsageError("--metrics needs at least one name")
     return names
@@ -119,7 +121,7 @@ def _check(
     requires_evidence: bool,
 ) -> tuple[CheckResult, str]:
     """Return the result, and a description of the runs that the run was compared with."""
-    from tachograph.comparison import GATED, check_run, judge_history, load_baseline
+    from tachograph.comparison import GATED_METRICS, check_run, judge_history, load_baseline
 
     file = None if baseline is None else load_baseline(baseline)
     [evidence] = load_runs([run], log_dir)
@@ -137,7 +139,7 @@ def _check(
     changes: HistoryReport | None = None
     margins = {} if file is None else file.margins
     if history:
-        changes = judge_history([*earlier, evidence], metrics or GATED, margins)
+        changes = judge_history([*earlier, evidence], metrics or GATED_METRICS, margins)
     result = check_run(
         evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires_evidence
     )

@@ -13,14 +13,14 @@ from tachograph.comparison._comparable import Comparability, ConfigChange, check
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._earlier import earlier_rows, similar_rows
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
-from tachograph.comparison._gate import CHECKED, CheckResult, check_run, junit_error, junit_report
+from tachograph.comparison._gate import CHECKED_METRICS, CheckResult, check_run, junit_error, junit_report
 from tachograph.comparison._history import HistoryChange, HistoryReport, find_changes, judge_history
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._load import load_clock, load_clocks, load_evidence, load_folder, load_folders
 from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._markdown import MARKER, markdown_report
-from tachograph.comparison._report import GATED, ComparedGroup, ComparisonReport, MetricVerdict, Verdict
+from tachograph.comparison._report import GATED_METRICS, ComparedGroup, ComparisonReport, MetricVerdict, Verdict
 from tachograph.comparison._speed import TooShort, measure_speed
 from tachograph.comparison._student import student_quantile
 from tachograph.comparison._words import (
@@ -34,8 +34,8 @@ from tachograph.comparison._words import (
 )
 
 __all__ = [
-    "CHECKED",
-    "GATED",
+    "CHECKED_METRICS",
+    "GATED_METRICS",
     "MARKER",
     "MIN_PAIRS",
     "ArmCommand",

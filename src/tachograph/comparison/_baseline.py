@@ -29,7 +29,7 @@ from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparabil
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
 from tachograph.comparison._loss import block_means, have_same_batches
-from tachograph.comparison._report import GATED
+from tachograph.comparison._report import GATED_METRICS
 from tachograph.comparison._speed import TooShort, steady_edges
 from tachograph.exceptions import TachographError
 
@@ -202,7 +202,7 @@ class Baseline(msgspec.Struct, kw_only=True):
         self.facts = _kept_facts(run)
         self.config, self.has_whole_config = _kept_config(run)
         self.batches = _stretch(run.loss)
-        self.metrics = self.metrics or {name: MetricRule() for name in GATED}
+        self.metrics = self.metrics or {name: MetricRule() for name in GATED_METRICS}
 
     def _differences(self, run: RunEvidence) -> list[str]:
         """Return in which quantities a run differs from the runs of the file."""
@@ -214,7 +214,7 @@ class Baseline(msgspec.Struct, kw_only=True):
             f"{metric.title} {metric.verdict.replace('_', ' ')}"
             + (f" ({metric.reason})" if metric.reason else f" ({metric.effect:+.1%})" if metric.effect else "")
             for metric in report.metrics
-            if metric.name in GATED and (metric.verdict == "not_comparable" or metric.is_different)
+            if metric.name in GATED_METRICS and (metric.verdict == "not_comparable" or metric.is_different)
         ]
 
     def drop(self, name: str) -> BaselineRun:

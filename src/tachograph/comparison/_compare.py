@@ -105,12 +105,12 @@ class _Maker:
     def _metric(self, name: str, title: str, **fields: Any) -> MetricVerdict:
         return MetricVerdict(name=name, title=title, runs_a=len(self._a), runs_b=len(self._b), **fields)
 
-    def _judged(
+    def _apply_judgement(
         self, metric: MetricVerdict, judgement: Judgement, noise: Noise, words: tuple[Verdict, Verdict]
     ) -> None:
         """Fill in a judgement; the words are those for *higher* and *lower*."""
-        scaled: Callable[[float], float] = math.expm1 if metric.is_relative else float
-        metric.effect, metric.low, metric.high = map(scaled, (judgement.difference, judgement.low, judgement.high))
+        to_effect: Callable[[float], float] = math.expm1 if metric.is_relative else float
+        metric.effect, metric.low, metric.high = map(to_effect, (judgement.difference, judgement.low, judgement.high))
         metric.confidence = judgement.confidence
         is_observed = judgement.sd > _OBSERVED_FACTOR * noise.sd
         metric.noise, metric.noise_source = judgement.sd, "between these runs" if is_observed else noise.source
@@ -139,7 +139,7 @@ class _Maker:
             metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
             metric.effect = math.expm1(float(np.mean(levels.second) - np.mean(levels.first)))
             return [metric]
-        self._judged(
+        self._apply_judgement(
             metric,
             judge(levels.first, levels.second, levels.noise, margin, self._confidence),
             levels.noise,
@@ -190,11 +190,18 @@ class _Maker:
             noise = self._memory_noise(kind, sd)
             levels_a, levels_b = (np.log(side).tolist() for side in sides)
             margin = self._margins.get(name, self._margins["memory"])
-            self._judged(metric, judge(levels_a, levels_b, noise, margin, self._confidence), noise, ("more", "less"))
+            self._apply_judgement(
+                metric, judge(levels_a, levels_b, noise, margin, self._confidence), noise, ("more", "less")
+            )
         by_name = {metric.name: metric for metric in metrics}
-        allocated, reserved = by_name.get("device_memory"), by_name.get("device_memory_reserved")
-        if allocated is not None and reserved is not None and allocated.verdict == "equal" and reserved.is_regression:
-            reserved.notes.append("fragmentation or cached blocks: the allocated memory is equal")
+        allocated_metric, reserved_metric = by_name.get("device_memory"), by_name.get("device_memory_reserved")
+        if (
+            allocated_metric is not None
+            and reserved_metric is not None
+            and allocated_metric.verdict == "equal"
+            and reserved_metric.is_regression
+        ):
+            reserved_metric.notes.append("fragmentation or cached blocks: the allocated memory is equal")
         return metrics
 
     def _memory_noise(self, kind: str, sd: float) -> Noise:
@@ -209,13 +216,13 @@ class _Maker:
         metrics = []
         is_same = False
         if any(len(curve.steps) for curve in (*curves[0], *curves[1])):
-            scaled = self._at_equal_samples(curves)
-            recorded = [curve for side in self._at_equal_samples(self._recorded_losses()) for curve in side]
-            is_same = all(len(curve.steps) for curve in recorded) and have_same_batches(recorded)
+            scaled_curves = self._at_equal_samples(curves)
+            recorded_curves = [curve for side in self._at_equal_samples(self._recorded_losses()) for curve in side]
+            is_same = all(len(curve.steps) for curve in recorded_curves) and have_same_batches(recorded_curves)
             metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
-            self._judge_loss(metric, scaled, lambda: measure_loss(*scaled, is_same_data=is_same))
-            if self._comparable.samples_per_step and scaled is not curves:
+            self._judge_loss(metric, scaled_curves, lambda: measure_loss(*scaled_curves, is_same_data=is_same))
+            if self._comparable.samples_per_step and scaled_curves is not curves:
                 metric.notes.append("compared at equal numbers of samples, because the batch sizes differ")
         validations = ([run.val_loss for run in self._a], [run.val_loss for run in self._b])
         if any(len(curve.steps) for curve in (*validations[0], *validations[1])):
@@ -266,7 +273,7 @@ class _Maker:
                 )
             margin = self._margins.get(metric.name, levels.margin)
             judgement = judge(levels.first, levels.second, levels.noise, margin, self._confidence)
-            self._judged(metric, judgement, levels.noise, ("worse", "better"))
+            self._apply_judgement(metric, judgement, levels.noise, ("worse", "better"))
             if metric.verdict in {"worse", "better"} and levels.onset is not None:
                 metric.onset_step = levels.onset.step
                 grows = " and the distance grows" if levels.onset.is_growing else ""
@@ -274,7 +281,7 @@ class _Maker:
         if agreement is not None:
             _add_agreement(metric, agreement)
 
-    # What is only reported -------------------------------------------------------------------------------------------
+    # Quantities without a verdict ------------------------------------------------------------------------------------
 
     def extras(self) -> list[MetricVerdict]:
         metrics = []

@@ -12,12 +12,12 @@ import msgspec
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._evidence import RunEvidence
 from tachograph.comparison._history import HistoryReport
-from tachograph.comparison._report import GATED, ComparedGroup, ComparisonReport, MetricVerdict
+from tachograph.comparison._report import GATED_METRICS, ComparedGroup, ComparisonReport, MetricVerdict
 from tachograph.comparison._words import effect_text, value_text, verdict_text
 
-__all__ = ["CHECKED", "CheckResult", "check_run", "junit_error", "junit_report"]
+__all__ = ["CHECKED_METRICS", "CheckResult", "check_run", "junit_error", "junit_report"]
 
-CHECKED = (*GATED, "device_memory_reserved", "host_memory")
+CHECKED_METRICS = (*GATED_METRICS, "device_memory_reserved", "host_memory")
 """The quantities that can be checked."""
 _ERROR_SHARE = 0.01
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -33,7 +33,7 @@ class CheckResult(NamedTuple):
     reasons: list[str]
     """Why the run does not pass, or what could not be judged."""
     warnings: list[str]
-    """What was left open although the run passes."""
+    """Open questions of a run that passes."""
     history: HistoryReport | None
 
     @property
@@ -72,12 +72,12 @@ def check_run(
     Args:
         run: the run to check.
         baseline: the runs to compare with.
-        metrics: the quantities that can fail the check; by default the ones in `GATED` that both sides have.
+        metrics: the quantities that can fail the check; by default the ones in `GATED_METRICS` that both sides have.
         margins: the relative differences that matter, by name.
         history: changes in the series of runs that ends with this one.
         requires_evidence: whether a run that cannot be judged does not pass.
     """
-    gated_metrics = tuple(metrics or GATED)
+    gated_metrics = tuple(metrics or GATED_METRICS)
     report = _no_baseline(run) if not baseline else _compare(run, baseline, gated_metrics, margins)
     reasons = [f"{run.name!r} {run.state}" + (f": {run.failure}" if run.failure else "")] if run.has_failed else []
     open_questions: list[str] = [] if baseline else ["there is nothing to compare with"]

@@ -9,7 +9,15 @@ import msgspec
 
 from tachograph.comparison._comparable import ConfigChange
 
-__all__ = ["GATED", "ComparedGroup", "ComparisonReport", "MetricVerdict", "Verdict", "make_headline", "share_text"]
+__all__ = [
+    "GATED_METRICS",
+    "ComparedGroup",
+    "ComparisonReport",
+    "MetricVerdict",
+    "Verdict",
+    "make_headline",
+    "share_text",
+]
 
 Verdict = Literal[
     "slower",
@@ -28,7 +36,7 @@ Verdict = Literal[
 ]
 """Without a verdict, a quantity is only reported."""
 
-GATED = ("step_time", "device_memory", "train_loss", "val_loss")
+GATED_METRICS = ("step_time", "device_memory", "train_loss", "val_loss")
 """The quantities that can fail a check."""
 _REGRESSIONS = frozenset({"slower", "more", "worse"})
 _IMPROVEMENTS = frozenset({"faster", "less", "better"})
@@ -36,7 +44,7 @@ _SETTLED_VERDICTS = frozenset({"equal", "identical", "rounding", "identical_unti
 
 
 class MetricVerdict(msgspec.Struct, kw_only=True):
-    """What is known about one quantity."""
+    """One quantity: its levels in both groups, their difference and the verdict."""
 
     name: str
     title: str
@@ -87,7 +95,7 @@ class ComparedGroup(msgspec.Struct, kw_only=True):
 
     runs: list[str]
     name: str = ""
-    """A name for the group; by default that of its first run."""
+    """A name for the group; by default the name of its first run."""
     commits: list[str] = []
     states: list[str] = []
 
@@ -110,7 +118,7 @@ class ComparisonReport(msgspec.Struct, kw_only=True):
     has_failed: bool = False
     """Whether a run of the second group failed."""
     basis: str = ""
-    """What was compared, if it was not two groups of whole runs."""
+    """The compared parts, if they were not two groups of whole runs."""
 
     def metric(self, name: str) -> MetricVerdict | None:
         """Return the verdict about a quantity."""
@@ -128,7 +136,7 @@ _PHRASES: Mapping[str, str] = {
 
 
 def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_single: bool) -> str:
-    """Return one sentence: what differs, else what is equal, else that there is not enough evidence."""
+    """Return one sentence: the differences, else the equal quantities, else that the evidence is not enough."""
     losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
     disagree = {"worse", "better"} <= set(losses.values())
     judged_metrics = [metric for metric in metrics if metric.verdict]

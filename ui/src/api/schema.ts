@@ -587,20 +587,20 @@ export interface ComparisonReport {
   warnings: string[];
   /** Whether a run of the second group failed. */
   has_failed: boolean;
-  /** What was compared, if it was not two groups of whole runs. */
+  /** The compared parts, if they were not two groups of whole runs. */
   basis: string;
 }
 
 /** The runs of a group. */
 export interface ComparedGroup {
   runs: string[];
-  /** A name for the group; by default that of its first run. */
+  /** A name for the group; by default the name of its first run. */
   name: string;
   commits: string[];
   states: string[];
 }
 
-/** What is known about one quantity. */
+/** One quantity: its levels in both groups, their difference and the verdict. */
 export interface MetricVerdict {
   name: string;
   title: string;

@@ -10,7 +10,7 @@ import msgspec
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
-from tachograph.reader._digest import RunDigest
+from tachograph.reader import RunDigest
 from tachograph.reader.captured_code._files import read_code_file
 from tachograph.reader.captured_code._late_result import read_capture_result
 from tachograph.records import finite_or_none
