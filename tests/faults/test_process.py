@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 import tachograph
 from tachograph.journal import RunState
 from tachograph.reader import read
+from tachograph.sinks._process import SinkProcess
 from tests.conftest import HANG_S, lines_of, wait_for
 
 WORKERS = """
@@ -570,3 +573,31 @@ def test_error_before_the_run_is_not_recorded(logs, script):
     """
     script(source, logs).ok()
     assert lines_of(logs / "x")[-1]["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sinks": ["tensorboard"]}, {"mode": "cloud", "server": "http://127.0.0.1:9"}],
+    ids=["sink", "sender"],
+)
+def test_removed_folder_is_not_created_again(logs, monkeypatch, options):
+    """A process that is still exporting when the run ends does not write to a folder that is gone."""
+    monkeypatch.setenv("TACHO_API_KEY", f"tk_{'a' * 8}_{'b' * 43}")
+    assert SinkProcess.__init__.__kwdefaults__["give_up_s"] > 5.0
+    monkeypatch.setitem(SinkProcess.__init__.__kwdefaults__, "give_up_s", 5.0)
+    children = psutil.Process().children
+    others = set(children(recursive=True))
+    run = tachograph.init("x", log_dir=str(logs), git=False, console=False, exit_timeout_s=3.0, **options)
+    late = set(children(recursive=True)) - others
+    assert late
+    for process in late:
+        process.suspend()
+    for step in range(1_000):
+        run.log(a=1.0, step=step)
+    assert run.flush(HANG_S)
+    run.finish()
+    shutil.rmtree(logs)
+    for process in late:
+        process.resume()
+    _, running = psutil.wait_procs(late, timeout=HANG_S)
+    assert not running and not logs.exists()

@@ -22,6 +22,7 @@ import pytest
 
 from tachograph.server import Access, create_server
 from tests.conftest import HANG_S, wait_for
+from tests.preloaded import preloaded
 from tests.store import END, START, step, write
 
 TOKEN = "a-token-that-is-hard-to-guess"
@@ -191,7 +192,7 @@ class Dashboard:
     def __init__(
         self, log_dir: Path, *options: str, env: dict[str, str] | None = None, stdin: str | None = None
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process = preloaded("dashboard").popen(
             [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
