@@ -317,6 +317,7 @@ RECORDS = st.builds(
 )
 
 
+@pytest.mark.slow
 @hypothesis.given(st.lists(RECORDS, max_size=12), st.integers(0, 12))
 def test_any_record_can_be_encoded(records, cut):
     encoder = OtlpEncoder("0123456789abcdef", {})

@@ -568,6 +568,7 @@ def files_in(folder):
     return {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("long_run")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("name", ["csv", "parquet"])

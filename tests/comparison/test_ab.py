@@ -162,6 +162,7 @@ def make_pairs(effect, *, num_pairs=5, spread=0.2, **fields):
 ARMS = (ArmCommand("A", "python train.py"), ArmCommand("B", "python train.py --compile"))
 
 
+@pytest.mark.slow
 def test_pairs_find_what_groups_cannot():
     report = report_pairs(make_pairs(0.03), ARMS)
     speed, wall = report.metric("step_time"), report.metric("wall_time")

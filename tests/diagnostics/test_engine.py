@@ -335,6 +335,7 @@ def test_signals_are_found_under_every_listed_name() -> None:
 # Cost ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_run() -> None:
     engine, source = RuleEngine(), random.Random(1)
 

@@ -610,6 +610,7 @@ class RolloutPlugin(BasePlugin):
         self.seen.append((prompts, completions, rewards, advantages))
 
 
+@pytest.mark.slow
 def test_scored_completions_reach_plugins(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

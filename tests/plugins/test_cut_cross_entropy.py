@@ -419,6 +419,7 @@ def test_plan_names_the_memory():
         session.plugins[0].plan(session.cfg, model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised by the compiler itself
 def test_compiled_model_trains_equally(make_trainer):
     small = {"optim": "sgd", "max_steps": 1, "data": rows(count=2)}

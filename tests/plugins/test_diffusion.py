@@ -320,6 +320,7 @@ def test_resumed_training_draws_the_same_noise(make_trainer, tmp_path):
         torch.testing.assert_close(weights(second.model)[name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_overfits_eight_sequences(make_trainer):
     data = rows(masked=0)
     trainer, plugin = diffusing(
