@@ -48,7 +48,7 @@ _GROUPS = ("browser", "server/columns", "plugins", "train")
 
 _PRELOADED = ("catalog", "faults", "journal", "reader", "sinks", "sinks/notify", "usage")
 """Folders whose tests start many short programs: these are forks of a process that has imported the recorder."""
-_PROGRAMS = {"dashboard", "ranks", "script"}
+_PROGRAMS = {"dashboard", "ranks", "script", "tacho"}
 """Fixtures that start processes."""
 
 

@@ -118,6 +118,7 @@ def test_long_texts_take_bounded_memory(logs, script, num_steps_before):
     assert history.num_lost_records == 0
 
 
+@pytest.mark.slow
 def test_wide_rows_wait_in_bounded_memory(logs):
     row = {f"metric{number}": number * 1.5 for number in range(5_000)}
     most = 0

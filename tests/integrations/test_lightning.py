@@ -857,6 +857,7 @@ def test_callback_can_be_subclassed(tmp_path, logs):
     assert [event for event in of(lines_of(logs / "grey"), "event") if event["name"] == "mine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGES)
 def test_other_package_is_not_imported(script, name):
     other = {PACKAGES[0]: PACKAGES[1], PACKAGES[1]: PACKAGES[0]}[name]

@@ -270,6 +270,7 @@ def test_invalid_arguments_raise(provider):
         TimeEventCallback(provider)
 
 
+@pytest.mark.slow
 def test_lightning_is_imported_lazily():
     code = (
         "import sys, tachograph.one_logger as o\n"
