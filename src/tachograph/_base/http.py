@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
+from tachograph._base.tls import enter_tls, leave_tls, tls_section
 from tachograph._base.version import __version__
 
 __all__ = ["DeliveryError", "HttpConnection", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
@@ -92,17 +93,33 @@ class _BeforeSend:
         self.before_send()
 
 
+class _TlsConnection(http.client.HTTPSConnection):
+    """A connection whose handshake ends when the process exits; see `tachograph._base.tls`."""
+
+    _context: ssl.SSLContext
+    _tunnel_host: str | None
+
+    def connect(self) -> None:
+        """Connect, then do the handshake on a socket that the exit handler knows."""
+        http.client.HTTPConnection.connect(self)
+        enter_tls()
+        name = self._tunnel_host or self.host
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
+        enter_tls(self.sock)
+        self.sock.do_handshake()
+
+
 class _HttpConnection(_BeforeSend, http.client.HTTPConnection):
     pass
 
 
-class _HttpsConnection(_BeforeSend, http.client.HTTPSConnection):
+class _HttpsConnection(_BeforeSend, _TlsConnection):
     pass
 
 
 class _Request(urllib.request.Request):
     before_send: Callable[[], None]
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
 
 
 class _HttpHandler(urllib.request.HTTPHandler):
@@ -111,8 +128,12 @@ class _HttpHandler(urllib.request.HTTPHandler):
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
+    def __init__(self) -> None:
+        urllib.request.AbstractHTTPHandler.__init__(self)  # without the context that `HTTPSHandler` may load
+
     def https_open(self, request: Any) -> Any:
-        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=request.tls)
+        context = request.tls or _tls_context()
+        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=context)
         return self.do_open(connect, request)
 
 
@@ -173,11 +194,11 @@ def _exchange(
         # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
         # hook (and all it refers to) alive until the next garbage collection.
         request.before_send = before_send
-        request.tls = tls or _tls_context()
+        request.tls = tls
         opener = urllib.request.build_opener(
             _NoRedirects,
             _HttpHandler,
-            _HttpsHandler(context=request.tls),
+            _HttpsHandler,
             *_proxy_handlers(urllib.parse.urlsplit(request.full_url).hostname or ""),
         )
         try:
@@ -188,6 +209,8 @@ def _exchange(
             return HttpResponse(response.status or 0, _read_body(response, deadline_s), retry_after_s(response.headers))
     except Exception as error:  # noqa: BLE001 - many of them quote the address
         failure = _delivery_error(error, timeout_s)
+    finally:
+        leave_tls()
     try:
         raise failure  # outside of the handler above, so that the original error is not its context
     finally:
@@ -203,7 +226,8 @@ def _proxy_handlers(host: str) -> list[urllib.request.ProxyHandler]:
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
     """Return the context that verifies certificates. Cached: loading the trust store takes tens of milliseconds."""
-    return ssl.create_default_context()
+    with tls_section():
+        return ssl.create_default_context()
 
 
 def check_response(response: HttpResponse, clean: Callable[[str, int], str]) -> None:
@@ -332,12 +356,16 @@ class HttpConnection:
         try:
             if connection is None:
                 connection = self._connection = self._connect()
+            if self._is_secure and connection.sock is not None:
+                enter_tls(connection.sock)
             connection.request(method, target, body, dict(headers))
             response = connection.getresponse()
             data = self._read_all(response)
         except BaseException:
             self.close()
             raise
+        finally:
+            leave_tls()
         if response.will_close:
             self.close()
         encoding = response.headers.get("Content-Encoding", "")
@@ -369,8 +397,9 @@ class HttpConnection:
 
     def _new_connection(self, host: str, port: int) -> http.client.HTTPConnection:
         if self._is_secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+            with tls_section():
+                context = ssl.create_default_context()
+            return _TlsConnection(host, port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from tachograph._base.guard import guard
+from tachograph._base.tls import leave_tls_at_exit
 from tachograph.journal import reset_claims_after_fork
 from tachograph.recorder._run import Run
 
@@ -122,6 +123,7 @@ def _finish_at_exit() -> None:
     if "exit" in _handlers_in_place:
         return
     _handlers_in_place.add("exit")
+    leave_tls_at_exit()
     atexit.register(_finish_all)
     # Workers of `multiprocessing` may leave without running exit handlers, but not without this.
     workers = sys.modules.get("multiprocessing.process")

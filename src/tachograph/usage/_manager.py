@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph._base.guard import warn
 from tachograph._base.ranks import stated_rank
+from tachograph._base.tls import leave_tls_at_exit
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import ChoiceLike, ConsentGate, Decision, is_switch_on
@@ -489,6 +490,7 @@ _lifecycle_flags: set[str] = set()
 def _register_exit_handler() -> None:
     if "exit" not in _lifecycle_flags:
         _lifecycle_flags.add("exit")
+        leave_tls_at_exit()
         atexit.register(_shutdown_all)
         if is_multiprocessing_child():
             from multiprocessing.util import Finalize  # a worker may exit without running exit handlers

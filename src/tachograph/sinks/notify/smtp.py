@@ -10,6 +10,7 @@ from email.message import EmailMessage
 from email.utils import formatdate
 
 from tachograph._base.http import DeliveryError
+from tachograph._base.tls import tls_section
 from tachograph.sinks.notify._message import Message, format_subject, format_text, single_line
 from tachograph.sinks.notify._secrets import SecretMasker
 from tachograph.sinks.notify._settings import EmailSettings
@@ -32,7 +33,8 @@ class EmailChannel:
         """Send a message."""
         failure = None
         try:
-            with self._connect(timeout_s) as server:
+            is_plain = self._settings.security == "plain"
+            with contextlib.nullcontext() if is_plain else tls_section(), self._connect(timeout_s) as server:
                 rejected_recipients = server.send_message(self._build_mail(message))
         except (OSError, smtplib.SMTPException, ValueError) as error:
             failure = self._delivery_error(error, timeout_s)
