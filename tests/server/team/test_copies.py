@@ -272,7 +272,8 @@ def test_compressed_copy_is_continued(copies: RunCopies):
 def test_two_processes_do_not_append_to_one_copy(copies: RunCopies, script: Callable[..., Script]):
     copy = register(copies)
     program = f"""
-        from tachograph.remote import CopyBusyError, Registration, RunCopies
+        from tachograph.remote import Registration
+        from tachograph.server.team import CopyBusyError, RunCopies
         try:
             RunCopies({str(copies.root)!r}).register({RUN!r}, Registration("run"), "ci")
         except CopyBusyError:

@@ -225,7 +225,7 @@ def test_links_are_refused(ring, clock, tmp_path):
 def test_keys_of_another_user_are_refused(open_folder, script):
     code = """
         import os, sys
-        from tachograph.remote import KeyRing, KeyFileError, keys_path
+        from tachograph.server.team import KeyRing, KeyFileError, keys_path
         os.setuid(65534)
         ring = KeyRing(keys_path(sys.argv[1]))
         for call in (lambda: ring.check(sys.argv[2]), lambda: ring.create("x", ["admin"])):
@@ -245,7 +245,7 @@ def test_first_key_of_another_user_is_reported(open_folder, script):
     """As with `sudo tacho keys create` next to a server that had no keys."""
     code = """
         import os, sys
-        from tachograph.remote import KeyRing, KeyFileError, keys_path
+        from tachograph.server.team import KeyRing, KeyFileError, keys_path
         os.setuid(65534)
         ring = KeyRing(keys_path(sys.argv[1]))
         for token in sys.stdin:
@@ -499,7 +499,7 @@ def test_damaged_times_of_last_use_are_ignored(ring):
 def test_processes_that_create_keys_at_once_lose_none(tmp_path, script):
     code = """
         import sys
-        from tachograph.remote import KeyRing, keys_path
+        from tachograph.server.team import KeyRing, keys_path
         ring = KeyRing(keys_path(sys.argv[1]))
         print("ready", flush=True)
         sys.stdin.readline()
@@ -522,7 +522,7 @@ def test_processes_that_create_keys_at_once_lose_none(tmp_path, script):
 def test_revocation_is_noticed_by_another_process(tmp_path, script):
     code = """
         import sys
-        from tachograph.remote import KeyRing, keys_path
+        from tachograph.server.team import KeyRing, keys_path
         ring = KeyRing(keys_path(sys.argv[1]))
         for line in sys.stdin:
             key = ring.check(line.strip())
