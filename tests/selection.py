@@ -1,4 +1,4 @@
-"""Which test files need a browser, a training framework or another large package; `pytest --fast` leaves them out.
+"""Which test files need a browser, a database, a framework or another large package; `pytest --fast` leaves them out.
 
 A file needs such a package if it names it: in an import, in `importorskip`, in `preload=…`, or in a program that it
 starts. The same holds for each module of `tests` that it imports and for each `conftest.py` that applies to it. The
@@ -26,6 +26,7 @@ _HEAVY_PRELOADS = [name for name, modules in MODULES.items() if any(m.partition(
 _names = "|".join(_PACKAGES)
 _NAMED = re.compile(
     rf"(?:^|[;'\"(])[ \t]*(?:import|from)[ \t]+(?:{_names})\b"
+    rf"|\b(?:ClickHouse|Chdb)Server\b"
     rf"|importorskip\(\s*[\"'](?:{_names})\b"
     rf"|(?:preload=|preloaded\()[\"'](?:{'|'.join(_HEAVY_PRELOADS)})[\"']",
     re.MULTILINE,
