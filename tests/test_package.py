@@ -136,6 +136,37 @@ def test_imports_follow_layers():
     assert violations == []
 
 
+def test_private_modules_are_imported_by_their_own_package():
+    """A module with an underscore belongs to its folder and the folders below; others import what a package exports."""
+    violations = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        importer = path.relative_to(SOURCE.parent).parts[:-1]
+        for module in imports_of(path):
+            names = module.split(".")
+            private = next((index for index, name in enumerate(names) if index > 1 and name.startswith("_")), None)
+            if private is not None and importer[:private] != tuple(names[:private]) and names[1] != "_base":
+                violations.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert violations == []
+
+
+def test_every_package_has_readme_that_names_its_files():
+    gaps = []
+    for init in sorted(SOURCE.rglob("__init__.py")):
+        folder = init.parent
+        files = [path.name for path in folder.glob("*.py") if path.name not in {"__init__.py", "__main__.py"}]
+        folders = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+        if folder == SOURCE or not files + folders or "sdk" in folder.parts:  # `sdk` has aliases of W&B's own modules
+            continue
+        readme = folder / "README.md"
+        text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+        gaps += [
+            f"{folder.relative_to(SOURCE)}: {name}"
+            for name in sorted(files + folders)
+            if f"`{name}`" not in text and f"`{name.removesuffix('.py')}`" not in text
+        ]
+    assert gaps == []
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
