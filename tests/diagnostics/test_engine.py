@@ -91,6 +91,7 @@ def test_batched_and_single_steps_give_the_same_alerts() -> None:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_batch_boundaries_do_not_change_alerts(data: st.DataObject) -> None:

@@ -187,7 +187,8 @@ def test_compressed_log_of_constant_values_is_read(tmp_path):
     assert sum(1 for _ in read_log(tmp_path / "log.jsonl.gz")) == 200_000
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(),

@@ -155,6 +155,7 @@ def test_mirror_can_be_disabled(logs, capsys):
     assert "metrics.csv" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_adding_forty_columns_is_not_quadratic(tmp_path):
     """Compare 400,000 rows whose columns appear one by one with the same rows with all columns at once."""
 
@@ -188,6 +189,7 @@ def test_adding_forty_columns_is_not_quadratic(tmp_path):
     assert growing_s < 4 * at_once_s, f"{growing_s:.1f} s against {at_once_s:.1f} s"
 
 
+@pytest.mark.slow
 def test_columns_beyond_the_limit_share_one(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         for step in range(3000):

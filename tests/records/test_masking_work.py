@@ -58,6 +58,7 @@ def growth(piece: str) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_work_is_linear_in_repeats_of_each_piece():
     assert {piece: grown for piece in PIECES if (grown := growth(piece)) >= MAX_GROWTH} == {}
 

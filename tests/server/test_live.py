@@ -157,6 +157,7 @@ def test_disconnected_clients_leak_nothing(logs, serve, listen):
     assert threading.active_count() <= num_threads
 
 
+@pytest.mark.slow
 def test_many_watchers_do_not_block_requests(logs, serve, listen):
     write_run(logs)
     server = serve(logs)

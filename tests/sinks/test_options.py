@@ -136,6 +136,7 @@ def test_constructor_error_names_the_sink(provide):
         build_sinks({"failing": {}})
 
 
+@pytest.mark.slow
 def test_built_in_sinks_implement_the_protocol(monkeypatch, tmp_path):
     monkeypatch.setenv("SWANLAB_MODE", "offline")  # the default needs an API key
     for name in SINKS.built_in:

@@ -87,6 +87,7 @@ def test_concurrent_first_spans_start_one_run(script, tmp_path):
     assert len(read(run).spans("a")) == 8
 
 
+@pytest.mark.slow
 def test_burst_of_spans_loses_no_record(logs):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         with application():
@@ -681,6 +682,7 @@ def test_train_loss_takes_precedence_over_loss(tacho_run):
     assert updates(tacho_run.records)[0]["latest_loss"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.expects_faults
 def test_unstopped_spans_are_bounded(logs):
     """A program that never stops its spans must not leak memory."""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import tachograph
 from tachograph.store import StoredRun
 from tachograph.store._segment import SegmentError, segment_path
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.store import END, START, answers, append, fresh_folder, lines, opened, segments, step, write
 
 RECORDS = [
@@ -64,6 +64,7 @@ def test_trainer_never_writes_the_cache(tmp_path):
     assert not (tmp_path / "r" / ".tacho" / "cache").exists()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_cache_may_be_deleted_at_any_time(expected, chance):
@@ -104,7 +105,8 @@ def damaged(data, chance):
     return bytes(flipped)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.slow
+@pytest.mark.timeout(HANG_S)
 def test_damaged_segment_is_ignored(tmp_path, expected):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder, 1)
