@@ -141,6 +141,7 @@ def test_view_has_extremes_ends_and_only_recorded_points(items, num_points, size
             check_view(line, x, values, *view, num_points)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from([16, 100, 2_000]), st.sampled_from(["step", "time", "epoch"]))
 @example(0.0, 1.0, 2_000, "step")

@@ -203,6 +203,7 @@ def test_withdrawal_applies_at_once(
         assert [path.name.split(".", 1)[1] for path in files(usage_dir)] == ["local.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
 def test_withdrawal_applies_to_next_file(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
@@ -379,6 +380,7 @@ def test_broken_line_loses_only_itself(
     receiver.problems.clear()  # the real PostHog accepts an invalid time
 
 
+@pytest.mark.slow
 def test_large_events_are_not_torn(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     fields = {"values": ListOf("Values.", Measure("One."), 4000)}
     manager = configure(events={"probed": fields}, choice="on")
