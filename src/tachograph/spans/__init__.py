@@ -5,10 +5,7 @@ metrics. `README.md` draws the path of a span. Import order: names, attributes, 
 `SpanRecorder`, `SpanScope`, context managers. The names are One Logger's; its own API is `tachograph.one_logger`.
 """
 
-import warnings
-from importlib import import_module
-from typing import Any
-
+from tachograph._base.moved import moved_names
 from tachograph.spans._aggregator import overlap_text
 from tachograph.spans._attributes import Attribute, Attributes, AttributeValue, attributes_of
 from tachograph.spans._context_managers import (
@@ -126,7 +123,7 @@ __all__ = [
     "zero_grad",
 ]
 
-# Names that moved to `tachograph.one_logger` in 0.2.0, with its `on_*` callbacks. They work here until 0.3.0.
+# Names of One Logger, which were here before 0.2.0.
 _MOVED = frozenset(
     {
         "ApplicationType",
@@ -145,16 +142,31 @@ _MOVED = frozenset(
         "TrainingRecorder",
         "TrainingTelemetryAttributes",
         "ValidationMetricsUpdateAttributes",
+        "on_app_end",
+        "on_app_start",
+        "on_dataloader_init_end",
+        "on_dataloader_init_start",
+        "on_distributed_init_end",
+        "on_distributed_init_start",
+        "on_load_checkpoint_end",
+        "on_load_checkpoint_start",
+        "on_model_init_end",
+        "on_model_init_start",
+        "on_optimizer_init_end",
+        "on_optimizer_init_start",
+        "on_save_checkpoint_end",
+        "on_save_checkpoint_start",
+        "on_save_checkpoint_success",
+        "on_testing_end",
+        "on_testing_start",
+        "on_train_end",
+        "on_train_start",
+        "on_training_single_iteration_end",
+        "on_training_single_iteration_start",
+        "on_validation_end",
+        "on_validation_single_iteration_end",
+        "on_validation_single_iteration_start",
+        "on_validation_start",
     }
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MOVED or name.startswith("on_"):
-        value = getattr(import_module("tachograph.one_logger"), name, None)
-        if value is not None:
-            warnings.warn(
-                f"tachograph.spans.{name} is now tachograph.one_logger.{name}", DeprecationWarning, stacklevel=2
-            )
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = moved_names(__name__, _MOVED, "tachograph.one_logger")
