@@ -99,7 +99,19 @@ def main() -> int:
     except LowestError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "tachograph.pytest_plugin", *tests]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        "-p",
+        "tachograph.testing.pytest_plugin",
+        *tests,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTHONDONTWRITEBYTECODE"] = ""  # the tests start many processes, which would all compile the modules
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -92,7 +92,6 @@ ALLOWED = {
         "_init",
     },
     "__main__": {"cli"},
-    "pytest_plugin": {"recorder", "testing"},
 }
 BASE = {"_base", "exceptions", "settings"}
 

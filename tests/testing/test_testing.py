@@ -42,6 +42,6 @@ def test_memory_run_leaves_no_files(tmp_path, monkeypatch):
 
 
 def test_plugin_imports_nothing_until_used():
-    code = "import tachograph.pytest_plugin, sys; print('tachograph.recorder' in sys.modules)"
+    code = "import tachograph.testing.pytest_plugin, sys; print('tachograph.recorder' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -11,7 +11,19 @@ Example:
 With pytest, the fixture `tacho_run` returns a new `MemoryRun` that is also the current run.
 """
 
-from tachograph.testing._clock import FakeClock
-from tachograph.testing._memory import MemoryRun
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tachograph.testing._clock import FakeClock
+    from tachograph.testing._memory import MemoryRun
 
 __all__ = ["FakeClock", "MemoryRun"]
+
+
+def __getattr__(name: str) -> Any:
+    # Every pytest session imports this package for its plugin, and few of them need a run.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tachograph.testing import _clock, _memory
+
+    return getattr(_clock if name == "FakeClock" else _memory, name)
