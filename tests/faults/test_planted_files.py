@@ -87,8 +87,12 @@ def plant(kind: str, path: Path, outside: Path) -> None:
             path.mkdir()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_planted_files_are_not_written_through(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "has_sink"),
+    [(name, name in USED_BY_SINK) for name in NAMES]
+    + [pytest.param(name, True, marks=pytest.mark.long) for name in NAMES if name not in USED_BY_SINK],
+)
+def test_planted_files_are_not_written_through(tmp_path, name, has_sink):
     for kind in KINDS:
         outside = tmp_path / kind / "outside"
         outside.mkdir(parents=True)
@@ -97,7 +101,7 @@ def test_planted_files_are_not_written_through(tmp_path, name):
     code = RECORD + (
         "for kind in sys.argv[2:]:\n    print('kind', kind)\n    record(f'{sys.argv[1]}/{kind}/logs', sinks=sinks)"
     )
-    sinks = ["tensorboard"] if name in USED_BY_SINK else []
+    sinks = ["tensorboard"] if has_sink else []
     output = run_script(f"sinks = {sinks}\n{code}", tmp_path, *KINDS)
     for kind, result in zip(KINDS, re.split(r"kind .*\n", output)[1:], strict=True):
         outside = tmp_path / kind / "outside"

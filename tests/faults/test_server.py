@@ -140,7 +140,7 @@ def make_run(logs: Path, name: str = "x", num_steps: int = 2_000, run_id: str = 
 # The server is killed or away ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_kills", [5, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_kills", [5, pytest.param(200, marks=pytest.mark.long)])
 def test_repeated_kills_of_the_server_lose_nothing(server, logs, script, num_kills):
     """Kill and restart the server many times while a trainer sends to it, at random moments."""
     instants = random.Random(7)
