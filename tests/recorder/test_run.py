@@ -6,6 +6,7 @@ import cProfile
 import gc
 import logging
 import math
+import os
 
 import numpy as np
 import pytest
@@ -439,6 +440,17 @@ def test_checkpoint_takes_any_metadata():
     theirs = {"val/loss": 0.5, "ema": True, "format": "safetensors", "lora/rank": 16, "lora/targets": ["q", "v"]}
     found = {name: value for name, value in record.items() if name not in {"time", "size_bytes", "modified"}}
     assert found == {**ours, **theirs}
+
+
+def test_checkpoint_removed_while_it_is_recorded_is_no_fault(tmp_path, monkeypatch):
+    """Trainers remove their last checkpoint when they save a better one, perhaps between two looks at it."""
+    monkeypatch.setattr(os.path, "isfile", lambda path: True)
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    run = MemoryRun()
+    run.log_checkpoint(tmp_path / "gone.ckpt", step=1)
+    record = next(record for record in run.records if record["event"] == "checkpoint")
+    assert (record.get("size_bytes"), record.get("modified")) == (None, None)
+    assert not [record for record in run.records if record["event"] == "telemetry_error"]
 
 
 def test_checkpoint_metadata_does_not_replace_fields():

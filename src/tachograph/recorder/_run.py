@@ -328,13 +328,11 @@ class Run:
         """
         with guard("logging a checkpoint"):
             full_path = absolute_path(path)  # the size is read later, when the loop may have changed its folder
-            size_bytes = LazyValue(lambda: os.path.getsize(full_path) if os.path.isfile(full_path) else None)
-            modified_at = LazyValue(lambda: os.path.getmtime(full_path) if os.path.exists(full_path) else None)
             fields = {
                 "checkpoint_path": os.fspath(path),
                 "is_best": is_best,
-                "size_bytes": size_bytes,
-                "modified": modified_at,
+                "size_bytes": LazyValue(lambda: _file_size_bytes(full_path)),
+                "modified": LazyValue(lambda: _modified_at(full_path)),
             }
             self._add_metrics("checkpoint", fields, metrics, step, metadata)
             self.stamp_checkpoint(full_path, step)
@@ -780,6 +778,21 @@ class RankRun(Run):
     def _add_metrics(self, event: str, fields: dict[str, Any], *more: Any) -> None:
         if event == "event":
             super()._add_metrics(event, fields, *more)
+
+
+def _file_size_bytes(path: str) -> int | None:
+    """Return the size of a file; None for a folder, and for a checkpoint that was already replaced by a later one."""
+    try:
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    except OSError:
+        return None
+
+
+def _modified_at(path: str) -> float | None:
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return None
 
 
 def _add_prefix(metrics: Any, prefix: str) -> Any:
