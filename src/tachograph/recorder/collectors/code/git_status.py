@@ -49,7 +49,7 @@ def read_status(root: str, *, without: str | None = None) -> GitStatus:
 
     Args:
         root: the root.
-        without: a folder whose files are none of the project, such as the log folder.
+        without: a folder to ignore because it holds no source of the project, such as the log folder.
 
     Raises:
         CodeError: if git fails or exceeds a limit.
