@@ -1,8 +1,11 @@
 """Rebuild the code of a run: as a shell script to read and run, or as a folder.
 
-The journal is not trusted. In a script every word from it is quoted, and comments contain no control characters. A
-folder is made by git from a local repository and by writing stored files below the folder, never through a link.
-Nothing from the run is executed: hooks are off, and the command of the run is only printed.
+The journal is not trusted. In a script every word from it is quoted, and comments contain no control characters.
+
+A folder is a new repository, with the objects of a repository that the user chose: the one that contains the working
+directory, or an argument. Nothing of the run names a repository, a program or a filter, and no configuration is read in
+the new one; `tachograph._base.git` has the rule. Stored files are written below the folder, never through a link and
+never as a part of a repository. The command of the run is only printed.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +28,7 @@ from tachograph.reader.captured_code import (
     code_file_path,
     code_missing_reason,
     code_section,
-    find_repository_root,
+    find_object_folder,
     last_code,
     read_code_file,
     read_patch,
@@ -35,6 +40,7 @@ from tachograph.records import MASK
 __all__ = ["Rebuilt", "rebuild", "reproduction_script"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHA256_CHARS = 64
 _CHECKOUT_S = 600.0
 
 
@@ -72,10 +78,10 @@ def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
         "# The code",
     ]
     if git is not None:
-        origin = str(git.get("remote") or "")
-        source = _placeholder(origin) if origin else str(git.get("root") or "<repository>")
-        lines += [f"# The run was started in {_comment(git['root'])}."] if origin and git.get("root") else []
+        source = _placeholder(str(git.get("remote") or "<repository>"))
+        lines += [f"# The run was started in {_comment(git['root'])}."] if git.get("root") else []
         lines += [
+            "export GIT_ALLOW_PROTOCOL=file:git:http:https:ssh # no programs as addresses",
             f'git clone --no-checkout -- {shlex.quote(source)} "$folder"',
             f'git -C "$folder" checkout --quiet --detach {git["commit"]}',
         ]
@@ -107,12 +113,14 @@ def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
 
 
 def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebuilt:
-    """Create a folder with the code of a run: the commit as a worktree of a repository, the patch, untracked files.
+    """Create a folder with the code of a run: a repository with the commit, the patch, and untracked files.
+
+    Filters such as Git LFS do not run; their files have the content that is in the commit.
 
     Args:
         run: the run.
         folder: the folder to create; it must not exist, or be empty.
-        repository: a local repository that has the commit; the one that the run was started in by default.
+        repository: a local repository that has the commit; the one that contains the working directory by default.
 
     Raises:
         CodeError: if the folder is in use, the repository lacks the commit, or the patch does not apply.
@@ -127,9 +135,9 @@ def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebu
     if not folder.parent.is_dir():
         raise CodeError(f"{folder.parent} does not exist; create it first")
     if git is not None:
-        _add_worktree(folder, git, repository)
-        if read_patch(run.folder, code):
-            notes += _apply(run, code, folder)
+        notes += _check_out(folder, git, repository)
+        if patch := read_patch(run.folder, code):
+            notes += _apply(folder, patch, is_masked=bool(code_section(code, "diff").get("masked")))
     else:
         folder.mkdir(exist_ok=True)
     for source in _to_write(sources, has_git=git is not None):
@@ -165,41 +173,85 @@ def _to_write(sources: list[SourceFile], *, has_git: bool) -> list[SourceFile]:
 
 def _is_inside(path: str) -> bool:
     parts = path.split("/")
-    return not any(part in {"", ".", ".."} or "\0" in part for part in parts) and parts[0] != ".git"
+    return not any(part in {"", ".", ".."} or "\0" in part or _is_git_folder(part) for part in parts)
 
 
-def _add_worktree(folder: Path, git: Mapping[str, Any], repository: str | None) -> None:
-    repository_path = repository or str(git.get("root") or "")
-    remedy = "clone it, and pass its folder with --repository"
-    root = find_repository_root(repository_path) if os.path.isdir(repository_path) else None
-    if root is None:
-        remote = f" ({git['remote']})" if git.get("remote") else ""
-        raise CodeError(f"there is no repository at {repository_path!r}{remote}: {remedy}")
+def _is_git_folder(name: str) -> bool:
+    """Return whether a file system may take a name for `.git`, as git itself decides it for the files of a commit."""
+    visible = "".join(character for character in name if unicodedata.category(character) != "Cf")
+    parts = (part.partition(":")[0].rstrip(" .").casefold() for part in visible.split("\\"))
+    return any(part in {".git", "git~1"} for part in parts)
+
+
+def _check_out(folder: Path, git: Mapping[str, Any], repository: str | None) -> list[str]:
+    """Create a repository with the objects of another one, and check out the commit; return notes on it."""
+    source = repository or os.getcwd()
+    objects = find_object_folder(source)
+    remedy = f"run this in a clone of {git['remote']}" if git.get("remote") else "run this in a clone of it"
+    remedy += ", or pass the folder of one with --repository"
+    if objects is None:
+        started = f" (the run was started in {git['root']})" if git.get("root") else ""
+        raise CodeError(f"{source} is not in a git repository: {remedy}{started}")
     commit = str(git["commit"])
+    existed = folder.exists()
+    git_dir = folder / ".git"
+    object_format = ["--object-format=sha256"] if len(commit) == _SHA256_CHARS else []
     try:
-        run_git("cat-file", "-e", f"{commit}^{{commit}}", cwd=root)
-    except CodeError as error:
-        raise CodeError(f"{root} has no commit {commit}: fetch it, or {remedy}") from error
-    run_git("worktree", "add", "--detach", "--", str(folder), commit, cwd=root, timeout_s=_CHECKOUT_S)
+        git_dir.mkdir(parents=True)
+        _git(folder, "init", "--quiet", "--template=", *object_format)
+        add_file(git_dir / "objects" / "info" / "alternates", _quoted_path(objects), below=folder)
+        try:
+            _git(folder, "cat-file", "-e", f"{commit}^{{commit}}")
+        except CodeError as error:
+            raise CodeError(f"{source} has no commit {commit}: fetch it, or {remedy}") from error
+        _git(folder, "checkout", "--quiet", "--detach", commit)
+    except (CodeError, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if existed:
+            folder.mkdir(exist_ok=True)
+        if isinstance(error, OSError):
+            raise CodeError(f"cannot write {folder}: {error.strerror}") from error
+        raise
+    filtered = (":(top)", ":(top,exclude,attr:!filter)", ":(top,exclude,attr:-filter)")
+    if _git(folder, "ls-files", "-z", "--", *filtered):
+        return ["files with a filter, such as Git LFS, have the content of the commit: the filter was not run"]
+    return []
 
 
-def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> list[str]:
+def _quoted_path(path: str) -> bytes:
+    """Return a line of `objects/info/alternates`, in which a path may contain any character."""
+    is_plain = set(b'"\\').isdisjoint
+    octets = os.fsencode(path)
+    return b'"%s"\n' % b"".join(
+        bytes([octet]) if 32 <= octet < 127 and is_plain([octet]) else b"\\%03o" % octet for octet in octets
+    )
+
+
+def _apply(folder: Path, patch: bytes, *, is_masked: bool) -> list[str]:
     """Apply the patch; return what did not work because secrets were masked.
 
     A masked line does not fit the commit, unless the patch adds it. Then git applies the other parts, and writes those
-    that do not fit to files that end in `.rej`.
+    that do not fit to files that end in `.rej`. Old versions of git follow links there, so there must be none.
     """
-    patch = os.path.abspath(code_file_path(run.folder, code_section(code, "diff")["file"]))
+    path = folder / ".git" / "run.patch"
     command = ("apply", "--index", "--binary", "--whitespace=nowarn")
     try:
-        run_git(*command, "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
+        add_file(path, patch, below=folder)
+        _git(folder, *command, "--", str(path))
+    except OSError as error:
+        raise CodeError(f"cannot write {path}: {error.strerror}") from error
     except CodeError as error:
-        if not code_section(code, "diff").get("masked"):
-            raise CodeError(f"{folder} has the commit, but the patch {patch} does not apply: {error}") from error
+        if not is_masked or any(rejected.is_symlink() for rejected in folder.rglob("*.rej")):
+            raise CodeError(f"{folder} has the commit, but the patch {path} does not apply: {error}") from error
         with contextlib.suppress(CodeError):  # it exits with 1 if a part does not fit
-            run_git(*command, "--reject", "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
+            _git(folder, "-c", "core.symlinks=false", *command, "--reject", "--", str(path))
         return ["changes next to a masked secret could not be applied: see the .rej files"]
     return []
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    """Run git in the repository that `_check_out` creates."""
+    return run_git(*arguments, cwd=str(folder), git_dir=str(folder / ".git"), timeout_s=_CHECKOUT_S)
 
 
 def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:

@@ -25,7 +25,7 @@ __all__ = ["reproduce"]
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False),
-    help="With --into: a local clone of the repository, if it is no longer where the run was started.",
+    help="With --into: a local clone of the repository; the one around the working directory by default.",
 )
 def reproduce(run: str, log_dir: str, into: Path | None, repository: str | None) -> None:
     """Print a shell script that rebuilds the code and packages of a run and starts it again.

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tachograph._base.config import first_process
+from tachograph._base.git import git_command, git_environment
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.version import __version__
 from tachograph.records import mask_arguments, mask_text
@@ -55,12 +56,11 @@ def git_facts() -> dict[str, Any] | None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        # GIT_OPTIONAL_LOCKS: reading the status must not lock a repository that the user works in.
         process = subprocess.run(  # noqa: S603
-            ["git", *arguments],  # noqa: S607
+            git_command(*arguments),
             capture_output=True,
             check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env=git_environment(),
             stdin=subprocess.DEVNULL,
             text=True,
             timeout=_GIT_TIMEOUT_S,

@@ -6,7 +6,13 @@ from tachograph.reader.captured_code._files import (
     remove_unused_code_files,
     write_code_file,
 )
-from tachograph.reader.captured_code._git import MAX_GIT_OUTPUT_BYTES, find_repository_root, kill_running_git, run_git
+from tachograph.reader.captured_code._git import (
+    MAX_GIT_OUTPUT_BYTES,
+    find_object_folder,
+    find_repository_root,
+    kill_running_git,
+    run_git,
+)
 from tachograph.reader.captured_code._late_result import read_capture_result
 from tachograph.reader.captured_code._record import (
     SourceFile,
@@ -24,6 +30,7 @@ __all__ = [
     "code_file_path",
     "code_missing_reason",
     "code_section",
+    "find_object_folder",
     "find_repository_root",
     "kill_running_git",
     "last_code",

@@ -1,6 +1,7 @@
 """Run git commands within limits of time and size, without side effects.
 
-No command takes a lock, opens a pager, asks for a password, fetches anything or runs a hook of the repository.
+No command takes a lock, opens a pager, asks for a password, fetches anything or runs a hook of the repository. In which
+repository a command may run: see `tachograph._base.git`.
 """
 
 from __future__ import annotations
@@ -11,35 +12,23 @@ import signal
 import subprocess
 import threading
 
+from tachograph._base.git import git_command, git_environment
 from tachograph.exceptions import CodeError
 from tachograph.records import mask_text
 
-__all__ = ["MAX_GIT_OUTPUT_BYTES", "find_repository_root", "kill_running_git", "run_git"]
+__all__ = ["MAX_GIT_OUTPUT_BYTES", "find_object_folder", "find_repository_root", "kill_running_git", "run_git"]
 
 MAX_GIT_OUTPUT_BYTES = 16 << 20
 _TIMEOUT_S = 5.0
 _MAX_ERROR_CHARS = 300
 
-_SAFE_CONFIG = (
-    *("-c", "core.fsmonitor=false"),
-    *("-c", "core.quotePath=true"),
-    *("-c", "core.hooksPath=/dev/null"),
-    *("-c", "diff.noprefix=false"),
-    *("-c", "diff.mnemonicPrefix=false"),
-)
-_ENVIRONMENT = {
-    "GIT_OPTIONAL_LOCKS": "0",  # the user may work in the repository
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_PAGER": "cat",
-    "LC_ALL": "C",
-}
 _running: set[subprocess.Popen[bytes]] = set()
 
 
 def run_git(
     *arguments: str,
     cwd: str,
+    git_dir: str | None = None,
     timeout_s: float = _TIMEOUT_S,
     max_bytes: int = MAX_GIT_OUTPUT_BYTES,
     truncate: bool = False,
@@ -49,6 +38,8 @@ def run_git(
     Args:
         arguments: the command and its arguments.
         cwd: the folder to run it in.
+        git_dir: the folder `.git` of a repository that Tachograph created, where files of a run are restored; without
+            it, git looks for the repository that contains `cwd`, which must be the user's choice.
         timeout_s: how long it may take.
         max_bytes: how much it may print.
         truncate: return the first `max_bytes` of a larger output instead of raising.
@@ -59,9 +50,9 @@ def run_git(
     what = f"git {arguments[0]}"
     try:
         process = subprocess.Popen(  # noqa: S603
-            ["git", "--no-pager", *_SAFE_CONFIG, *arguments],  # noqa: S607
+            git_command(*arguments, git_dir=git_dir),
             cwd=cwd,
-            env={**os.environ, **_ENVIRONMENT},
+            env=git_environment(git_dir),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -141,3 +132,20 @@ def find_repository_root(folder: str) -> str | None:
             return None
         raise
     return os.fsdecode(root.rstrip(b"\n")) or None
+
+
+def find_object_folder(folder: str) -> str | None:
+    """Return the folder with the objects of the repository that contains a folder; None if there is none.
+
+    Only `git rev-parse` runs there, which starts no program that the repository configures.
+
+    Raises:
+        CodeError: if git is missing or does not answer.
+    """
+    try:
+        objects = run_git("rev-parse", "--git-path", "objects", cwd=folder)
+    except CodeError as error:
+        if "not a git repository" in str(error):
+            return None
+        raise
+    return os.path.realpath(os.path.join(folder, os.fsdecode(objects[:-1])))
