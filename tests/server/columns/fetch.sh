@@ -1,7 +1,7 @@
 #!/bin/sh
 # Download Debian's ClickHouse and ZooKeeper, and unpack them into a folder. Needs apt-get, but no root, and installs nothing.
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 root=$PWD/.tools/clickhouse
 [ -e "$root/.complete" ] && exit 0
 command -v apt-get >/dev/null && command -v dpkg >/dev/null || { echo "ClickHouse is not downloaded: apt-get is missing." >&2; exit 1; }

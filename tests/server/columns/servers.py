@@ -20,8 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / ".tools" / "clickhouse"
+PROGRAMS = Path(__file__).parents[3] / ".tools" / "clickhouse"
 _CHDB_SERVER = Path(__file__).with_name("chdb_server.py")
 _START_S = 240.0
 _ZOOKEEPER_HELLO = struct.pack(">iiqiqi16s", 44, 0, 0, 30_000, 0, 16, bytes(16))
