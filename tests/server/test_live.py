@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,11 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
+import anyio.to_thread
 import httpx
 import pytest
 
 from tachograph.catalog import annotate
-from tachograph.server import _live
+from tachograph.server import _live, create_app
+from tachograph.store import Store
 from tests.conftest import HANG_S, wait_for
 from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
@@ -165,6 +168,60 @@ def test_many_watchers_do_not_block_requests(logs, serve, listen):
         listen(f"{server.url}{LIVE}", run="r")
     for _ in range(5):
         assert server.client.get("/api/v1/runs/r").status_code == 200
+
+
+class CountingStore(Store):
+    num_polls = 0
+
+    def runs(self):
+        self.num_polls += 1
+        return super().runs()
+
+    def open(self, run_id):
+        self.num_polls += 1
+        return super().open(run_id)
+
+
+def test_streams_share_the_polls_of_the_list(logs):
+    write_run(logs)
+    store, changes = CountingStore(logs), []
+
+    async def main():
+        updates = _live.LiveUpdates(store, lambda: changes.append("list"))
+        streams = [updates.watch([], lambda: False) for _ in range(30)]
+        for _ in range(2):  # the first message has no event
+            messages = [await anext(stream) for stream in streams]
+        assert [b'"name":"r"' in message for message in messages] == [True] * 30
+
+    asyncio.run(main())
+    assert (store.num_polls, changes) == (1, ["list"])
+
+
+def test_streams_of_runs_poll_less_often_if_there_are_many(logs):
+    write_run(logs)
+    store = CountingStore(logs)
+
+    async def main():
+        updates = _live.LiveUpdates(store, lambda: None)
+        updates._num_streams = 100_000
+        stream = updates.watch(["r"], lambda: False)
+        for _ in range(2):
+            await anext(stream)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.5)
+
+    asyncio.run(main())
+    assert store.num_polls == 1
+
+
+def test_health_is_answered_while_all_threads_are_busy(logs):
+    async def main():
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 1
+        async with limiter, httpx.AsyncClient(transport=httpx.ASGITransport(create_app(logs))) as client:
+            assert (await client.get("http://localhost/healthz", timeout=HANG_S)).status_code == 200
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

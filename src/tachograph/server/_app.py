@@ -35,10 +35,18 @@ from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._help import send_help
 from tachograph.server._identity import identity_of
-from tachograph.server._live import watch
+from tachograph.server._live import LiveUpdates
 from tachograph.server._models import LoginRequest, LogoutRequest
 from tachograph.server._openapi import openapi
-from tachograph.server._routes import ROUTES, RequestContext, Route, ServerHooks, handle_request
+from tachograph.server._routes import (
+    HEALTH_PATH,
+    ROUTES,
+    RequestContext,
+    Route,
+    ServerHooks,
+    check_scope,
+    handle_request,
+)
 from tachograph.store import Store
 
 __all__ = ["LogDirs", "create_app", "create_dashboard"]
@@ -188,6 +196,8 @@ def _api_endpoint(
 
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
+        identity = identity_of(request.scope)
+        check_scope(route, identity)  # before anything of the request is parsed
         query = _parse_query(route.query, request)
         data, body = b"", None
         if route.body:
@@ -195,7 +205,9 @@ def _api_endpoint(
             data = await request.body()
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
-        context = RequestContext(store, catalog, path, query, body, data, identity_of(request.scope), hooks)
+        context = RequestContext(store, catalog, path, query, body, data, identity, hooks)
+        if route.path == HEALTH_PATH:  # also answered while all threads are busy
+            return _respond(request, route, context)
         return await run_in_threadpool(_respond, request, route, context)
 
     return endpoint
@@ -278,6 +290,8 @@ def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
 
 
 def _live_endpoint(store: Store, catalog: Catalog, access: Access, is_closing: Callable[[], bool]) -> Endpoint:
+    updates = LiveUpdates(store, catalog.outdate)
+
     async def live(request: Request) -> Response:
         items = _query_items(request)
         names = [value for name, value in items if name == "run"]
@@ -288,7 +302,7 @@ def _live_endpoint(store: Store, catalog: Catalog, access: Access, is_closing: C
         # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         must_end = _stream_must_end(request, access, is_closing)
-        return StreamingResponse(watch(store, names, must_end, catalog.outdate), 200, headers, "text/event-stream")
+        return StreamingResponse(updates.watch(names, must_end), 200, headers, "text/event-stream")
 
     return live
 

@@ -7,11 +7,13 @@ events catches up with one request.
 A client either watches named runs or the whole list:
 
 - Named runs are refreshed every 100 ms, which reads only newly appended records. The pause grows to 500 ms once none of
-  them is alive or has changed for a while.
-- The list is polled every one to five seconds, because a poll looks at every run in the folder. The pause grows with
-  the CPU time of a poll, so that a large folder does not keep a core busy: 2,500 runs take about 1 % of one.
+  them is alive or has changed for a while, and with the number of clients, so that all of them together take a part of
+  one core: the requests of the others, and the data of trainers, must not wait for them.
+- The list is polled every one to five seconds, once for all clients, because a poll looks at every run in the folder.
+  The pause grows with the CPU time of a poll, so that a large folder does not keep a core busy: 2,500 runs take about
+  1 % of one.
 
-Work happens only inside these generators: a server without clients does nothing.
+Two polls run at once at most. A server without clients does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tachograph.server import _views as views
 from tachograph.server._models import CopyView, RunSummary, StreamAlive
 from tachograph.store import Store, StoredRun, annotations_changed_at
 
-__all__ = ["RunChanged", "RunGone", "watch"]
+__all__ = ["LiveUpdates", "RunChanged", "RunGone"]
 
 _RUN_INTERVAL_S = 0.1
 _LIST_INTERVAL_S = 1.0
@@ -48,6 +50,15 @@ _MIN_IDLE_FACTOR = 100
 """A pause between two polls of the list lasts at least this many times as long as the CPU time of the poll …"""
 _MAX_PAUSE_S = 5.0
 """… but never longer than this."""
+_MIN_STREAM_IDLE_FACTOR = 4
+"""A pause of a client that watches named runs lasts at least this many times as long as polls of all other clients …"""
+_POLL_COST_S = 0.0003
+_MAX_POLL_COST_S = 0.005
+"""… where a poll costs between these two: reading a long journal for the first time is work for all clients …"""
+_MAX_STREAM_PAUSE_S = 10.0
+"""… but never longer than this."""
+_MAX_POLLS = 2
+"""At once: the other threads are for requests."""
 _ALIVE = {RunState.RUNNING, RunState.STALE}
 """The states that can change although nothing is recorded."""
 
@@ -74,105 +85,135 @@ class RunGone(msgspec.Struct):
     name: str
 
 
-async def watch(
-    store: Store, names: list[str], is_closing: Callable[[], bool], on_change: Callable[[], None]
-) -> AsyncIterator[bytes]:
-    """Yield encoded events for the named runs, or for all runs, until the client or the server disconnects.
+class LiveUpdates:
+    """The live updates of one dashboard.
 
     Args:
         store: The store that holds the runs.
-        names: The runs to watch; none for all.
-        is_closing: Returns True once the server shuts down.
         on_change: Called before a change of the list is sent: a client that requests the table then must see it.
     """
-    last_sent_s = time.monotonic()
-    yield b"retry: 1000\n\n"
-    async for events in _watch_runs(store, names) if names else _watch_list(store, on_change):
-        if is_closing():
-            return
-        if events:
-            last_sent_s = time.monotonic()
-            yield b"".join(_encode(event, data) for event, data in events)
-        elif time.monotonic() - last_sent_s > _KEEPALIVE_S:  # writing is the only way to notice a lost connection
-            last_sent_s = time.monotonic()
-            # An event, because scripts in a page do not see comments.
-            yield _encode("alive", StreamAlive(time.time()))
+
+    def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
+        self._store = store
+        self._on_change = on_change
+        self._num_streams = 0
+        """Of those that watch named runs."""
+        self._poll_slots = asyncio.Semaphore(_MAX_POLLS)
+        self._list_lock = asyncio.Lock()
+        self._list_due_s = 0.0
+        self._overviews: dict[str, RunOverview] = {}
+        self._summaries: dict[str, RunSummary] = {}
+        """The list as of the last poll; replaced if anything changes."""
+
+    async def watch(self, names: list[str], is_closing: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Yield encoded events for the named runs, or for all runs, until the client or the server disconnects.
+
+        Args:
+            names: The runs to watch; none for all.
+            is_closing: Returns True once the server shuts down.
+        """
+        last_sent_s = time.monotonic()
+        yield b"retry: 1000\n\n"
+        async for events in self._watch_runs(names) if names else self._watch_list():
+            if is_closing():
+                return
+            if events:
+                last_sent_s = time.monotonic()
+                yield b"".join(_encode(event, data) for event, data in events)
+            elif time.monotonic() - last_sent_s > _KEEPALIVE_S:  # writing is the only way to notice a lost connection
+                last_sent_s = time.monotonic()
+                # An event, because scripts in a page do not see comments.
+                yield _encode("alive", StreamAlive(time.time()))
+
+    async def _watch_list(self) -> AsyncIterator[list[tuple[str, Any]]]:
+        """Yield changes of the list of runs; an empty list lets the caller check for shutdown."""
+        sent_summaries: dict[str, RunSummary] = {}
+        while True:
+            summaries = await self._latest_list()
+            events: list[tuple[str, Any]] = []
+            if summaries is not sent_summaries:
+                for name, summary in summaries.items():
+                    if summary is not sent_summaries.get(name):
+                        events.append(("changed", RunChanged(line=summary, now=time.time())))
+                events += [("gone", RunGone(name)) for name in sent_summaries.keys() - summaries.keys()]
+                sent_summaries = summaries
+            for first in range(0, len(events), _MAX_EVENTS):
+                yield events[first : first + _MAX_EVENTS]
+            yield []
+            await asyncio.sleep(_CLOSING_INTERVAL_S)
+
+    async def _latest_list(self) -> dict[str, RunSummary]:
+        """Return the list; poll it if it is time to."""
+        async with self._list_lock:
+            if time.monotonic() >= self._list_due_s:
+                began_s = time.monotonic()
+                async with self._poll_slots:
+                    cpu_s, has_changed = await run_in_threadpool(self._poll_list)
+                if has_changed:
+                    self._on_change()
+                self._list_due_s = began_s + min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
+            return self._summaries
+
+    def _poll_list(self) -> tuple[float, bool]:
+        """List the runs; return the CPU time of it, and whether anything changed."""
+        began_s = time.thread_time()
+        overviews = {run.name: run for run in self._store.runs()}
+        summaries = {}
+        for name, run in overviews.items():
+            last_summary = self._summaries.get(name)
+            if run is self._overviews.get(name) and last_summary is not None:
+                summaries[name] = last_summary  # the store returns the same object for a run that did not change
+            else:
+                summary = views.build_run_summary(run)
+                summaries[name] = last_summary if last_summary == summary else summary
+        is_same = len(summaries) == len(self._summaries) and all(
+            summary is self._summaries.get(name) for name, summary in summaries.items()
+        )
+        self._overviews = overviews
+        if not is_same:
+            self._summaries = summaries
+        return time.thread_time() - began_s, not is_same
+
+    async def _watch_runs(self, names: list[str]) -> AsyncIterator[list[tuple[str, Any]]]:
+        """Yield changes of the named runs; an empty list lets the caller check for shutdown."""
+        sent_states: dict[str, Any] = {}
+        is_first = True
+        last_active_s = time.monotonic()
+        self._num_streams += 1
+        try:
+            while True:
+                began_s = time.monotonic()
+                async with self._poll_slots:
+                    events, cpu_s = await run_in_threadpool(_poll_runs, self._store, names, sent_states, is_first)
+                is_first = False
+                yield events
+                if events or any(summary.state in _ALIVE for *_, summary in sent_states.values()):
+                    last_active_s = time.monotonic()
+                is_quiet = time.monotonic() - last_active_s > _QUIET_AFTER_S
+                pause_s = _QUIET_INTERVAL_S if is_quiet else _RUN_INTERVAL_S
+                if any(
+                    isinstance(data, RunChanged) and data.indexed_share is not None and data.indexed_share < 1.0
+                    for _, data in events
+                ):
+                    pause_s = 0.0
+                others_cost_s = (self._num_streams - 1) * min(cpu_s + _POLL_COST_S, _MAX_POLL_COST_S)
+                pause_s = max(pause_s, min(_MAX_STREAM_PAUSE_S, _MIN_STREAM_IDLE_FACTOR * others_cost_s))
+                await asyncio.sleep(min(pause_s, _CLOSING_INTERVAL_S))
+                while time.monotonic() < began_s + pause_s:
+                    yield []
+                    await asyncio.sleep(_CLOSING_INTERVAL_S)
+        finally:
+            self._num_streams -= 1
 
 
 def _encode(event: str, data: Any) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
 
 
-async def _watch_list(store: Store, on_change: Callable[[], None]) -> AsyncIterator[list[tuple[str, Any]]]:
-    """Yield changes of the list of runs; an empty list lets the caller check for shutdown."""
-    last_summaries: dict[str, tuple[RunOverview, RunSummary]] = {}
-    while True:
-        began_s = time.monotonic()
-        changed_runs, removed_names, cpu_s = await run_in_threadpool(_poll_list, store, last_summaries)
-        events: list[tuple[str, Any]] = [
-            *(("changed", RunChanged(line=summary, now=time.time())) for summary in changed_runs),
-            *(("gone", RunGone(name)) for name in removed_names),
-        ]
-        if events:
-            on_change()
-        for first in range(0, len(events), _MAX_EVENTS):
-            yield events[first : first + _MAX_EVENTS]
-        pause_s = min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
-        while time.monotonic() < began_s + pause_s:
-            yield []
-            await asyncio.sleep(_CLOSING_INTERVAL_S)
-
-
-def _poll_list(
-    store: Store, last_summaries: dict[str, tuple[RunOverview, RunSummary]]
-) -> tuple[list[RunSummary], list[str], float]:
-    """List the runs; return the changed runs, the names of removed runs, and the CPU time of the poll.
-
-    Args:
-        store: The store that holds the runs.
-        last_summaries: By name the overview and the summary of each run at the last poll; updated.
-    """
-    began_s = time.thread_time()
-    changed_runs = []
-    current = store.runs()
-    for run in current:
-        overview, summary = last_summaries.get(run.name, (None, None))
-        if run is overview:  # the store returns the same object for a run that did not change
-            continue
-        latest = views.build_run_summary(run)
-        if latest != summary:
-            changed_runs.append(latest)
-        last_summaries[run.name] = run, latest
-    removed_names = (
-        list(last_summaries.keys() - {run.name for run in current}) if len(current) < len(last_summaries) else []
-    )
-    for name in removed_names:
-        del last_summaries[name]
-    return changed_runs, removed_names, time.thread_time() - began_s
-
-
-async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[list[tuple[str, Any]]]:
-    """Yield changes of the named runs; an empty list lets the caller check for shutdown."""
-    sent_states: dict[str, Any] = {}
-    is_first = True
-    last_active_s = time.monotonic()
-    while True:
-        events, is_first = await run_in_threadpool(_poll_runs, store, names, sent_states, is_first), False
-        yield events
-        if any(
-            isinstance(data, RunChanged) and data.indexed_share is not None and data.indexed_share < 1.0
-            for _, data in events
-        ):
-            await asyncio.sleep(0)
-            continue
-        if events or any(summary.state in _ALIVE for *_, summary in sent_states.values()):
-            last_active_s = time.monotonic()
-        is_quiet = time.monotonic() - last_active_s > _QUIET_AFTER_S
-        await asyncio.sleep(_QUIET_INTERVAL_S if is_quiet else _RUN_INTERVAL_S)
-
-
-def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_first: bool) -> list[tuple[str, Any]]:
-    """Refresh the named runs and return their events.
+def _poll_runs(
+    store: Store, names: list[str], sent_states: dict[str, Any], is_first: bool
+) -> tuple[list[tuple[str, Any]], float]:
+    """Refresh the named runs; return their events, and the CPU time of it.
 
     Args:
         store: The store that holds the runs.
@@ -181,6 +222,7 @@ def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_f
             received and the summary that were sent last; updated.
         is_first: Whether to report missing runs that were never seen.
     """
+    began_s = time.thread_time()
     events: list[tuple[str, Any]] = []
     for name in names:
         try:
@@ -206,7 +248,7 @@ def _poll_runs(store: Store, names: list[str], sent_states: dict[str, Any], is_f
         if not is_same or latest != summary or latest_copy != copy:
             events.append(("changed", _changed_event(run, latest, latest_output, latest_copy)))
         sent_states[name] = (run.version, latest_output, now_s, latest_copy, latest)
-    return events
+    return events, time.thread_time() - began_s
 
 
 def _changed_event(run: StoredRun, summary: RunSummary, output: str, copy: CopyView | None) -> RunChanged:

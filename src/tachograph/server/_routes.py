@@ -90,7 +90,9 @@ from tachograph.store import Store, StoredRun
 if TYPE_CHECKING:
     from tachograph.server.columns import ColumnStore
 
-__all__ = ["ROUTES", "RequestContext", "Route", "ServerHooks", "handle_request"]
+__all__ = ["HEALTH_PATH", "ROUTES", "RequestContext", "Route", "ServerHooks", "check_scope", "handle_request"]
+
+HEALTH_PATH = "/healthz"
 
 _MAX_REFRESH_S = 0.25
 """A request reads new records for at most this long before it responds."""
@@ -105,6 +107,11 @@ class ServerHooks(NamedTuple):
     """Returns the column store, if it has this run and can be reached."""
     release_copies: Callable[[], None] = lambda: None
     """Closes the files of runs that are being received, so that ended ones can be moved."""
+
+
+def _require(identity: Identity | None, scope: Scope) -> None:
+    if identity is not None and not identity.allows(scope):
+        raise ApiError(403, "not_allowed", f"{identity.name!r} lacks the scope `{scope}`")
 
 
 class RequestContext(NamedTuple):
@@ -128,8 +135,7 @@ class RequestContext(NamedTuple):
 
     def require(self, scope: Scope) -> None:
         """Raise `ApiError` unless the request may be made; on a private dashboard, every one may."""
-        if self.identity is not None and not self.identity.allows(scope):
-            raise ApiError(403, "not_allowed", f"{self.identity.name!r} lacks the scope `{scope}`")
+        _require(self.identity, scope)
 
     def run(self, parameter: str = "run") -> StoredRun:
         """Open the run named in the path and refresh it.
@@ -182,10 +188,14 @@ class Route(NamedTuple):
     """The scope that a key needs on a team's server."""
 
 
+def check_scope(route: Route, identity: Identity | None) -> None:
+    """Raise `ApiError` unless an identity may use a route; on a private dashboard, which has no identities, all may."""
+    if route.handler is not _whoami:  # for a key that may only send runs, too
+        _require(identity, route.scope)
+
+
 def handle_request(route: Route, context: RequestContext) -> Response | msgspec.Struct:
     """Call a route's handler, and turn Tachograph's own exceptions into API errors."""
-    if route.handler is not _whoami:  # for a key that may only send runs, too
-        context.require(route.scope)
     try:
         result: Response | msgspec.Struct = route.handler(context)
         return result
@@ -302,7 +312,7 @@ def _json_lines(columns: list[str], points: Iterator[list[tuple[Any, ...]]]) -> 
 ROUTES = [
     Route(
         "GET",
-        "/healthz",
+        HEALTH_PATH,
         "Check that the server is up.",
         lambda context: ServerHealth("ok", __version__),
         ServerHealth,

@@ -224,6 +224,15 @@ def test_every_route_with_every_key(guarded: Guarded, row: Row):
     assert found == wanted
 
 
+def test_scope_is_checked_before_the_request_is_read(guarded: Guarded):
+    headers = {**guarded.principals["read"][0], "Content-Type": "application/json"}
+    for row in TABLE:
+        if row.scope in {"control", "write"}:
+            target = row.request.partition("?")[0] + "?unknown=1"
+            answer = guarded.request(target, headers, content=b"not JSON")
+            assert answer.status_code == 403, (row, answer.text)
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.request} {row.scope}")
 def test_key_of_another_project_sees_nothing(guarded: Guarded, row: Row):
     options = {} if row.body is None else {"json": row.body}
