@@ -290,6 +290,7 @@ def test_two_trainers_with_one_name_are_two_runs(server, logs, script):
         stop(training)
     wait_for(lambda: is_copied(server, logs / "a" / "x", logs / "b" / "x"), "the copies")
     assert sorted(path.name for path in (server.data_dir / "default").iterdir()) == ["x", "x-2"]
+    assert {path.stat().st_mode & 0o077 for path in [server.data_dir, *server.data_dir.rglob("*")]} == {0}
 
 
 def test_two_trainers_with_one_id_are_both_kept(server, logs, script):

@@ -76,6 +76,11 @@ _SCOPES = ("read", "control", "admin")
     metavar="clickhouse://…",
     help="Also keep the metrics of all runs in this ClickHouse database. The password is TACHO_CLICKHOUSE_PASSWORD.",
 )
+@click.option(
+    "--group-access",
+    is_flag=True,
+    help="Let the group of the data folder read the runs in it. By default only the user of the server can.",
+)
 @click.option("--check", "only_check", is_flag=True, help="Check the folder and the keys, and exit.")
 def serve(
     data_dir: str,
@@ -89,6 +94,7 @@ def serve(
     auth_scopes: tuple[str, ...],
     durability: str,
     store: str | None,
+    group_access: bool,
     only_check: bool,
 ) -> None:
     """Run the server of a team: receive runs from other machines, and serve the dashboard.
@@ -127,5 +133,6 @@ def serve(
         tls=TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None,
         is_durable=durability == "fsync",
         store=store,
+        for_group=group_access,
         on_ready=on_ready,
     )

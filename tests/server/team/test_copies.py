@@ -17,6 +17,7 @@ from tachograph.journal import Heartbeat, RunState, compress_journal, current_st
 from tachograph.remote import Beat, Registration, hash_bytes
 from tachograph.server.team import (
     CopyBusyError,
+    CopyEntry,
     CopyGoneError,
     DivergedError,
     InvalidBatchError,
@@ -27,6 +28,7 @@ from tachograph.server.team import (
     StorageFullError,
     UnknownRunError,
 )
+from tachograph.server.team._data_folder import close_to_others, private_umask
 from tests.conftest import Script
 from tests.store import START, fresh_folder, lines, step
 
@@ -154,6 +156,65 @@ def test_ranks_have_files_of_their_own(copies: RunCopies):
     append(copy, JOURNAL, 0, cut(JOURNAL, 100), rank=7)
     assert copy.have() == {"0": len(JOURNAL), "7": cut(JOURNAL, 100)}
     assert copy.folder.rank_journal(7).read_bytes() == JOURNAL[: cut(JOURNAL, 100)]
+
+
+def test_copy_is_continued_where_a_server_was_killed(copies: RunCopies, tmp_path: Path):
+    """Between two of the steps of creating a copy, which each leave something on the disk."""
+    register(copies, "other", "run")
+    for number, made in enumerate((["folder"], ["folder", "entry"])):
+        run_id = f"{RUN}{number}"
+        folder = copies._unplaced_folder(run_id)
+        folder.private.mkdir(parents=True)
+        if "entry" in made:
+            entry = CopyEntry(run_id, "default/run", folder.path.stat().st_ino, "ci", "run", 0.0)
+            copies._write_entry(entry)
+            with pytest.raises(NotYourRunError):
+                register(copies, run_id, owner="other")
+        copy = register(copies, run_id)
+        assert copy.folder.path == tmp_path / "data" / "default" / f"run-{number + 2}"
+        assert not folder.path.exists()
+        assert append(copy, JOURNAL, 0, len(JOURNAL)) == len(JOURNAL)
+        copies.close()
+        assert register(copies, run_id).have() == {"0": len(JOURNAL)}
+
+
+def test_equal_names_cost_few_looks_at_the_folder(copies: RunCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(1, 1_000):
+        (tmp_path / "data" / "default" / (f"run-{number}" if number > 1 else "run")).mkdir(parents=True)
+    looks: list[Path] = []
+    lexists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: looks.append(path) or lexists(path))
+    assert register(copies).folder.path.name == "run-1000"
+    assert len(looks) < 30
+
+
+@pytest.mark.parametrize("for_group", [False, True])
+def test_data_folder_is_closed_to_others(tmp_path: Path, for_group: bool):
+    """A folder of an earlier version, and what is added to it."""
+    root, outside = tmp_path / "data", tmp_path / "outside"
+    umask = os.umask(0o022)
+    try:
+        append(register(RunCopies(root)), JOURNAL, 0, 1 << 20)
+        root.chmod(0o755)
+        outside.write_text("not ours")
+        os.symlink(outside, root / "default" / "link")
+        os.mkfifo(root / "default" / "pipe", 0o600)
+        with private_umask(for_group=for_group):
+            assert close_to_others(root, for_group=for_group) is None
+            copies = RunCopies(root)
+            append(register(copies, "second", "second", project="new"), JOURNAL, 0, 1 << 20)
+            copies.close()
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(umask)
+    assert outside.stat().st_mode & 0o777 == 0o644
+    modes = {path.relative_to(root).as_posix(): path.lstat().st_mode & 0o7777 for path in [root, *root.rglob("*")]}
+    for name, mode in modes.items():
+        if name not in {"default/link", "default/pipe"}:
+            expected = 0o500 if name.startswith(".server") or not for_group else 0o550
+            assert mode & 0o577 == expected & (0o777 if (root / name).is_dir() else 0o666), (name, oct(mode))
+    assert modes["default/run/metrics.jsonl"] == modes["new/second/metrics.jsonl"] == (0o640 if for_group else 0o600)
+    assert modes["."] == (0o2750 if for_group else 0o700)
 
 
 def test_equal_names_get_numbers(copies: RunCopies):

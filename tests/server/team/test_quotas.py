@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from tachograph.cli._main import main
 from tachograph.journal import RunFolder
+from tachograph.remote import hash_bytes
 from tachograph.server.team import KeyUsage, count_kept_bytes
 from tests.remote.conftest import Team, send_all
 from tests.store import append, step
@@ -70,6 +71,24 @@ def test_repeated_batches_are_counted_once(team: Team, make_run: MakeRun):
         shutil.rmtree(folder.private, ignore_errors=True)
         send_all(team.sender(folder, token))
     assert team.app.copies.usage._stored_bytes == count_kept_bytes(team.data_dir)
+
+
+def test_blobs_count_towards_the_limit(team: Team):
+    """Also after a restart, and only for the key that sent a blob first."""
+    limited = team.headers("write", name="small", max_bytes=2_500)
+    other = team.headers("write", name="other", max_bytes=2_500)
+
+    def put(text: str, headers: dict[str, str]) -> int:
+        data = text.encode() * 1_000
+        return team.client.put(f"/api/v1/ingest/blobs/{hash_bytes(data)}", content=data, headers=headers).status_code
+
+    assert [put(text, limited) for text in "aabc"] == [201, 200, 201, 507]
+    assert [put(text, other) for text in "abc"] == [200, 200, 201]
+    assert count_kept_bytes(team.data_dir) == {"small": 2_000, "other": 1_000}
+    team.stop()
+    team.start()
+    assert [put(text, limited) for text in "ad"] == [200, 507]
+    assert put("d", other) == 201
 
 
 def test_run_over_the_number_of_open_runs_waits(team: Team, make_run: MakeRun):

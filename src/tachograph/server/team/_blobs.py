@@ -2,6 +2,8 @@
 
 A client asks for a hash first and sends the file only if the server lacks it. The answer would tell whether anyone has
 sent that file, so each project has blobs of its own, and so have keys for all projects.
+
+A blob counts towards the limit of the key that sent it first.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from tachograph._base.files import add_file, make_folder
 from tachograph.remote import hash_bytes
 from tachograph.server.team._copies import InvalidBatchError, project_folder
+from tachograph.server.team._key_usage import list_blob
 
 __all__ = ["BlobStore"]
 
@@ -32,17 +35,20 @@ class BlobStore:
         """
         return self._path(digest, project).is_file()
 
-    def add(self, digest: str, data: bytes, project: str | None) -> bool:
-        """Store a blob; return False if there is one already.
+    def check(self, digest: str, data: bytes) -> None:
+        """Raise `InvalidBatchError` if the data has another digest."""
+        if hash_bytes(data) != digest:
+            raise InvalidBatchError("the body does not have this hash: it was changed on its way")
+
+    def add(self, digest: str, data: bytes, project: str | None, owner: str) -> bool:
+        """Store a blob for a key, whose name is the owner; return False if there is one already.
 
         Raises:
-            InvalidBatchError: if the data has another digest.
             OSError: if it cannot be written.
         """
         path = self._path(digest, project)
-        if hash_bytes(data) != digest:
-            raise InvalidBatchError("the body does not have this hash: it was changed on its way")
         make_folder(path.parent, below=self._root, mode=0o700)
+        list_blob(self._root, owner, path)  # first: a line without a blob does not count
         return add_file(path, data, below=self._root, mode=0o600)
 
     def _path(self, digest: str, project: str | None) -> Path:

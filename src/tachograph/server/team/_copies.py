@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -30,6 +29,7 @@ import msgspec
 from tachograph._base.files import (
     exclusive_lock,
     make_folder,
+    move_folder,
     open_folder,
     open_to_append,
     read_small,
@@ -330,7 +330,7 @@ class RunCopies:
             OSError: if it cannot be written.
         """
         self.root = Path(root).absolute()
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_folder(self.root / _PRIVATE / "runs", below=self.root, mode=0o700)
         self.usage = KeyUsage(self.root)
         self._is_durable = is_durable
@@ -356,10 +356,14 @@ class RunCopies:
         """
         with self._registering:
             entry = self._read_entry(run_id)
-            if entry is None:
+            if entry is None or self._unplaced_folder(run_id).path.exists():
                 # One process at a time creates copies.
                 with exclusive_lock(self.root / _PRIVATE / "register.lock", below=self.root, mode=0o600):
-                    entry = self._read_entry(run_id) or self._create(run_id, registration, owner, project)
+                    entry = self._read_entry(run_id)
+                    if entry is not None:
+                        _check_owner(entry, owner, project)
+                    if entry is None or self._unplaced_folder(run_id).path.exists():
+                        entry = self._create(run_id, registration, owner, project)
             _check_owner(entry, owner, project)
             if entry.remote_control != registration.remote_control:
                 entry.remote_control = registration.remote_control
@@ -426,41 +430,32 @@ class RunCopies:
     # The index -----------------------------------------------------------------------------------------------------
 
     def _create(self, run_id: str, registration: Registration, owner: str, project: str | None) -> CopyEntry:
-        parent = self.root / project_folder(project or registration.project)
-        name = suggest_run_name(registration.run_name) or "run"
-        make_folder(parent, below=self.root)
-        for number in range(1, 1_000_000):
-            path = parent / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                if _copied_id(path) == run_id:  # a server was killed before it wrote the entry
-                    break
-        try:
-            return self._create_entry(path, run_id, registration, owner)
-        except OSError:
-            if not RunFolder(path).exists():
-                shutil.rmtree(path, ignore_errors=True)  # else the next attempt would find the name in use
-            raise
+        """Create a copy: a folder aside, the entry, and last the folder's place.
 
-    def _create_entry(self, path: Path, run_id: str, registration: Registration, owner: str) -> CopyEntry:
-        folder = RunFolder(path)
-        make_folder(folder.private, below=folder.path)
-        replace_file(
-            copy_status_path(folder), msgspec.json.encode(CopyStatus(run_id, self._clock())), below=folder.path
-        )
+        A server that is killed in between leaves the folder aside. The next registration of the run continues with it.
+        """
+        folder = self._unplaced_folder(run_id)
+        make_folder(folder.private, below=self.root)
+        status = CopyStatus(run_id, self._clock())
+        replace_file(copy_status_path(folder), msgspec.json.encode(status), below=self.root)
+        parent = self.root / project_folder(project or registration.project)
+        make_folder(parent, below=self.root)
+        path = _unused_path(parent, suggest_run_name(registration.run_name) or "run")
         entry = CopyEntry(
             run_id=run_id,
             folder=path.relative_to(self.root).as_posix(),
-            inode=os.stat(path).st_ino,
+            inode=os.stat(folder.path).st_ino,
             owner=owner,
             run_name=registration.run_name,
             registered=self._clock(),
             remote_control=registration.remote_control,
         )
         self._write_entry(entry)
+        move_folder(folder.path, path, below=self.root)
         return entry
+
+    def _unplaced_folder(self, run_id: str) -> RunFolder:
+        return RunFolder(self._entry_path(run_id).with_suffix(".new"))
 
     def _find_folder(self, entry: CopyEntry) -> RunFolder:
         """Return the folder of a copy, which may have been moved on the server, or restored from a backup.
@@ -518,6 +513,26 @@ def _check_owner(entry: CopyEntry, owner: str, project: str | None) -> None:
 def project_folder(project: str) -> str:
     """Return the name of the folder of a project: the same for every spelling that a folder cannot have."""
     return suggest_run_name(project) or DEFAULT_PROJECT
+
+
+def _unused_path(parent: Path, name: str) -> Path:
+    """Return a path that is not in use, with a number if necessary.
+
+    Thousands of runs may have one name, so this looks at few of the numbers: it finds one that is not in use after one
+    that is, by bisection.
+    """
+
+    def path_of(number: int) -> Path:
+        return parent / (name if number == 1 else f"{name}-{number}")
+
+    high = 1
+    while os.path.lexists(path_of(high)):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if os.path.lexists(path_of(middle)) else (low, middle)
+    return path_of(high)
 
 
 def check_rank(text: str) -> int:

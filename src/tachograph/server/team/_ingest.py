@@ -140,8 +140,13 @@ class IngestApp:
         return await self._in_thread(self._add_blob, digest, body, key)
 
     def _add_blob(self, digest: str, body: bytes, key: AccessKey) -> Response:
-        self._check_room(key, len(body))
-        is_new = self._blobs.add(digest, body, key.project)
+        self._blobs.check(digest, body)
+        is_new = not self._blobs.has(digest, key.project)
+        if is_new:
+            self._check_room(key, len(body))
+            is_new = self._blobs.add(digest, body, key.project, key.name)
+            if is_new:
+                self._copies.usage.add_bytes(key.name, len(body))
         self._count(key, body, body)
         return Response(status_code=201 if is_new else 200)
 

@@ -6,6 +6,7 @@ arrive. Copies may be deleted in several ways, so a key that has reached its lim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from tachograph._base.files import read_small
+from tachograph._base.files import make_folder, open_to_append, open_to_read, read_small, write_all
 from tachograph._base.typed import decode_json
 
-__all__ = ["KeyUsage", "count_kept_bytes"]
+__all__ = ["KeyUsage", "count_kept_bytes", "list_blob"]
 
 _MAX_ENTRY_BYTES = 64 << 10
+_BLOB_LISTS = Path(".server", "blobs_of_keys")
+"""One file per key, with the paths of its blobs."""
 _RECOUNT_S = 10.0
 OPEN_S = 300.0
 """A run that was not heard for so long is not being sent any more."""
@@ -33,8 +36,8 @@ class _EntryOwner(msgspec.Struct):
 
 
 def count_kept_bytes(root: Path) -> dict[str, int]:
-    """Return the number of bytes of all copies in the data folder of a server, by the name of the key."""
-    num_bytes: dict[str, int] = {}
+    """Return the number of bytes of all copies and blobs in the data folder of a server, by the name of the key."""
+    num_bytes = _count_blob_bytes(root)
     try:
         entries = list(os.scandir(root / ".server" / "runs"))
     except OSError:
@@ -45,6 +48,34 @@ def count_kept_bytes(root: Path) -> dict[str, int]:
         except (OSError, msgspec.MsgspecError):
             continue
         num_bytes[entry.owner] = num_bytes.get(entry.owner, 0) + _folder_bytes(root / entry.folder)
+    return num_bytes
+
+
+def list_blob(root: Path, owner: str, path: Path) -> None:
+    """Note that a blob belongs to a key: one more line in the list of the key.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    list_path = root / _BLOB_LISTS / owner
+    make_folder(list_path.parent, below=root, mode=0o700)
+    list_fd = open_to_append(list_path, below=root, mode=0o600)
+    try:
+        write_all(list_fd, f"{path.relative_to(root).as_posix()}\n".encode())
+    finally:
+        os.close(list_fd)
+
+
+def _count_blob_bytes(root: Path) -> dict[str, int]:
+    num_bytes: dict[str, int] = {}
+    try:
+        owners = os.listdir(root / _BLOB_LISTS)
+    except OSError:
+        return num_bytes
+    for owner in owners:
+        with contextlib.suppress(OSError), open_to_read(root / _BLOB_LISTS / owner) as lines:
+            paths = {line.rstrip(b"\n").decode("utf-8", "replace") for line in lines}
+            num_bytes[owner] = sum(_file_bytes(os.path.join(root, path)) for path in paths)
     return num_bytes
 
 
@@ -91,9 +122,12 @@ def _folder_bytes(folder: Path) -> int:
     total = 0
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(path, name)).st_size
-            except OSError:
-                continue
+        total += sum(_file_bytes(os.path.join(path, name)) for name in files)
     return total
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

@@ -335,7 +335,7 @@ class KeyRing:
         if must_exist and not os.path.lexists(self.path):
             raise ConfigError(f"there are no access keys in {self.path}; create one with tacho keys create")
         with _key_file_errors(self.path):
-            below.mkdir(parents=True, exist_ok=True)
+            below.mkdir(mode=0o700, parents=True, exist_ok=True)
             make_folder(folder, below=below, mode=0o700)
             _check_not_shared(folder, 0o700)
             with exclusive_lock(self.path.with_suffix(".lock"), below=below, mode=0o600):

@@ -45,6 +45,7 @@ from tachograph.server._routes import ServerHooks
 from tachograph.server._serve import bind_address
 from tachograph.server.team._access import ProxyTrust, TeamAccess
 from tachograph.server.team._copies import RunCopies, project_folder
+from tachograph.server.team._data_folder import close_to_others, private_umask
 from tachograph.server.team._ingest import INGEST_PREFIX, IngestApp
 from tachograph.server.team._keys import KeyFileError, KeyRing, keys_path
 from tachograph.server.team._metrics import ServerMetrics
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadinessReport", "TeamServer", "TlsFiles", "check_readiness", "create_team_server", "serve_team"]
 
+_log = logging.getLogger("tachograph.server")
 _MAX_PROJECT_APPS = 64
 _MIN_FREE_BYTES = 256 << 20
 _READY_INTERVAL_S = 1.0
@@ -285,6 +287,7 @@ def serve_team(
     tls: TlsFiles | None = None,
     is_durable: bool = False,
     store: str | None = None,
+    for_group: bool = False,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a team until interrupted, or until SIGTERM.
@@ -298,6 +301,7 @@ def serve_team(
         tls: The certificate, if clients connect without a proxy.
         is_durable: Flush each batch to the disk before it is acknowledged.
         store: The address of a database in ClickHouse that is kept up to date with the runs.
+        for_group: Let the group of the data folder read the runs; by default only the user of the server can.
         on_ready: Called with the URL once the server accepts connections.
 
     Raises:
@@ -308,19 +312,23 @@ def serve_team(
     _allow_open_files()
     tls_options = _tls_options(tls)
     listener = bind_address(host, port)
-    try:
-        app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable, store=store)
-    except OSError as error:
-        listener.close()
-        raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error
-    server = create_team_server(app, **tls_options)
-    port = listener.getsockname()[1]
-    url_host = f"[{host}]" if ":" in host else host
-    on_ready(f"{'https' if tls else 'http'}://{url_host}:{port}/")
-    try:
-        server.run(sockets=[listener])
-    finally:
-        app.close()
+    with private_umask(for_group=for_group):
+        try:
+            warning = close_to_others(Path(data_dir), for_group=for_group)
+            app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable, store=store)
+        except OSError as error:
+            listener.close()
+            raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error
+        if warning is not None:
+            _log.warning("%s", warning)
+        server = create_team_server(app, **tls_options)
+        port = listener.getsockname()[1]
+        url_host = f"[{host}]" if ":" in host else host
+        on_ready(f"{'https' if tls else 'http'}://{url_host}:{port}/")
+        try:
+            server.run(sockets=[listener])
+        finally:
+            app.close()
 
 
 def create_team_server(app: TeamServer, **options: Any) -> uvicorn.Server:
