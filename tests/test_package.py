@@ -269,6 +269,7 @@ def opens_for_writing(call: ast.Call) -> bool:
     if name == "os.open":
         return {node.attr for node in ast.walk(mode) if isinstance(node, ast.Attribute)} - {
             "O_CLOEXEC",
+            "O_NOFOLLOW",
             "O_NONBLOCK",
         } != {"O_RDONLY"}
     if name in {"open", "io.open", "gzip.open", "bz2.open", "lzma.open"}:
