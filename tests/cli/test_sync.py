@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
 import tachograph
 from tests.cli.test_cli import tacho
+from tests.remote.test_sync import LOCK
 from tests.sinks.test_sinks import scalars
+from tests.store import hears
 
 pytest.importorskip("tensorboard")
 
@@ -54,6 +57,17 @@ def test_running_run_is_left_to_its_own_process(logs):
         done = tacho("sync", "x", "--log-dir", logs, "--sink", "tensorboard", check=False)
     assert (done.returncode, "being recorded" in done.stderr) == (1, True)
     assert not (logs / "x" / "tensorboard").exists()
+
+
+def test_sync_waits_for_a_process_that_delivers(logs, script):
+    record(logs, "x")
+    other_process = script(LOCK, logs / "x", "tensorboard", preload="tachograph")
+    hears(other_process, "locked")
+    words = ("sync", "x", "--log-dir", logs, "--sink", "tensorboard")
+    done = tacho(*words, "--timeout", "0", check=False)
+    assert "another process is delivering, and was not done in 0 s" in done.stderr
+    threading.Timer(1.0, other_process.process.kill).start()
+    assert "x: tensorboard received 12 records" in tacho(*words)
 
 
 @pytest.mark.parametrize(

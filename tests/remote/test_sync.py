@@ -18,6 +18,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder, RunState, current_state
 from tests.conftest import Script, wait_for
 from tests.remote.conftest import Team
+from tests.store import hears
 
 OPTIONS: dict[str, Any] = {"git": False, "system_interval_s": 0, "console": False, "csv": False}
 
@@ -66,6 +67,25 @@ def test_offline_run_is_sent_later(team: Team, logs: Path):
     assert f"x: complete at {team.url}" in tacho("sync", "--status")
     (status,) = json.loads(tacho("sync", "--status", "--json"))
     assert (status["copy"], status["num_left_bytes"]) == ("vision/x", 0)
+
+
+LOCK = """
+    import sys
+    from tachograph.journal import RunFolder
+    from tachograph.sinks import lock_export
+    lock = lock_export(RunFolder(sys.argv[1]), sys.argv[2])
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_sync_does_not_wait_for_a_process_that_remains(team: Team, logs: Path, script: Callable[..., Script]):
+    """It may wait for a minute after a failure, and the disk of the machine may go before that."""
+    folder = record("x", mode="offline", server=team.url)
+    other_sender = script(LOCK, folder.path, "server", preload="tachograph")
+    hears(other_sender, "locked")
+    assert "x: sent" in tacho("sync")
+    assert same_on_server(team, folder)
 
 
 def test_any_run_can_be_sent(team: Team, logs: Path):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tachograph.exceptions import ConfigError
-from tachograph.journal import RunFolder, read_destination
+from tachograph.journal import RunFolder, RunState, current_state, read_destination
 from tachograph.remote import (
     Connection,
     RunSender,
@@ -176,9 +176,12 @@ def _send_run(run: RunToSend, deadline_s: float) -> Transfer:
     if run.address is None:
         return read_transfers([run])[0]
     with _send_lock(run.folder) as has_lock:
-        if not has_lock:
+        if not has_lock and current_state(run.folder) is RunState.RUNNING:
             (transfer,) = read_transfers([run])
-            return transfer if transfer.is_complete else transfer._replace(error="another process is sending it")
+            error = "the run is being recorded and sends its records itself"
+            return transfer if transfer.is_complete else transfer._replace(error=error)
+        # The process that sent the run while it was recorded may still exist, and wait for a minute after a failure.
+        # Sending the same bytes at the same time is safe: the server decides where each sender continues.
         sender = _sender(run, run.address)
         pause_s = sender.poll(flush=True)
         while not sender.is_complete and pause_s < _GIVE_UP_PAUSE_S and time.monotonic() < deadline_s:

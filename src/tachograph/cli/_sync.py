@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
 
 __all__ = ["sync"]
+
+_LOCK_POLL_S = 0.2
 
 
 class _Delivery(NamedTuple):
@@ -151,11 +154,13 @@ def _deliver(folder: RunFolder, lag: SinkLag, options: Mapping[str, Any], timeou
         return _skip_sink(folder, lag, "messages of a run that has ended are not sent later")
     if current_state(folder) is RunState.RUNNING:
         return _skip_sink(folder, lag, "the run is being recorded and delivers its records itself")
-    lock = lock_export(folder, lag.sink)
-    if lock is None:
-        return _skip_sink(folder, lag, "another process is delivering")
+    deadline_s = time.monotonic() + timeout_s
+    while (lock := lock_export(folder, lag.sink)) is None:  # such as the process that remains after the run
+        if time.monotonic() >= deadline_s:
+            return _skip_sink(folder, lag, f"another process is delivering, and was not done in {timeout_s:g} s")
+        time.sleep(_LOCK_POLL_S)
     try:
-        return _drive(folder, lag.sink, options, timeout_s)
+        return _drive(folder, lag.sink, options, max(0.0, deadline_s - time.monotonic()))
     finally:
         if lock >= 0:
             os.close(lock)
