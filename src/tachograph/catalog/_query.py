@@ -132,7 +132,8 @@ def _near(field: str, field_names: Iterable[str]) -> str:
     ending = [name for name in names if name.endswith(f".{field}") or name.startswith(f"{field}.")]
     close = difflib.get_close_matches(field, names, n=3, cutoff=0.6)
     similar_names = list(dict.fromkeys([*ending[:3], *close]))[:3]
-    return f"; did you mean {' or '.join(map(print_field, similar_names))}?" if similar_names else ""
+    texts = [print_field(name) if name.isprintable() else repr(name) for name in similar_names]
+    return f"; did you mean {' or '.join(texts)}?" if texts else ""
 
 
 # Evaluation ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tachograph._base.importing import without_collection
 
 __all__ = ["main"]
@@ -12,6 +14,9 @@ def main() -> None:
     try:
         with without_collection():
             from tachograph.cli._main import main as group
+            from tachograph.cli._terminal import print_exception
+
+        sys.excepthook = print_exception
 
         group()
     except KeyboardInterrupt:

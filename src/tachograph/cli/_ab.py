@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 
 from tachograph._base.files import open_user_file
 from tachograph.cli._compare import load_runs, print_report, write_file
-from tachograph.cli._format import duration, json_text, safe
+from tachograph.cli._format import duration, json_text, new_console, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import TachographError
 from tachograph.reader import find_readable_run, read
 from tachograph.records import check_run_name
@@ -87,11 +87,11 @@ def ab(
     if html_file is not None:
         write_file(html_file, html_report([report], [groups]))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(report)))
+        echo(json_text(msgspec.to_builtins(report)))
     elif as_markdown:
-        click.echo(markdown_report([report]), nl=False)
+        echo(markdown_report([report]), nl=False)
     else:
-        print_report(Console(), report)
+        print_report(new_console(), report)
     if is_stopped:
         raise SystemExit(128 + signal.SIGINT)
 
@@ -237,7 +237,7 @@ def _print(text: str) -> None:
     """Print progress on the standard error, so that the report can be piped."""
     if text:
         with contextlib.suppress(OSError):
-            click.echo(text, err=True)
+            echo(text, err=True)
 
 
 @contextlib.contextmanager

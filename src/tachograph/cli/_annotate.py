@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import safe
+from tachograph.cli._format import new_console, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.cli._select import for_each_run, select_runs, where_option
+from tachograph.cli._terminal import echo
 
 __all__ = ["archive", "group", "note", "rename", "tag", "unarchive"]
 
@@ -83,7 +83,7 @@ def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: b
     else:
         lines = [safe(line, 100_000) for line in (row.get("note") or "").splitlines()]
         lines += [f"step {mark.global_step}: {safe(mark.text, 10_000)}" for mark in row.annotations.marks]
-        Console().print(Text("\n".join(lines) or f'No note. Write one: tacho note {safe(row.id)} "…"'))
+        new_console().print(Text("\n".join(lines) or f'No note. Write one: tacho note {safe(row.id)} "…"'))
 
 
 @click.command()
@@ -99,7 +99,7 @@ def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
         raise click.UsageError("give the run a NAME, or use --clear")
     (row,) = select_runs(log_dir, [run], None)
     annotate(row.folder, [{"op": "set", "field": "display_name", "value": None if clear else name}])
-    click.echo(f"{safe(row.id)}: {'shown by its folder' if clear else f'shown as {safe(name)!r}'}")
+    echo(f"{safe(row.id)}: {'shown by its folder' if clear else f'shown as {safe(name)!r}'}")
 
 
 @click.command()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._compare import load_runs
-from tachograph.cli._format import add_row, json_text, new_table, number, plural, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +69,9 @@ def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) ->
     [evidence] = load_runs([run], log_dir)
     uncomparable = stored_baseline.add(evidence, accepted=accept, max_runs=max_runs)
     save_baseline(path, stored_baseline)
-    click.echo(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, the newest is {safe(evidence.name)}")
+    echo(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, the newest is {safe(evidence.name)}")
     for line in uncomparable:
-        click.echo(f"warning: not enough to compare the {safe(line)}", err=True)
+        echo(f"warning: not enough to compare the {safe(line)}", err=True)
 
 
 @baseline.command()
@@ -83,9 +83,9 @@ def show(path: str, as_json: bool) -> None:
 
     stored_baseline = load_baseline(path)
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(stored_baseline)))
+        echo(json_text(msgspec.to_builtins(stored_baseline)))
         return
-    console = Console()
+    console = new_console()
     num_used = len(stored_baseline.evidence())
     tags = ", ".join(stored_baseline.perf_tags) or "none"
     console.print(
@@ -119,4 +119,4 @@ def drop(run: str, path: str) -> None:
     stored_baseline = load_baseline(path)
     removed_run = stored_baseline.drop(run)
     save_baseline(path, stored_baseline)
-    click.echo(f"{safe(path)}: dropped {safe(removed_run.name)}, {plural(len(stored_baseline.runs), 'run')} left")
+    echo(f"{safe(path)}: dropped {safe(removed_run.name)}, {plural(len(stored_baseline.runs), 'run')} left")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._compare import load_runs, print_report, write_file
-from tachograph.cli._format import json_text, plural, safe
+from tachograph.cli._format import json_text, new_console, plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.exceptions import TachographError
 
@@ -176,7 +175,7 @@ def _default_baseline(run: RunEvidence, earlier: Sequence[RunEvidence]) -> tuple
 
 
 def _print(result: CheckResult, source: str) -> None:
-    console = Console()
+    console = new_console()
     console.print(Text(f"Compared with {source}.", style="dim"))
     if result.report.metrics:
         print_report(console, result.report)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import rich_click as click
 
 from tachograph.cli._format import json_text, number, safe
+from tachograph.cli._terminal import echo
 from tachograph.reader import RunHistory, checkpoint_records, read, saved_checkpoints
 from tachograph.records import finite_or_none
 
@@ -56,12 +57,12 @@ def print_best_checkpoint(history: RunHistory, metric: str, log_dir: str, *, wit
         raise click.ClickException(f"{owner_text} {missing_text}")
     best = max(candidates, key=lambda candidate: direction * candidate.value)
     if as_json:
-        click.echo(json_text({**best._asdict(), "metric": name}))
+        echo(json_text({**best._asdict(), "metric": name}))
         return
     step = f" at step {best.global_step}" if best.global_step is not None else ""
     owner_text = f" of {safe(best.run, 200)}" if with_parents else ""
-    click.echo(f"{safe(name)} {number(best.value)}{step}{owner_text}, best of {len(candidates)}", err=True)
-    click.echo(safe(best.path, 4_096))
+    echo(f"{safe(name)} {number(best.value)}{step}{owner_text}, best of {len(candidates)}", err=True)
+    echo(safe(best.path, 4_096))
 
 
 def _ancestors(history: RunHistory, log_dir: str) -> Iterator[_ChainLink]:
@@ -81,7 +82,7 @@ def _ancestors(history: RunHistory, log_dir: str) -> Iterator[_ChainLink]:
         if skipped_below is not None:
             continue
         if not ancestor.is_here:
-            click.echo(f"{safe(ancestor.run, 200)} is not in {safe(log_dir, 1_000)}: ignored", err=True)
+            echo(f"{safe(ancestor.run, 200)} is not in {safe(log_dir, 1_000)}: ignored", err=True)
             continue
         step = float("inf") if ancestor.global_step is None else ancestor.global_step
         max_steps[ancestor.run] = max(step, max_steps.get(ancestor.run, step))

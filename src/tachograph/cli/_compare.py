@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph._base.files import replace_file
-from tachograph.cli._format import add_row, json_text, new_table, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
+from tachograph.cli._terminal import echo
 from tachograph.reader import find_readable_run
 
 if TYPE_CHECKING:
@@ -103,11 +104,11 @@ def compare(
         write_file(html_file, html_report(reports, pairs))
     if as_json:
         comparisons = [msgspec.to_builtins(report) for report in reports]
-        click.echo(json_text(comparisons[0] if len(comparisons) == 1 else {"schema": 1, "comparisons": comparisons}))
+        echo(json_text(comparisons[0] if len(comparisons) == 1 else {"schema": 1, "comparisons": comparisons}))
     elif as_markdown:
-        click.echo(markdown_report(reports), nl=False)
+        echo(markdown_report(reports), nl=False)
     else:
-        console = Console()
+        console = new_console()
         for report in reports:
             print_report(console, report, is_brief=len(reports) > 1)
         if len(reports) > 1:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 
-from tachograph.cli._format import add_row, json_text, new_table, number, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import ControlError
 from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower, journal_size
 from tachograph.reader import RunHistory, read, request_control
@@ -79,10 +79,10 @@ def control(
     ids = request_control(history, requests, source="cli")
     acks = _wait_for_acks(follower, ids, wait_s)
     if as_json:
-        click.echo(json_text({"requested": requests, "ids": ids, "answers": acks}))
+        echo(json_text({"requested": requests, "ids": ids, "answers": acks}))
     else:
         for name, value in requests.items():
-            click.echo(_format_ack(name, value, acks.get(name)))
+            echo(_format_ack(name, value, acks.get(name)))
     if any(ack.get("status") == "rejected" for ack in acks.values()):
         raise SystemExit(1)
 
@@ -145,10 +145,10 @@ def _format_ack(name: str, value: Any, ack: dict[str, Any] | None) -> str:
 def _print_controls(history: RunHistory, *, as_json: bool) -> None:
     controls = history.controls
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(controls)))
+        echo(json_text(msgspec.to_builtins(controls)))
         return
     table = new_table("control", "value", "min", "max", "last answer")
     for name, view in controls.items():
         cells = (number(view.value), number(view.min), number(view.max), safe(view.last_answer or "–"))
         add_row(table, safe(name), *cells)
-    Console().print(table)
+    new_console().print(table)

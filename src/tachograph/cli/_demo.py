@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import rich_click as click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from tachograph.cli._format import new_console
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._show import render
 from tachograph.cli._ui import run_dashboard
@@ -72,7 +72,7 @@ def _train_all(name: str, *, live: bool, log_dir: str, num_steps: int, **options
     """Train the model three times: the run of this name first, or last if it is watched live."""
     from tachograph.cli._demo_training import HIGH, LOW, Schedule
 
-    console = Console()
+    console = new_console()
     schedules = {"": Schedule(), "-low-lr": LOW, "-high-lr": HIGH}
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     first_path = ""

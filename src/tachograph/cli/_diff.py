@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._diff_tables import cell_text, print_runs_diff
-from tachograph.cli._format import add_row, json_text, new_table, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import parse_columns, select_runs, where_option
+from tachograph.cli._terminal import echo
 from tachograph.reader import read
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | 
     rows = select_runs(log_dir, runs, where, columns=[*parse_columns(columns or ""), "config.*"], archived=False)
     runs_diff = diff_rows(rows, parse_columns(columns or ""))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(runs_diff)))
+        echo(json_text(msgspec.to_builtins(runs_diff)))
     else:
-        print_runs_diff(Console(), runs_diff)
+        print_runs_diff(new_console(), runs_diff)
 
 
 def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
@@ -55,9 +56,9 @@ def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
 
     pair_diff = diff_pair(*(CapturedRun.of(read(run, log_dir)) for run in (first, second)))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(pair_diff)))
+        echo(json_text(msgspec.to_builtins(pair_diff)))
         return
-    console = Console()
+    console = new_console()
     names = [safe(name, 60) for name in pair_diff.runs]
     names = names if names[0] != names[1] else [safe(first, 60), safe(second, 60)]
     parts = {

@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 import rich_click as click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tachograph.cli._format import add_row, duration, grid, json_text, new_table, number, safe
+from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
+from tachograph.cli._terminal import echo
 from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
@@ -73,19 +74,19 @@ def doctor(
     that was recorded, from the beginning.
     """
     if rule is not None:
-        Console().print(_render_rule(rule))
+        new_console().print(_render_rule(rule))
         return
     if lists_rules:
-        Console().print(_render_rules())
+        new_console().print(_render_rules())
         return
     if run is None:
         raise click.UsageError("specify a run or a log file, or use --explain RULE or --rules")
     diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=_parse_signals(signals))
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(diagnosis)))
+        echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
         where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
-        Console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
+        new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
     if require_signals and not diagnosis.signals:
         raise SystemExit(1)
     if fail_on is not None:

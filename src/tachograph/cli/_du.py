@@ -7,11 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_table, safe, size
+from tachograph.cli._format import add_row, json_text, new_console, new_table, safe, size
 from tachograph.cli._options import json_option, log_dir_option
+from tachograph.cli._terminal import echo
 
 if TYPE_CHECKING:
     from tachograph.catalog import RunRow
@@ -42,9 +42,9 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     if as_json:
         runs = [{"name": name, "total": totals[name], **parts} for name, parts in sizes.items()]
         trash = {"num_runs": len(trash_runs), "total": trash_bytes}
-        click.echo(json_text({"total": sum(totals.values()), **sums, "trash": trash, "runs": runs}))
+        echo(json_text({"total": sum(totals.values()), **sums, "trash": trash, "runs": runs}))
         return
-    console = Console()
+    console = new_console()
     if not rows:
         console.print(Text(f"No runs in {log_dir!r}."))
         return

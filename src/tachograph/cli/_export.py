@@ -16,6 +16,7 @@ from tachograph._base.files import check_file, replacing
 from tachograph.catalog.export import DEFAULT_KINDS, FORMATS, SUFFIXES, ExportedRun, export_runs, load_format
 from tachograph.cli._format import plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, resolve_run
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import TableExportError
 from tachograph.journal import RunFolder, list_runs
 from tachograph.reader import find_readable_run
@@ -142,9 +143,9 @@ def _report(results: list[ExportedRun], output: str | None) -> None:
     """Print the number of exported rows and runs without any, on standard error, so that the table can be piped."""
     for run in results:
         if run.num_bad_lines:
-            click.echo(f"{safe(run.name)}: skipped {plural(run.num_bad_lines, 'unreadable line')}", err=True)
+            echo(f"{safe(run.name)}: skipped {plural(run.num_bad_lines, 'unreadable line')}", err=True)
         if not run.num_rows:
-            click.echo(f"{safe(run.name)}: nothing to export", err=True)
+            echo(f"{safe(run.name)}: nothing to export", err=True)
     if output is not None:
         num_rows, num_runs = sum(run.num_rows for run in results), sum(run.num_rows > 0 for run in results)
-        click.echo(f"{safe(output)}: {plural(num_rows, 'row')} of {plural(num_runs, 'run')}", err=True)
+        echo(f"{safe(output)}: {plural(num_rows, 'row')} of {plural(num_runs, 'run')}", err=True)

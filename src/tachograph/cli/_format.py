@@ -1,7 +1,7 @@
 """Format values for the terminal.
 
-Text from a journal is untrusted: it is never interpreted as rich markup, and control characters are escaped so that a
-run name or an error message cannot drive the terminal.
+Text from a journal is untrusted: it is never interpreted as rich markup, and everything that is not printable is
+escaped (see `_terminal`), so that a run name or an error message cannot drive the terminal.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import copy
 import json
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
 from tachograph._base.text import format_duration
+from tachograph.cli._terminal import safe, safe_lines
 from tachograph.journal import RunState
 from tachograph.records import to_json
 
@@ -32,6 +34,7 @@ __all__ = [
     "duration",
     "grid",
     "json_text",
+    "new_console",
     "new_table",
     "format_time",
     "number",
@@ -53,11 +56,19 @@ _STATE_STYLES = {
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def safe(value: Any, max_chars: int = 200) -> str:
-    """Return the value as text with control characters escaped, truncated to `max_chars`."""
-    text = str(value)
-    text = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+class _SafeConsole(Console):
+    """Escapes the text of everything that is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return what to print, in segments: texts, with their styles apart."""
+        for segment in super().render(renderable, options):
+            is_safe = segment.control is not None or segment.text.isprintable()
+            yield segment if is_safe else segment._replace(text=safe_lines(segment.text))
+
+
+def new_console(*, highlight: bool = True) -> Console:
+    """Return a console that prints to the standard output."""
+    return _SafeConsole(highlight=highlight)
 
 
 def json_text(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import rich_click as click
 
 from tachograph.cli._format import json_text
+from tachograph.cli._terminal import echo
 
 __all__ = ["grafana"]
 
@@ -19,4 +20,4 @@ def grafana(database: str, title: str) -> None:
     """
     from tachograph.server.columns import grafana_board
 
-    click.echo(json_text(grafana_board(database, title)))
+    echo(json_text(grafana_board(database, title)))

@@ -7,8 +7,9 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_table, number, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option
+from tachograph.cli._terminal import echo
 from tachograph.importers import ImportReport, import_runs
 
 __all__ = ["import_"]
@@ -34,7 +35,7 @@ def import_(format: str, path: tuple[str, ...], log_dir: str, name: str | None, 
     """
     reports = import_runs(format.replace("-", "_"), path, log_dir, name=name, dry_run=dry_run)
     if as_json:
-        click.echo(json_text([msgspec.to_builtins(report) for report in reports]))
+        echo(json_text([msgspec.to_builtins(report) for report in reports]))
     else:
         _print_reports(reports, dry_run=dry_run)
     if any(report.outcome == "failed" for report in reports) or all(report.outcome == "empty" for report in reports):
@@ -42,7 +43,7 @@ def import_(format: str, path: tuple[str, ...], log_dir: str, name: str | None, 
 
 
 def _print_reports(reports: list[ImportReport], *, dry_run: bool) -> None:
-    console = Console()
+    console = new_console()
     table = new_table("run", "", "rows", "metrics", "steps", "source", right={"rows", "metrics"}, wraps={"source"})
     for report in reports:
         outcome = f"would be {report.outcome}" if dry_run and report.num_records else report.outcome

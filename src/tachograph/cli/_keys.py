@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, ago, format_time, json_text, new_table, plural, safe, size
+from tachograph.cli._format import add_row, ago, format_time, json_text, new_console, new_table, plural, safe, size
 from tachograph.cli._options import json_option, parse_duration
+from tachograph.cli._terminal import echo
 from tachograph.server import SCOPES
 from tachograph.server.team import AccessKey, KeyRing, count_kept_bytes, keys_path
 
@@ -88,7 +88,7 @@ def create(
         max_bytes=max_bytes,
         max_open_runs=max_open_runs,
     )
-    click.echo(f"created the key {_describe(key)}", err=True)
+    echo(f"created the key {_describe(key)}", err=True)
     _print_token(token)
 
 
@@ -100,12 +100,10 @@ def list_(data: Path, as_json: bool) -> None:
     ring, now_s = KeyRing(keys_path(data)), time.time()
     access_keys, stored_bytes = ring.list(), count_kept_bytes(data)
     if as_json:
-        click.echo(
-            json_text([{**_values(key, now_s), "kept_bytes": stored_bytes.get(key.name, 0)} for key in access_keys])
-        )
+        echo(json_text([{**_values(key, now_s), "kept_bytes": stored_bytes.get(key.name, 0)} for key in access_keys]))
         return
     if not access_keys:
-        click.echo(f"There are no access keys in {safe(ring.path)}. Create one with: tacho keys create")
+        echo(f"There are no access keys in {safe(ring.path)}. Create one with: tacho keys create")
         return
     columns = ("name", "id", "scopes", "project", "state", "last used", "created", "kept", "limits")
     table = new_table(*columns, wraps=("limits",))
@@ -127,7 +125,7 @@ def list_(data: Path, as_json: bool) -> None:
             stored_size,
             limits,
         )
-    Console().print(table)
+    new_console().print(table)
 
 
 @keys.command()
@@ -136,7 +134,7 @@ def list_(data: Path, as_json: bool) -> None:
 def revoke(key: str, data: Path) -> None:
     """Revoke a key by its id, or all keys with a name. The server rejects them at once."""
     for revoked_key in KeyRing(keys_path(data)).revoke(key):
-        click.echo(f"revoked the key {safe(revoked_key.name)} (id {revoked_key.id})")
+        echo(f"revoked the key {safe(revoked_key.name)} (id {revoked_key.id})")
 
 
 @keys.command()
@@ -149,17 +147,17 @@ def rotate(key: str, overlap: str, data: Path) -> None:
     KEY is the id or the name of the old key.
     """
     new, token = KeyRing(keys_path(data)).rotate(key, overlap_s=parse_duration("--overlap", overlap))
-    click.echo(f"created the key {_describe(new)}", err=True)
-    click.echo(f"the old key (id {new.rotated_from}) is valid for another {overlap} at most", err=True)
+    echo(f"created the key {_describe(new)}", err=True)
+    echo(f"the old key (id {new.rotated_from}) is valid for another {overlap} at most", err=True)
     _print_token(token)
 
 
 def _print_token(token: str) -> None:
-    click.echo(
+    echo(
         "it is not shown again: store it now, with tacho login URL on the machine that uses it, or as TACHO_API_KEY",
         err=True,
     )
-    click.echo(token)
+    echo(token)
 
 
 def _describe(key: AccessKey) -> str:

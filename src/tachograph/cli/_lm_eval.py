@@ -6,6 +6,8 @@ from pathlib import Path
 
 import rich_click as click
 
+from tachograph.cli._format import new_console
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
 
@@ -28,8 +30,7 @@ def lm_eval(config: Path) -> None:
         raise ConfigError(
             f"lm-eval needs {error.name}, which is not installed: pip install 'tachograph[plugins,lm-eval]'"
         ) from error
-    from rich.console import Console
 
     result, path = evaluate_config(values, origin=str(config))
-    Console().print(result.table())
-    click.echo(str(path))
+    new_console().print(result.table())
+    echo(str(path))

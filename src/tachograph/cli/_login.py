@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 
 from tachograph._base.http import DeliveryError, check_response, get
 from tachograph._base.typed import decode_json
-from tachograph.cli._format import format_time, grid, json_text, safe
+from tachograph.cli._format import format_time, grid, json_text, new_console, safe
 from tachograph.cli._options import json_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import TachographError
 from tachograph.records import mask_text
 from tachograph.remote import (
@@ -94,9 +94,9 @@ def login(
             ) from None
         greeting += f" as {safe(facts.name)} ({_scopes(facts)}; {_project(facts)})"
     path = store_token(server, token)
-    click.echo(f"{greeting}; the key is stored in {safe(path)}")
+    echo(f"{greeting}; the key is stored in {safe(path)}")
     if os.environ.get(API_KEY_VARIABLE):
-        click.echo(f"{API_KEY_VARIABLE} is set and has precedence over the stored key", err=True)
+        echo(f"{API_KEY_VARIABLE} is set and has precedence over the stored key", err=True)
 
 
 @click.command()
@@ -107,9 +107,9 @@ def logout(url: str | None) -> None:
     if not remove_token(server):
         servers = ", ".join(stored_servers())
         raise LoginError(f"no key is stored for {server}" + (f"; there are keys for {servers}" if servers else ""))
-    click.echo(f"logged out of {server}; the key itself is still valid until it is revoked on the server")
+    echo(f"logged out of {server}; the key itself is still valid until it is revoked on the server")
     if os.environ.get(API_KEY_VARIABLE):
-        click.echo(f"{API_KEY_VARIABLE} is still set and is used for every server", err=True)
+        echo(f"{API_KEY_VARIABLE} is still set and is used for every server", err=True)
 
 
 @click.command()
@@ -127,7 +127,7 @@ def whoami(url: str | None, allow_plain_http: bool, as_json: bool) -> None:
     except DeliveryError as error:
         raise LoginError(f"cannot ask {server}: {error}") from None
     if as_json:
-        click.echo(json_text({"url": server.url, "source": credential.source, **msgspec.to_builtins(facts)}))
+        echo(json_text({"url": server.url, "source": credential.source, **msgspec.to_builtins(facts)}))
         return
     expires = format_time(facts.expires, "%Y-%m-%d %H:%M") if facts.expires is not None else "never"
     rows = [
@@ -138,7 +138,7 @@ def whoami(url: str | None, allow_plain_http: bool, as_json: bool) -> None:
         ("project", safe(facts.project) if facts.project is not None else "all"),
         ("expires", expires),
     ]
-    Console().print(grid(rows))
+    new_console().print(grid(rows))
 
 
 def _read_token(server: ServerAddress, key_stdin: bool) -> str:

@@ -10,6 +10,7 @@ import rich_click as click
 
 from tachograph.cli._format import format_time, json_text
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._terminal import echo
 from tachograph.journal import RunFolder, RunState, find_run, partial_output
 from tachograph.reader import OutputFollower, OutputLine, overview, read_output
 
@@ -58,16 +59,16 @@ def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_t
 def _print(lines: list[OutputLine], *, as_json: bool, with_time: bool) -> int:
     for line in lines:
         if as_json:
-            click.echo(json_text(line._asdict()))
+            echo(json_text(line._asdict()))
             continue
-        text = "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in line.text)
-        before = f"{format_time(line.time, '%H:%M:%S'):8} " if with_time else ""
-        click.echo(before + (click.style(text, fg=_STYLES[line.stream]) if line.stream in _STYLES else text))
+        if with_time:
+            echo(f"{format_time(line.time, '%H:%M:%S'):8} ", nl=False)
+        echo(line.text, fg=_STYLES.get(line.stream))
     return len(lines)
 
 
 def _print_hint(folder: RunFolder) -> None:
-    click.echo(
+    echo(
         f"No output was recorded in {folder.name!r}. Start the program with `tacho run -- COMMAND` to record it.",
         err=True,
     )

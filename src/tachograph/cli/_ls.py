@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import rich_click as click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tachograph.cli._format import (
@@ -18,6 +18,7 @@ from tachograph.cli._format import (
     duration,
     grid,
     json_text,
+    new_console,
     new_table,
     number,
     plural,
@@ -27,6 +28,7 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dirs_of, log_dirs_option
 from tachograph.cli._select import parse_columns
+from tachograph.cli._terminal import echo, echo_data
 from tachograph.journal import RunState
 from tachograph.reader import RunOverview
 
@@ -121,14 +123,14 @@ def ls(
     elif query_view.group:
         _print_groups(rows, query_view.group, query_view.columns or [_GROUPED_COLUMN], as_json=as_json)
     elif as_json:
-        click.echo(json_text([_json_row(row, query_view.columns) for row in rows]))
+        echo(json_text([_json_row(row, query_view.columns) for row in rows]))
     elif not rows:
         num_hidden = len(catalog.select(query_view.filter, archived=True)) if query_view.archived == "no" else 0
         _print_no_runs(log_dirs, query_view.filter, num_hidden)
     elif query_view.columns:
-        Console().print(_column_table(rows, query_view.columns))
+        new_console().print(_column_table(rows, query_view.columns))
     else:
-        Console().print(_default_table(rows))
+        new_console().print(_default_table(rows))
 
 
 def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_facts: bool) -> list[RunRow]:
@@ -145,7 +147,7 @@ def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_fac
     for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
         if not is_saved:
             raise error
-        click.echo(f"view {view.slug}: {safe(error.reason, 1_000)}", err=True)
+        echo(f"view {view.slug}: {safe(error.reason, 1_000)}", err=True)
     if sort_field:
         rows = sort_rows(rows, sort_field, is_descending=view.sort.startswith("-"))
     # A script that sorts without a view expects the first one first.
@@ -156,7 +158,7 @@ def _print_csv(rows: Sequence[RunRow], columns: Sequence[str]) -> None:
     from tachograph.catalog import csv_blocks
 
     for block in csv_blocks(rows, columns):
-        click.echo(block, nl=False)
+        echo_data(block)
 
 
 # Views ---------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def _load_view(log_dirs: Sequence[str], slug: str) -> SavedView:
 
     stored_view = load_view(log_dirs, slug)
     for problem in stored_view.problems:
-        click.echo(f"view {stored_view.slug}: {safe(problem, 1_000)}", err=True)
+        echo(f"view {stored_view.slug}: {safe(problem, 1_000)}", err=True)
     return stored_view
 
 
@@ -223,7 +225,7 @@ def _save_view(log_dirs: Sequence[str], name: str, query_view: SavedView) -> Non
         key: getattr(query_view, key) for key in ("filter", "columns", "sort", "group", "archived", "pinned_runs")
     }
     is_new = save_view(log_dirs, msgspec.structs.replace(stored_view, slug=slug, name=name, **changes))
-    click.echo(f"{'Saved' if is_new else 'Replaced'} the view; show it with: tacho ls --view {slug}", err=True)
+    echo(f"{'Saved' if is_new else 'Replaced'} the view; show it with: tacho ls --view {slug}", err=True)
 
 
 def _print_no_runs(log_dirs: Sequence[str], expression: str, num_hidden: int) -> None:
@@ -234,7 +236,7 @@ def _print_no_runs(log_dirs: Sequence[str], expression: str, num_hidden: int) ->
         text = f"No run in {folders} matches."
     else:
         text = f"No runs in {folders}. Start one with tachograph.init(), or try: tacho demo"
-    Console().print(Text(text))
+    new_console().print(Text(text))
 
 
 def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _default_table(rows: Sequence[RunRow]) -> RenderableType:
-    width = Console().width
+    width = new_console().width
     headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
     table = new_table(*headings, right={"step", "loss", "time/step"})
     for row in rows:
@@ -306,7 +308,7 @@ def _column_table(rows: Sequence[RunRow], columns: Sequence[str]) -> RenderableT
     texts = [[_cell(row, column, is_best=best_ids.get(column) == row.id) for column in columns] for row in rows]
     widths = [max(len(column), *(len(cells[index]) for cells in texts)) for index, column in enumerate(columns)]
     title_width = max(len(_title(row)) for row in rows)
-    if sum(widths) + 2 * len(columns) + min(title_width, 30) > Console().width:
+    if sum(widths) + 2 * len(columns) + min(title_width, 30) > new_console().width:
         # Too wide for a table: a block per run.
         return Group(*(part for row, cells in zip(rows, texts, strict=True) for part in _block(row, columns, cells)))
     table = new_table("run", *map(safe, columns), right=set(map(safe, columns)))
@@ -356,15 +358,15 @@ def _print_groups(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequen
 
     groups = group_rows(rows, fields, columns)
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(groups)))
+        echo(json_text(msgspec.to_builtins(groups)))
         return
     if not groups:
-        Console().print(Text("No runs."))
+        new_console().print(Text("No runs."))
         return
     for group in groups:
         key = ", ".join(f"{field}={format_field(field, value)}" for field, value in group.key.items())
         parts = [(f"  {safe(column, 30)}", _spread(group, column)) for column in columns]
-        Console().print(
+        new_console().print(
             Text(safe(key or "all runs", 1_000), style="bold"), grid([("  runs", str(len(group.runs))), *parts])
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any
@@ -11,6 +12,7 @@ import rich_click as click
 from tachograph._base.importing import without_collection
 from tachograph._base.version import __version__
 from tachograph.cli._installed import InstalledCommand, installed_commands
+from tachograph.cli._terminal import SafeFormatter, echo, safe_lines
 from tachograph.exceptions import TachographError
 
 __all__ = ["main"]
@@ -82,16 +84,23 @@ class _Commands(click.RichGroup):
             return name, command, arguments
         new_name = _RENAMED_COMMANDS[name]
         if not ctx.resilient_parsing:
-            click.echo(f"`tacho {name}` is deprecated and will be removed: use `tacho {new_name}`", err=True)
+            echo(f"`tacho {name}` is deprecated and will be removed: use `tacho {new_name}`", err=True)
         return new_name, command, arguments
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; exit with 130 on Ctrl-C."""
+        if isinstance(logging.lastResort, logging.Handler):
+            logging.lastResort.setFormatter(SafeFormatter())
         try:
             return super().invoke(ctx)
         except TachographError as error:
             # OSError subclasses would print their errno.
-            raise click.ClickException(str(getattr(error, "strerror", None) or error)) from error
+            message = str(getattr(error, "strerror", None) or error)
+            raise click.ClickException(safe_lines(message)) from error
+        except click.ClickException as error:
+            message = safe_lines(error.format_message())
+            error.format_message = lambda: message  # type: ignore[method-assign]
+            raise
         except KeyboardInterrupt:
             raise SystemExit(130) from None
 

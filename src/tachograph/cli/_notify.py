@@ -12,6 +12,7 @@ import rich_click as click
 from tachograph._base.config import find_section
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
 from tachograph.sinks.notify import (
@@ -55,10 +56,10 @@ def settings(as_json: bool) -> None:
     """List the settings of notifications: config key in `telemetry.notify`, environment variable and meaning."""
     rows = notify_table()
     if as_json:
-        click.echo(json_text([row._asdict() for row in rows]))
+        echo(json_text([row._asdict() for row in rows]))
         return
     for row in rows:
-        click.echo(f"{row.name}  {row.env}{f'={row.default}' if row.default else ''}\n    {row.doc}")
+        echo(f"{row.name}  {row.env}{f'={row.default}' if row.default else ''}\n    {row.doc}")
 
 
 @notify.command("test")
@@ -77,17 +78,17 @@ def test(channel: str | None, config_path: str | None, event: str, as_json: bool
     notify_settings = resolve_notify(None, _read_section(config_path))
     channels = _select_channels(open_channels(notify_settings), channel)
     if not channels:
-        click.echo(json_text([]) if as_json else _NO_CHANNEL)
+        echo(json_text([]) if as_json else _NO_CHANNEL)
         raise SystemExit(1)
     results = []
     for line in [] if as_json else config_warnings(notify_settings):
-        click.echo(line)
+        echo(line)
     for opened_channel in channels:
         results.append(_send_sample(opened_channel, notify_settings, event))
         if not as_json:
-            click.echo(_format_result(results[-1]))
+            echo(_format_result(results[-1]))
     if as_json:
-        click.echo(json_text(results))
+        echo(json_text(results))
     if not all(result["arrived"] for result in results):
         raise SystemExit(1)
 

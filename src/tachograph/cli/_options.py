@@ -132,7 +132,9 @@ def complete_run(context: click.Context, parameter: click.Parameter, incomplete:
     used_words = {value for value in context.params.values() if isinstance(value, str)}
     used_words |= {word for value in context.params.values() if isinstance(value, tuple) for word in value}
     names = (name for log_dir in log_dirs_of(context) for name, _, _ in find_run_folders(log_dir))
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in used_words]
+    # A shell would print control characters, and take a line break for the end of a name.
+    names = (name for name in names if name.isprintable() and name not in used_words)
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="file")]
 
 

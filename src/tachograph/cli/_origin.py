@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import json_text, safe
+from tachograph.cli._format import json_text, new_console, safe
 from tachograph.cli._options import complete_run, json_option, log_dirs_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import RunNotFoundError
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def origin(path: str, log_dirs: tuple[str, ...], as_json: bool) -> None:
     row = next((row for row in rows if best is not None and row.summary.run_id == best.run_id), None)
     chain = ancestors_of(row, rows)
     if as_json:
-        click.echo(json_text({"origins": msgspec.to_builtins(origins), "ancestors": msgspec.to_builtins(chain)}))
+        echo(json_text({"origins": msgspec.to_builtins(origins), "ancestors": msgspec.to_builtins(chain)}))
     elif best is None:
         folders = ", ".join(log_dirs)
-        click.echo(f"no run in {safe(folders)} is known to have saved {safe(path)}", err=True)
+        echo(f"no run in {safe(folders)} is known to have saved {safe(path)}", err=True)
     else:
-        console = Console()
+        console = new_console()
         for candidate in origins[:_MAX_SHOWN]:
             step = f" at step {candidate.global_step}" if candidate.global_step is not None else ""
             why = f"  {candidate.certainty}: {candidate.reason}" if candidate.reason else ""

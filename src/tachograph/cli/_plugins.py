@@ -6,11 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_table, safe
+from tachograph.cli._format import add_row, json_text, new_console, new_table, safe
 from tachograph.cli._options import json_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import PluginError
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def list_(as_json: bool) -> None:
         for name in loading.PLUGINS.names()
     ]
     if as_json:
-        click.echo(json_text(rows))
+        echo(json_text(rows))
         return
     table = new_table("plugin", "", wraps={""})
     for row in rows:
         add_row(table, str(row["name"]), str(row["summary"]) or Text("installed by another package", style="dim"))
-    Console().print(table)
+    new_console().print(table)
 
 
 @plugins.command()
@@ -55,9 +55,9 @@ def show(name: str, as_json: bool) -> None:
     plugin = loading.find_class(name)
     facts = _describe(plugin, loading.missing_packages(plugin))
     if as_json:
-        click.echo(json_text(facts))
+        echo(json_text(facts))
         return
-    console = Console()
+    console = new_console()
     console.print(Text(facts["name"], style="bold"), Text(safe(facts["summary"], 2_000)))
     if facts["slots"]:
         console.print(Text(f"Replaces: {', '.join(facts['slots'])}. Only one plugin can."))
@@ -102,17 +102,17 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         for plugin in job.session.plugins
     ]
     if as_json:
-        click.echo(json_text({"model": model or None, "plugins": rows, "warnings": job.warnings}))
+        echo(json_text({"model": model or None, "plugins": rows, "warnings": job.warnings}))
         return
     _print_check(rows, model, job.warnings)
 
 
 def _print_check(rows: list[dict[str, Any]], model: str, warnings: list[str]) -> None:
-    console = Console()
+    console = new_console()
     if not rows:
-        click.echo("The config has no plugins.")
+        echo("The config has no plugins.")
     if not model:
-        click.echo("The model is not on this machine: only the config was checked.")
+        echo("The model is not on this machine: only the config was checked.")
     for row in rows:
         console.print(
             Text.assemble((row["name"], "bold"), f"  replaces: {', '.join(row['slots'])}" if row["slots"] else "")
@@ -124,7 +124,7 @@ def _print_check(rows: list[dict[str, Any]], model: str, warnings: list[str]) ->
     for warning in warnings:
         console.print(Text(f"note: {safe(warning, 1_000)}", style="yellow"))
     if rows:
-        click.echo("No conflicts. Nothing was trained.")
+        echo("No conflicts. Nothing was trained.")
 
 
 def _import_loading() -> Any:

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_table, plural, safe, size
+from tachograph.cli._format import add_row, json_text, new_console, new_table, plural, safe, size
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.cli._select import where_option
+from tachograph.cli._terminal import echo
 from tachograph.cli._trash import empty_old_trash
 from tachograph.exceptions import TachographError
 
@@ -65,7 +65,7 @@ def prune(
     for error in unknown_rule_fields(log_dir, rules):
         if policy is None:
             raise error
-        click.echo(f"{safe(policy)}: {safe(error, 1_000)}", err=True)  # a later run may have the field
+        echo(f"{safe(policy)}: {safe(error, 1_000)}", err=True)  # a later run may have the field
     if not yes:
         _print_plan(plan_prune(log_dir, rules, is_forced=force), as_json=as_json)
         return
@@ -88,9 +88,9 @@ def prune(
                 _print_result(result)
         num_emptied = empty_old_trash(log_dir)
     if as_json:
-        click.echo(json_text({"freed_bytes": num_bytes, "num_emptied": num_emptied, "steps": results}))
+        echo(json_text({"freed_bytes": num_bytes, "num_emptied": num_emptied, "steps": results}))
     else:
-        click.echo(f"freed {size(num_bytes)}")
+        echo(f"freed {size(num_bytes)}")
     if num_failed:
         raise SystemExit(1)
 
@@ -117,9 +117,9 @@ def _print_plan(steps: list[PruneStep], *, as_json: bool) -> None:
             }
             for step in steps
         ]
-        click.echo(json_text({"dry_run": True, "steps": plan}))
+        echo(json_text({"dry_run": True, "steps": plan}))
         return
-    console = Console()
+    console = new_console()
     planned_steps = [step for step in steps if step.action is not None]
     table = new_table("run", "action", "frees about", right={"frees about"})
     for step in planned_steps[:_MAX_SHOWN]:
@@ -147,12 +147,12 @@ def _print_plan(steps: list[PruneStep], *, as_json: bool) -> None:
 def _print_result(result: dict[str, Any]) -> None:
     name, action = safe(result["run"], 200), result["action"]
     if "error" in result:
-        click.echo(f"{name}: {action}: {safe(result['error'], 1_000)}", err=True)
+        echo(f"{name}: {action}: {safe(result['error'], 1_000)}", err=True)
     elif result["skipped"]:
-        click.echo(f"{name}: left alone: {safe(result['skipped'], 1_000)}")
+        echo(f"{name}: left alone: {safe(result['skipped'], 1_000)}")
     elif not result["num_files"]:
-        click.echo(f"{name}: {action}: nothing to gain")
+        echo(f"{name}: {action}: nothing to gain")
     elif action == "trash":
-        click.echo(f"{name}: moved to the trash ({size(result['freed_bytes'])})")
+        echo(f"{name}: moved to the trash ({size(result['freed_bytes'])})")
     else:
-        click.echo(f"{name}: {action}: freed {size(result['freed_bytes'])} ({plural(result['num_files'], 'file')})")
+        echo(f"{name}: {action}: freed {size(result['freed_bytes'])} ({plural(result['num_files'], 'file')})")

@@ -9,6 +9,7 @@ import rich_click as click
 
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dir_option, run_argument
+from tachograph.cli._terminal import echo, echo_data
 from tachograph.reader import read
 
 __all__ = ["reproduce"]
@@ -38,10 +39,10 @@ def reproduce(run: str, log_dir: str, into: Path | None, repository: str | None)
         raise click.UsageError("--repository is only used with --into")
     history = read(run, log_dir)
     if into is None:
-        click.echo(reproduction_script(history), nl=False)
+        echo_data(reproduction_script(history))
         return
     rebuilt = rebuild(history, into, os.path.abspath(repository) if repository else None)
     for note in rebuilt.notes:
-        click.echo(f"note: {safe(note, 500)}", err=True)
-    click.echo(f"{safe(into)} has the code of {safe(history.name)}. The command of the run was:", err=True)
-    click.echo(rebuilt.command)
+        echo(f"note: {safe(note, 500)}", err=True)
+    echo(f"{safe(into)} has the code of {safe(history.name)}. The command of the run was:", err=True)
+    echo_data(f"{rebuilt.command}\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from tachograph.cli._options import log_dir_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import ProgramNotFoundError
 from tachograph.journal import RunFolder, read_destination
 from tachograph.settings import resolve_settings
@@ -110,7 +111,7 @@ def _print_outcome(result: LaunchResult) -> None:
         lines.append(f"Send it with: {destination.sync_command(os.path.relpath(result.run))}")
     with contextlib.suppress(OSError):
         for line in lines:
-            click.echo(f"[telemetry] {line}", err=True)
+            echo(f"[telemetry] {line}", err=True)
 
 
 def _die_by_signal(number: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from tachograph.cli._format import safe
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import TachographError
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ def for_each_run(rows: Iterable[RunRow], act: Callable[[RunRow], str]) -> None:
     num_failed = 0
     for row in rows:
         try:
-            click.echo(f"{safe(row.id)}: {act(row)}")
+            echo(f"{safe(row.id)}: {act(row)}")
         except TachographError as error:
             num_failed += 1
-            click.echo(f"{safe(row.id)}: {safe(getattr(error, 'strerror', None) or error, 1_000)}", err=True)
+            echo(f"{safe(row.id)}: {safe(getattr(error, 'strerror', None) or error, 1_000)}", err=True)
     if num_failed:
         raise SystemExit(1)
 

@@ -10,6 +10,7 @@ import rich_click as click
 
 from tachograph._base.importing import without_collection
 from tachograph.cli._format import safe
+from tachograph.cli._terminal import SafeFormatter, echo
 from tachograph.exceptions import ServeError
 from tachograph.server.team import KeyRing, keys_path
 
@@ -113,16 +114,18 @@ def serve(
             raise ServeError(f"--data {data_dir!r} is not a folder")
         report = check_readiness(Path(data_dir).absolute(), KeyRing(keys_path(data_dir)))
         for problem in report.problems:
-            click.echo(safe(problem, 1_000), err=True)
-        click.echo(f"{report.status}: {(report.free_bytes or 0) >> 30} GiB free in {safe(data_dir)}")
+            echo(safe(problem, 1_000), err=True)
+        echo(f"{report.status}: {(report.free_bytes or 0) >> 30} GiB free in {safe(data_dir)}")
         raise SystemExit(0 if not report.problems else 1)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
     def on_ready(url: str) -> None:
-        click.echo(f"Serving {safe(data_dir)!r} at {url}  (press Ctrl-C to stop)")
+        echo(f"Serving {safe(data_dir)!r} at {url}  (press Ctrl-C to stop)")
         if not KeyRing(keys_path(data_dir)).list():
-            click.echo("There are no access keys yet. Create one with:", err=True)
-            click.echo(f"  tacho keys create --data {safe(data_dir)} --name admin --scope admin", err=True)
+            echo("There are no access keys yet. Create one with:", err=True)
+            echo(f"  tacho keys create --data {safe(data_dir)} --name admin --scope admin", err=True)
 
     serve_team(
         data_dir,

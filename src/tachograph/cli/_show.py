@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import rich_click as click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +23,7 @@ from tachograph.cli._format import (
     format_time,
     grid,
     json_text,
+    new_console,
     new_table,
     number,
     plural,
@@ -31,6 +32,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._terminal import echo
 from tachograph.cli._time import MIN_LEAD_S, recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import (
     RunState,
@@ -100,9 +102,9 @@ def show(
     if rebuild_csv:
         _rebuild_csv(history)
     if as_json:
-        click.echo(json_text(summary(history)))
+        echo(json_text(summary(history)))
     else:
-        Console().print(render(history))
+        new_console().print(render(history))
 
 
 def summary(history: RunHistory) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _rebuild_csv(history: RunHistory) -> None:
     if num_rows is None:
         problem = f"{history.name!r} is being recorded and its writer maintains metrics.csv"
         raise click.ClickException(f"{problem}. Rebuild it after the run has ended.")
-    click.echo(f"{safe(history.folder.csv)}: {plural(num_rows, 'row')}", err=True)
+    echo(f"{safe(history.folder.csv)}: {plural(num_rows, 'row')}", err=True)
 
 
 def _header(history: RunHistory) -> RenderableType:

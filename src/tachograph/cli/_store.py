@@ -12,6 +12,7 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dirs_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError, RunNotFoundError, did_you_mean
 from tachograph.journal import FoundRun, LogFolders
 
@@ -82,7 +83,7 @@ def init(address: str) -> None:
         state = (
             f"created schema {versions[-1]}" if versions else f"schema {column_store.schema.applied()} exists already"
         )
-        click.echo(f"{column_store.address.text}: {state}")
+        echo(f"{column_store.address.text}: {state}")
 
 
 @store.command()
@@ -94,7 +95,7 @@ def migrate(address: str) -> None:
             raise ConfigError(f"{column_store.address.text} has no tables; create them with: tacho store init")
         versions = column_store.schema.migrate()
         outcome = f"applied {', '.join(map(str, versions))}" if versions else "nothing to do"
-        click.echo(f"{column_store.address.text}: {outcome}")
+        echo(f"{column_store.address.text}: {outcome}")
 
 
 @store.command()
@@ -138,9 +139,9 @@ def backfill(
         inserter = column_store.inserter(*log_dirs, runs=[run.id for run in selected_runs])
         num_rows = inserter.insert_all()
         if not as_json:
-            click.echo(f"{plural(len(selected_runs), 'run')}: inserted {plural(num_rows, 'row')}")
+            echo(f"{plural(len(selected_runs), 'run')}: inserted {plural(num_rows, 'row')}")
             for run_id, reason in inserter.lag.skipped.items():
-                click.echo(f"{safe(run_id)}: not inserted, because {safe(reason)}", err=True)
+                echo(f"{safe(run_id)}: not inserted, because {safe(reason)}", err=True)
         differences = _compare(column_store, log_dirs, selected_runs, is_quiet=as_json) if is_verified else None
     if as_json:
         report = {
@@ -149,7 +150,7 @@ def backfill(
             "skipped": inserter.lag.skipped,
             "differences": differences,
         }
-        click.echo(json_text(report))
+        echo(json_text(report))
     if differences:
         raise SystemExit(1)
 
@@ -168,7 +169,7 @@ def verify(address: str, log_dirs: tuple[str, ...], runs: tuple[str, ...], as_js
     with _open(address) as column_store:
         differences = _compare(column_store, log_dirs, _select(log_dirs, runs), is_quiet=as_json)
     if as_json:
-        click.echo(json_text(differences))
+        echo(json_text(differences))
     if differences:
         raise SystemExit(1)
 
@@ -186,7 +187,7 @@ def _compare(
         for row in run_differences:
             if len(differences) < _MAX_SHOWN and not is_quiet:
                 where = f"{row.stream}, attempt {row.attempt}" + (f", rank {row.rank}" if row.rank else "")
-                click.echo(
+                echo(
                     f"{safe(run_id)}: {safe(row.metric)} ({safe(where)}): {row.what} is {row.in_files} in files"
                     f" and {row.in_store} in the store",
                     err=True,
@@ -194,9 +195,9 @@ def _compare(
             differences.append(row._asdict())
     if not is_quiet:
         if len(differences) > _MAX_SHOWN:
-            click.echo(f"… and {len(differences) - _MAX_SHOWN} more", err=True)
+            echo(f"… and {len(differences) - _MAX_SHOWN} more", err=True)
         state = plural(len(differences), "difference") if differences else "no differences"
-        click.echo(f"{plural(num_runs, 'run')}: {state}")
+        echo(f"{plural(num_runs, 'run')}: {state}")
     return differences
 
 
@@ -213,4 +214,4 @@ def retain(address: str, days: int) -> None:
     with _open(address) as column_store:
         removals = column_store.schema.retain(days, int(time.time() // 86_400))
         for line in removals or ["nothing to remove"]:
-            click.echo(line)
+            echo(line)

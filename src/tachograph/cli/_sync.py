@@ -12,6 +12,7 @@ import rich_click as click
 from tachograph.cli._format import json_text, plural, safe, size
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._send import Transfer, find_runs_to_send, read_transfers, send_runs, watch_runs
+from tachograph.cli._terminal import echo
 from tachograph.journal import RunFolder, RunState, current_state, find_run, find_run_folders, list_runs
 from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
@@ -93,11 +94,11 @@ def sync(
     deliveries = [] if server else _deliver_to_sinks(folders, sinks, timeout_s, dry_run=dry_run, as_json=as_json)
     if as_json:
         results = [*(transfer._asdict() for transfer in deliveries), *(transfer._asdict() for transfer in transfers)]
-        click.echo(json_text(results))
+        echo(json_text(results))
     elif dry_run:
         _print_status([transfer for transfer in transfers if not transfer.is_complete], as_json=False)
     if not as_json and not deliveries and not transfers:
-        click.echo("nothing to deliver")
+        echo("nothing to deliver")
     has_failed = any(delivery.reason for delivery in deliveries) or not all(
         transfer.is_complete for transfer in transfers
     )
@@ -189,12 +190,12 @@ def _print(delivery: _Delivery, *, dry_run: bool) -> None:
     run, sink = safe(delivery.run), safe(delivery.sink)
     if dry_run:
         why = f" ({safe(delivery.reason)})" if delivery.reason else ""
-        click.echo(f"{run}: {sink} lacks {plural(delivery.num_missing, 'record')}{why}")
+        echo(f"{run}: {sink} lacks {plural(delivery.num_missing, 'record')}{why}")
     elif delivery.reason:
         rest = f", {plural(delivery.num_missing, 'record')} left" if delivery.num_missing else ""
-        click.echo(f"{run}: {sink} failed{rest}: {safe(delivery.reason, 300)}", err=True)
+        echo(f"{run}: {sink} failed{rest}: {safe(delivery.reason, 300)}", err=True)
     else:
-        click.echo(f"{run}: {sink} received {plural(delivery.num_delivered, 'record')}")
+        echo(f"{run}: {sink} received {plural(delivery.num_delivered, 'record')}")
 
 
 def _printer(as_json: bool) -> Callable[[Transfer], None]:
@@ -205,20 +206,20 @@ def _print_transfer(transfer: Transfer) -> None:
     run, server = safe(transfer.run), safe(transfer.server or "a server")
     if not transfer.is_complete:
         rest = f", {size(transfer.num_left_bytes)} left" if transfer.num_left_bytes else ""
-        click.echo(f"{run}: sending to {server} failed{rest}: {safe(transfer.error, 300)}", err=True)
+        echo(f"{run}: sending to {server} failed{rest}: {safe(transfer.error, 300)}", err=True)
     elif transfer.num_sent_bytes:
-        click.echo(f"{run}: sent {size(transfer.num_sent_bytes)} to {server} as {safe(transfer.copy)}")
+        echo(f"{run}: sent {size(transfer.num_sent_bytes)} to {server} as {safe(transfer.copy)}")
     else:
-        click.echo(f"{run}: {server} has everything, as {safe(transfer.copy)}")
+        echo(f"{run}: {server} has everything, as {safe(transfer.copy)}")
 
 
 def _print_status(transfers: list[Transfer], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text([transfer._asdict() for transfer in transfers]))
+        echo(json_text([transfer._asdict() for transfer in transfers]))
         return
     if not transfers:
-        click.echo("no run is marked to be sent to a server")
+        echo("no run is marked to be sent to a server")
     for transfer in transfers:
         state = "complete" if transfer.is_complete else f"{size(transfer.num_left_bytes)} left"
         error = f" ({safe(transfer.error, 300)})" if transfer.error else ""
-        click.echo(f"{safe(transfer.run)}: {state} at {safe(transfer.server or 'an unknown server')}{error}")
+        echo(f"{safe(transfer.run)}: {state} at {safe(transfer.server or 'an unknown server')}{error}")

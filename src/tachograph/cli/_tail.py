@@ -12,8 +12,9 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import format_time, json_text, number, plural, safe
+from tachograph.cli._format import format_time, json_text, new_console, number, plural, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._terminal import echo
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run
 from tachograph.reader import overview
 from tachograph.records import KINDS
@@ -94,7 +95,7 @@ def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events
         # Nothing to tidy up, so let Ctrl-C end the process: Python drops a KeyboardInterrupt raised in a destructor.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     folder = find_run(run, log_dir)
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     follower, last = _read_last(folder, lines, events)
     for record in last:
         _print_record(console, record, as_json=as_json)
@@ -132,7 +133,7 @@ def _has_ended(folder: RunFolder) -> bool:
 
 def _print_record(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text(record))
+        echo(json_text(record))
         return
     event = record["event"]
     clock = f"{format_time(record.get('time'), '%H:%M:%S'):8}"

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import rich_click as click
-from rich.console import Console
 
 from tachograph._base import ranks
-from tachograph.cli._format import add_row, grid, new_table, number, safe
+from tachograph.cli._format import add_row, grid, new_console, new_table, number, safe
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import TachographError
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def train(config: str, overrides: tuple[str, ...], dry_run: bool) -> None:
                 _print_plan(plan)
             return
         if is_first:
-            click.echo("[train] checking the config and the data", err=True)
+            echo("[train] checking the config and the data", err=True)
         checks = job.check()
         if is_first:
             for note in (*job.warnings, *checks.data.notes):
-                click.echo(f"[train] {safe(note, 1000)}", err=True)
+                echo(f"[train] {safe(note, 1000)}", err=True)
         result = job.run()
     except TachographError:
         if not is_first:
@@ -79,7 +79,7 @@ def _silence_libraries() -> None:
 
 
 def _print_plan(plan: TrainPlan) -> None:
-    console = Console()
+    console = new_console()
     console.print(grid([(name, safe(value, 400)) for name, value in plan.rows]))
     if plan.plugins:
         table = new_table("plugin", "would do", wraps=("would do",))
@@ -89,8 +89,8 @@ def _print_plan(plan: TrainPlan) -> None:
         console.print()
         console.print(table)
     for note in plan.notes:
-        click.echo(f"note: {safe(note, 1000)}")
-    click.echo("nothing was trained (--dry-run)")
+        echo(f"note: {safe(note, 1000)}")
+    echo("nothing was trained (--dry-run)")
 
 
 def _print_result(result: TrainResult) -> None:
@@ -98,6 +98,4 @@ def _print_result(result: TrainResult) -> None:
         f"{name} {number(result.metrics[name])}" for name in ("train_loss", "eval_loss") if name in result.metrics
     ]
     where = f", recorded in {os.path.relpath(result.run_dir)}" if result.run_dir is not None else ""
-    click.echo(
-        f"[train] {result.num_steps} steps, {', '.join(losses)}; saved in {safe(result.output_dir)}{where}", err=True
-    )
+    echo(f"[train] {result.num_steps} steps, {', '.join(losses)}; saved in {safe(result.output_dir)}{where}", err=True)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import rich_click as click
-from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
+from tachograph.cli._format import add_row, ago, json_text, new_console, new_table, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, log_dirs_of, parse_duration
 from tachograph.cli._select import for_each_run, select_runs, where_option
+from tachograph.cli._terminal import echo
 from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def empty_old_trash(log_dir: str) -> int:
     deleted_runs = empty_trash(log_dir, older_than_s=days * _DAY_S)
     if deleted_runs:
         num_days = plural(days, "day")
-        click.echo(
+        echo(
             f"deleted {plural(len(deleted_runs), 'run')} that had been in the trash for more than {num_days}", err=True
         )
     return len(deleted_runs)
@@ -85,15 +85,15 @@ def list_(log_dir: str, as_json: bool) -> None:
     tidy_trash(log_dir)
     runs = list_trash(log_dir)
     if as_json:
-        click.echo(json_text(msgspec.to_builtins(runs)))
+        echo(json_text(msgspec.to_builtins(runs)))
         return
     if not runs:
-        Console().print(Text("The trash is empty."))
+        new_console().print(Text("The trash is empty."))
         return
     table = new_table("run", "removed", "by", wraps=("by",))
     for run in runs:
         add_row(table, safe(run.name, 60), ago(run.removed), safe(run.by, 60))
-    Console().print(table)
+    new_console().print(table)
 
 
 @trash.command()
@@ -106,7 +106,7 @@ def restore(runs: tuple[str, ...], log_dir: str) -> None:
     tidy_trash(log_dir)
     for run in runs:
         name = restore_run(log_dir, run)
-        click.echo(f"{safe(run)}: restored" + (f" as {safe(name)}" if name != run else ""))
+        echo(f"{safe(run)}: restored" + (f" as {safe(name)}" if name != run else ""))
 
 
 @trash.command()
@@ -123,4 +123,4 @@ def empty(log_dir: str, older_than: str, yes: bool) -> None:
     if not yes and (runs := list_trash(log_dir)):
         click.confirm(f"Delete up to {plural(len(runs), 'run')} for good?", abort=True)
     deleted_runs = empty_trash(log_dir, older_than_s=older_than_s)
-    click.echo(f"deleted {plural(len(deleted_runs), 'run')}")
+    echo(f"deleted {plural(len(deleted_runs), 'run')}")

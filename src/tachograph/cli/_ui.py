@@ -13,6 +13,7 @@ import rich_click as click
 from tachograph._base.importing import without_collection
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dirs_option
+from tachograph.cli._terminal import echo
 from tachograph.importers import LogWatcher, WatchedLog
 
 __all__ = ["run_dashboard", "ui"]
@@ -103,12 +104,10 @@ def run_dashboard(
 
         def on_ready(url: str) -> None:
             if also:
-                watcher = LogWatcher(
-                    list(also), log_dirs[0], lambda problem: click.echo(safe(problem, 1_000), err=True)
-                )
+                watcher = LogWatcher(list(also), log_dirs[0], lambda problem: echo(safe(problem, 1_000), err=True))
                 cleanup.callback(watcher.close)
             folders = ", ".join(repr(safe(log_dir)) for log_dir in log_dirs)
-            click.echo(f"Dashboard for {folders}: {url}  (press Ctrl-C to stop)")
+            echo(f"Dashboard for {folders}: {url}  (press Ctrl-C to stop)")
             if not open_browser:
                 return
             if "#" in url:  # other users can read command lines, so the browser must not get the token in its own

@@ -10,6 +10,7 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
+from tachograph.cli._terminal import echo
 from tachograph.exceptions import did_you_mean
 from tachograph.usage import (
     MAX_BATCH_EVENTS,
@@ -57,16 +58,16 @@ def status(app: str | None, as_json: bool) -> None:
         summaries = [_summary(state) for state in states]
         if not states and app is not None and decision is not None:
             summaries.append({"app": app, **_decision_values(decision)})
-        click.echo(json_text(summaries))
+        echo(json_text(summaries))
         return
     if states:
-        click.echo("\n\n".join(map(_status_text, states)))
+        echo("\n\n".join(map(_status_text, states)))
     elif decision is not None:
         subject = "No app has" if app is None else "It has not"
-        click.echo(f"{app or 'every app'}: {decision.mode} ({decision.reason}). {subject} run on this machine yet.")
+        echo(f"{app or 'every app'}: {decision.mode} ({decision.reason}). {subject} run on this machine yet.")
     else:
         unknown = f"{app} has not run on this machine yet, and no choice is stored for it."
-        click.echo(_NO_APPS if app is None else unknown)
+        echo(_NO_APPS if app is None else unknown)
 
 
 @usage.command("on")
@@ -74,7 +75,7 @@ def status(app: str | None, as_json: bool) -> None:
 def on(app: str) -> None:
     """Allow an app to send its reports. Consent is given for each app by name."""
     apply_choice("on", app)
-    click.echo(_choice_text("on", app))
+    echo(_choice_text("on", app))
 
 
 @usage.command("off")
@@ -97,12 +98,12 @@ def unset(app: str | None) -> None:
     """Forget the stored choice for one app, or all stored choices. The defaults of each app apply again."""
     subject = app or "every app"
     if not clear_choice(app):
-        click.echo(f"No choice is stored for {subject}.")
+        echo(f"No choice is stored for {subject}.")
         return
-    click.echo(f"Removed: the stored choice for {subject}.")
+    echo(f"Removed: the stored choice for {subject}.")
     for state in list_apps():
         if app in {None, state.app}:
-            click.echo(f"{state.app} is now {state.decision.mode}: {state.decision.reason}.")
+            echo(f"{state.app} is now {state.decision.mode}: {state.decision.reason}.")
 
 
 @usage.command("preview")
@@ -113,21 +114,21 @@ def show_preview(app: str | None, fields: bool) -> None:
     state = find_app(app)
     if fields:
         for event, info in state.fields.items():
-            click.echo(f"{safe(event, 60)}: {safe(info['doc'], 400)}")
+            echo(f"{safe(event, 60)}: {safe(info['doc'], 400)}")
             for name, field in info["fields"].items():
-                click.echo(f"    {safe(name, 60)}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
+                echo(f"    {safe(name, 60)}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
         return
     endpoint, events = state.config.receiver, preview(state)
     if state.decision.mode != "on":
-        click.echo(f"By default a run sends none of this: {state.decision.reason}.", err=True)
+        echo(f"By default a run sends none of this: {state.decision.reason}.", err=True)
     if endpoint is None:
-        click.echo(f"{state.app} has no endpoint. These events would be recorded locally:", err=True)
-        click.echo("\n".join(json.dumps(event, indent=2) for event in events))
+        echo(f"{state.app} has no endpoint. These events would be recorded locally:", err=True)
+        echo("\n".join(json.dumps(event, indent=2) for event in events))
         return
-    click.echo(f"{'Lines of' if isinstance(endpoint, JsonLines) else 'POST'} {endpoint.name}", err=True)
+    echo(f"{'Lines of' if isinstance(endpoint, JsonLines) else 'POST'} {endpoint.name}", err=True)
     for begin in range(0, len(events), MAX_BATCH_EVENTS):
         body = endpoint.body(events[begin : begin + MAX_BATCH_EVENTS])
-        click.echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
+        echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
 
 
 @usage.command("log")
@@ -143,17 +144,17 @@ def log(app: str | None, lines: int, as_json: bool) -> None:
     if as_json:
         for item in events:
             refusal = {"refusal": item.refusal} if item.refusal else {}
-            click.echo(json.dumps({"state": item.state, **refusal, **item.event}))
+            echo(json.dumps({"state": item.state, **refusal, **item.event}))
         return
     for item in events:
         properties = safe(json.dumps(item.event["properties"]), 2_000)
         when, name = safe(item.event["timestamp"], 40), safe(item.event["event"], 60)
-        click.echo(
+        echo(
             f"{when}  {_STATES[item.state]:8}  {name}  {properties}"
             + (f"  [{safe(item.refusal, 200)}]" if item.refusal else "")
         )
     if not events:
-        click.echo(f"{state.app} has recorded nothing on this machine.")
+        echo(f"{state.app} has recorded nothing on this machine.")
 
 
 @usage.command("purge")
@@ -163,23 +164,23 @@ def delete(app: str | None) -> None:
     states = purge(app)
     for state in states:
         received_items = [item for item in state.events if item.state in {"sent", "refused"}]
-        click.echo(f"{state.app}: deleted {_num_events(len(state.events))}")
+        echo(f"{state.app}: deleted {_num_events(len(state.events))}")
         if received_items:
             run_ids = sorted({item.event["run_id"] for item in received_items})
-            click.echo(
+            echo(
                 f"  {len(received_items)} of them had reached the receiver. "
                 "Ask for their deletion with these run ids:\n    "
                 + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
             )
     if not states:
-        click.echo("There is nothing to delete.")
+        echo("There is nothing to delete.")
 
 
 def _withdraw(mode: str, app: str | None) -> None:
     num_held_back = apply_choice(mode, app)
-    click.echo(_choice_text(mode, app))
+    echo(_choice_text(mode, app))
     if num_held_back:
-        click.echo(
+        echo(
             f"{_num_events(num_held_back)} waiting to be sent will stay on this machine. "
             "Run `tacho usage purge` to delete recorded events."
         )
