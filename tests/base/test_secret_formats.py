@@ -167,7 +167,10 @@ EXAMPLES: dict[str, list[Callable[[Generator], str]]] = {
         lambda g: f"xoxs-{g.some(string.digits, 12)}-{g.hex(32)}",
     ],
     "Slack app": [lambda g: f"xapp-1-A{g.some(UPPER, 10)}-{g.some(string.digits, 13)}-{g.hex(64)}"],
-    "Telegram bot": [lambda g: f"{g.some('123456789', 10)}:AA{g.safe(33)}"],
+    "Telegram bot": [
+        lambda g: f"{g.some('123456789', 10)}:AA{g.safe(33)}",
+        lambda g: f"{g.some('123456789', 6)}:A{g.safe(34)}",
+    ],
     "Discord bot": [
         lambda g: f"M{g.letters(23)}.{g.safe(6)}.{g.safe(38)}",
         lambda g: f"O{g.letters(25)}.{g.safe(6)}.{g.safe(27)}",
@@ -199,6 +202,10 @@ EXAMPLES: dict[str, list[Callable[[Generator], str]]] = {
     "Bitbucket": [lambda g: f"ATBB{g.letters(32)}"],
     "Trello": [lambda g: f"ATTA{g.hex(64)}"],
     "Linear": [lambda g: f"lin_api_{g.letters(40)}"],
+    "Lambda": [
+        lambda g: f"secret_{g.letters(8)}_{g.hex(32)}.{g.letters(32)}",
+        lambda g: f"secret_my-key_2_{g.hex(32)}",
+    ],
     "Notion": [lambda g: f"secret_{g.letters(43)}"],
     "Notion, since 2024": [lambda g: f"ntn_{g.letters(46)}"],
     "Figma": [lambda g: f"figd_{g.safe(40)}"],

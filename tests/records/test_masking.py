@@ -10,8 +10,9 @@ from tachograph.records import MASK, check_run_name, mask_arguments, mask_mappin
 SECRETS = """
     api_key apiKey OPENAI_API_KEY hf_token hub-token token wandb_api_key password db_passwd client_secret
     aws_secret_access_key privateKey credentials slack_webhook Authorization api_keys hf_tokens passwords dbpassword
-    smtp_pass ssh_key signing_key openai_key wandb_key HFTOKEN ngrok_authtoken civitai_token modelscope_token
-    telegram_token discord_token git_token jwt_token sas_token personal_access_token access_tokens github_pat kaggle_key
+    smtp_pass ssh_key signing_key signing_salt openai_key wandb_key HFTOKEN ngrok_authtoken civitai_token
+    modelscope_token telegram_token discord_token git_token jwt_token sas_token personal_access_token access_tokens
+    github_pat kaggle_key
     slack_url discord_webhook_url swanlab_lark_webhook_url webhook_url lark-url feishuUrl SLACK_URLS
     comet_key groq_key license_key PGPASSWORD hf_token_1 api_key_2 auth_key use_auth_token
 """.split()

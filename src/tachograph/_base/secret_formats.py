@@ -206,7 +206,12 @@ FORMATS = (
     # Chat and e-mail
     SecretFormat("Slack", tuple(f"xox{kind}-" for kind in "abceoprs"), "[A-Za-z0-9-]{10,}", "[A-Za-z0-9-]{8}"),
     SecretFormat("Slack app", ("xapp-",), f"{_LOOKS_GENERATED}[A-Za-z0-9-]{{20,}}", _PART_WITH_DIGIT),
-    SecretFormat("Telegram bot", hint=":AA", whole=f"[0-9]{{8,12}}:AA{_URL_SAFE}{{31,}}", shape="123456789:AA…"),
+    SecretFormat(
+        "Telegram bot",
+        hint=":A",
+        whole=f"[0-9]{{5,16}}:A{_LOOKS_GENERATED}{_url_safe(32)}",
+        shape="123456789:A…",
+    ),
     SecretFormat(
         "Discord bot",
         hint=".",
@@ -247,6 +252,7 @@ FORMATS = (
     SecretFormat("Bitbucket", ("ATBB",), _words(28)),
     SecretFormat("Trello", ("ATTA",), _hex(60)),
     SecretFormat("Linear", ("lin_api_", "lin_oauth_"), _words(30), _PART),
+    SecretFormat("Lambda", ("secret_",), f"{_URL_SAFE}{{1,64}}_(?={_HEX}{{32}})[A-Za-z0-9.]{{32,}}"),
     SecretFormat("Notion", ("secret_",), _words(40)),
     SecretFormat("Notion, since 2024", ("ntn_",), _words(40)),
     SecretFormat("Figma", ("figd_",), f"{_LOOKS_GENERATED}{_url_safe(36)}"),

@@ -24,6 +24,7 @@ _SECRET_ENDINGS = ("accesskey", "accesstoken", "apikey", "authtoken", "hftoken",
 # Names of tokens that are written as one word.
 _TOKENS = {"bottoken", "idtoken", "identitytoken", "refreshtoken", "registrytoken", "sessiontoken"}
 _PASS_OWNERS = {"db", "ftp", "http", "mail", "mysql", "pg", "postgres", "proxy", "redis", "smtp", "ssh", "user"}
+_SALT_OWNERS = {"auth", "cookie", "encryption", "hash", "hashing", "hmac", "security", "session", "sign", "signing"}
 _PAT_OWNERS = {"azure", "github", "gitlab"}
 _KEY_OWNERS = {
     "access", "account", "anthropic", "api", "app", "application", "auth", "aws", "azure", "clearml", "cohere", "comet",
@@ -102,7 +103,7 @@ def kind_of_name(name: str) -> str:
         return "auth"
     if last == "signature" and before[:1] in (["x"], ["url"]):  # X-Amz-Signature
         return "text"
-    owners = {"pass": _PASS_OWNERS, "pat": _PAT_OWNERS, "key": _KEY_OWNERS}.get(last)
+    owners = {"pass": _PASS_OWNERS, "pat": _PAT_OWNERS, "salt": _SALT_OWNERS, "key": _KEY_OWNERS}.get(last)
     if owners is not None:
         return "" if owners.isdisjoint(before[-1:] if last == "pass" else before) else "text"
     if last in _TOKENS:
