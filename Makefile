@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test test-fast test-long test-lowest pytest checks lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check clean
+.PHONY: setup demo test test-fast test-long test-lowest pytest checks lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check audit clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -87,6 +87,9 @@ test-long: setup
 # Some tests with the lowest versions of all dependencies, with the oldest Python on this machine.
 test-lowest: $(BIN)/python
 	$(BIN)/python -m tests.lowest
+
+audit: setup
+	$(BIN)/python -m tests.audit
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks
