@@ -38,7 +38,7 @@ __all__ = ["Claim", "claim_run_folder", "reset_claims_after_fork", "lock_run_fol
 _SHORT_LOCK_S = 0.5
 
 _lock_descriptors: dict[str, int] = {}
-_claim_mutex = threading.Lock()
+_claim_mutex = threading.RLock()  # a signal handler may start a run while its own thread is starting one
 
 
 class Claim:
@@ -112,7 +112,7 @@ def lock_run_folder(folder: RunFolder) -> Iterator[bool]:
 def reset_claims_after_fork() -> None:
     """Forget all claims in a forked child: the locks belong to the parent."""
     global _claim_mutex  # noqa: PLW0603 - a thread of the parent may have held it during the fork
-    _claim_mutex = threading.Lock()
+    _claim_mutex = threading.RLock()
     _lock_descriptors.clear()
 
 

@@ -62,8 +62,13 @@ class Backend(Protocol):
         """Wait until everything queued is on disk; return False if the timeout came first."""
         ...
 
-    def close(self, timeout_s: float) -> bool:
-        """Flush everything and stop; return False if the timeout came first."""
+    def close(self, timeout_s: float, end: dict[str, Any] | None = None) -> bool:
+        """Flush everything and stop; return False if the timeout came first. May be called again, to wait longer.
+
+        Args:
+            timeout_s: how long to wait.
+            end: the fields of the `end` record, which comes last; those of the first call count.
+        """
         ...
 
     def abandon(self) -> None:

@@ -60,8 +60,7 @@ class Backpressure:
         self._buffer_size = buffer_size
         self._steady_s = steady_s
         self._wake = wake
-        self._lock = threading.RLock()  # re-entrant: a signal handler may log while its own thread is in here
-        self._added_bytes = 0
+        self._added_bytes: dict[int, int] = {}  # by thread, without a lock: see `LossCounter`
         self._removed_bytes = 0
         self._last_progress_at = time.monotonic()
         self._in_files_since: float | None = None
@@ -77,7 +76,7 @@ class Backpressure:
     @property
     def held_bytes(self) -> int:
         """Bytes in the large items of the buffer."""
-        return self._added_bytes - self._removed_bytes
+        return sum(list(self._added_bytes.values())) - self._removed_bytes
 
     @property
     def age_s(self) -> float:
@@ -111,8 +110,9 @@ class Backpressure:
         if not self._has_room(item, num_bytes) and not force:
             return False
         if num_bytes > LargeItem.MIN_BYTES:
-            with self._lock:
-                self._added_bytes += num_bytes
+            thread = threading.get_ident()
+            self._added_bytes.setdefault(thread, 0)
+            self._added_bytes[thread] += num_bytes
             item = LargeItem(item, num_bytes)
         self._buffer.append(item)
         return True

@@ -8,9 +8,10 @@ an attribute ``queued_at``. An item of any type that takes much memory is wrappe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
+
+from tachograph._base.reentrant import ReentrantEvent
 
 __all__ = [
     "BACKPRESSURE_SIZE",
@@ -70,7 +71,7 @@ class FlushMarker:
     __slots__ = ("written",)
 
     def __init__(self) -> None:
-        self.written = threading.Event()
+        self.written = ReentrantEvent()
 
 
 class LargeItem:

@@ -13,6 +13,7 @@ same action after the last records are written; see `_FatalSignal` for how it st
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import signal
@@ -91,7 +92,7 @@ def watch(run: Run, *, hooks: bool) -> None:
 
 
 def _unwatch(run: Run) -> None:
-    if run in _runs:
+    with contextlib.suppress(ValueError):  # a signal handler that finished the run has removed it
         _runs.remove(run)
     if _runs:
         _current[:] = [_runs[-1]]
@@ -254,7 +255,7 @@ def _sigterm(previous: Any) -> Any:
         is_first = number not in _in_progress
         with guard("recording SIGTERM"):
             for run in live_runs():
-                if is_first:
+                if is_first and run.status == "running":
                     run.event("signal", signal="SIGTERM")
                 if callable(previous):
                     run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run continues
@@ -294,7 +295,8 @@ class _FatalSignal:
         is_current = _current_handler(number) is self
         with guard(f"recording {name}"):
             for run in live_runs():
-                run.event("signal", signal=name)
+                if run.status == "running":
+                    run.event("signal", signal=name)
                 if is_current:
                     run.finish("failed", reason=name, timeout_s=_SIGNAL_TIMEOUT_S)
                 else:

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable, Mapping
 from gc import is_tracked
 from time import perf_counter
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal
+from types import FrameType, MappingProxyType, TracebackType
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,9 @@ __all__ = ["DisabledRun", "RankRun", "Run"]
 _NUM_CAREFUL_CALLS = 64
 """Calls at the start of a run that look for arrays and large values; a loop that logs some usually does so early."""
 
+_MAX_NESTED_CALLS = 8
+"""Calls of `finish` on one thread, each in a signal handler that interrupted the one before."""
+
 _MAX_REPORTED_MISUSES = 20
 _CAREFUL_AFTER_LARGE = 1024
 """Calls after a large step that look for large values."""
@@ -71,6 +74,14 @@ class _SlowPath:
 
 
 _SLOW_PATH = _SlowPath()
+
+
+class _End(NamedTuple):
+    """How a run ends, as the first call of `finish` says."""
+
+    status: Literal["finished", "failed"]
+    reason: str | None
+    deadline_s: float
 
 
 class Run:
@@ -94,7 +105,10 @@ class Run:
         "__weakref__",
         "_accepts_late_errors",
         "_buffer",
+        "_closed_collectors",
+        "_end",
         "_followers",
+        "_has_ended",
         "_has_warned",
         "_is_forked",
         "_late_errors_lock",
@@ -149,6 +163,9 @@ class Run:
         self._late_errors_lock = threading.Lock()
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
+        self._end: dict[str, _End] = {}
+        self._closed_collectors: dict[int, object] = {}
+        self._has_ended = False
         self.control_panel = ControlPanel(
             gap_s=settings.control_gap_s,
             steady_s=self.clock.steady_s,
@@ -488,7 +505,7 @@ class Run:
         if not self._settings.console:
             return
         # A closed pipe or an ASCII-only terminal must not stop a training run.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last one: a signal handler in a `print`
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = line.encode(encoding, "backslashreplace").decode(encoding)
             print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the run's own output
@@ -602,28 +619,34 @@ class Run:
     ) -> bool:
         """End the run: write all pending records, within a deadline; return whether all of them were written.
 
-        A second call only waits for the first one to finish writing, as a signal handler does.
+        A second call only waits for the first one to finish writing. A signal handler may call it at any time, also
+        while its own thread is in here: it then does what the interrupted call has not done yet.
         """
+        # A signal handler may interrupt this at any instruction and get here again. It cannot wait for the call that it
+        # interrupted, and the process may end with it. So each part may be repeated, and the nested call does them all.
         timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
-        if self.status != "running" or self._is_forked:
-            return self._is_forked or self.backend is None or self.backend.close(timeout_s)
+        if self._is_forked:
+            return True
+        if self._has_ended:
+            return self.backend is None or self.backend.close(timeout_s)
+        num_nested = _num_calls_below()
+        if num_nested > _MAX_NESTED_CALLS:
+            return False  # a signal every millisecond would fill the stack with calls that wait for the same thing
         deadline_s = time.monotonic() + timeout_s
-        if self._sampler is not None:
-            self._sampler.stop()
-        if self.span_recorder is not None:
-            with guard("closing spans"):
-                self.span_recorder.close()
-        for collector in list(self.collectors):
-            with guard("collecting"):
-                collector.close()
-        deadline_s = max(deadline_s, time.monotonic() + timeout_s / 2)  # for the records, whatever the collectors took
-        fields = {"status": status, "reason": reason}
-        self.add_record("end", {name: value for name, value in fields.items() if value is not None})
-        self.status = status
+        end = self._end.setdefault("end", _End(status, reason, deadline_s))  # atomic: the first call decides
+        if num_nested:
+            deadline_s = min(deadline_s, end.deadline_s)
+        self._close_layers()
+        if not num_nested:  # for the records, whatever the collectors took
+            deadline_s = max(deadline_s, time.monotonic() + timeout_s / 2)
+        self.status = end.status
         self._use_slow_path()
         is_complete = True
         if self.backend is not None:
-            is_complete = self.backend.close(deadline_s - time.monotonic())
+            fields = {"status": end.status, "reason": end.reason}
+            is_complete = self.backend.close(
+                deadline_s - time.monotonic(), {name: value for name, value in fields.items() if value is not None}
+            )
             if not is_complete:
                 time_limit = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
                 self.print_line(f"the last records of {self.name!r} could not be written{time_limit}")
@@ -635,19 +658,33 @@ class Run:
         for name in late_followers:
             self.print_line(f"{name} did not receive all records of {self.name!r}; the journal has them")
         self._accepts_late_errors = False  # the next attempt may write the journal from now on
-        destination = self._destination
-        if (
-            self.folder is not None
-            and destination is not None
-            and (destination.mode == "offline" or "server" in late_followers)
-        ):
-            path = os.path.join(self._settings.log_dir, self.name)  # as the user spelled it
-            unsent_part = "it" if destination.mode == "offline" else "the rest"
-            self.print_line(f"Send {unsent_part} with: {destination.sync_command(path)}")
+        self._print_sync_command(is_late="server" in late_followers)
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)
+        self._has_ended = True
         return is_complete
+
+    def _close_layers(self) -> None:
+        """Stop everything that adds records; let it add its last ones."""
+        if self._sampler is not None:
+            self._sampler.stop()
+        if self.span_recorder is not None:
+            with guard("closing spans"):
+                self.span_recorder.close()
+        for collector in list(self.collectors):
+            claim = object()
+            if self._closed_collectors.setdefault(id(collector), claim) is claim:
+                with guard("collecting"):
+                    collector.close()
+
+    def _print_sync_command(self, *, is_late: bool) -> None:
+        """Print how to send the run, if the server does not have all of it."""
+        destination = self._destination
+        if self.folder is not None and destination is not None and (destination.mode == "offline" or is_late):
+            path = os.path.join(self._settings.log_dir, self.name)  # as the user spelled it
+            unsent_part = "it" if destination.mode == "offline" else "the rest"
+            self.print_line(f"Send {unsent_part} with: {destination.sync_command(path)}")
 
     def __enter__(self) -> Run:
         return self
@@ -778,6 +815,19 @@ class RankRun(Run):
     def _add_metrics(self, event: str, fields: dict[str, Any], *more: Any) -> None:
         if event == "event":
             super()._add_metrics(event, fields, *more)
+
+
+def _num_calls_below() -> int:
+    """Return how many calls of `finish` the present one has interrupted on this thread."""
+    num_calls = -1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        num_calls += frame.f_code is _FINISH_CODE
+        frame = frame.f_back
+    return num_calls
+
+
+_FINISH_CODE = Run.finish.__code__
 
 
 def _file_size_bytes(path: str) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph.recorder._backpressure import Backpressure
 from tachograph.recorder._buffer_items import (
     LARGE_STEP_BYTES,
@@ -111,6 +112,8 @@ class Writer:
         self._due_at: dict[str, float] = {}
         self._stopping = False
         self._finished_at: float | None = None
+        self._end: PendingRecord | None = None
+        self._has_ended = ReentrantEvent()
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
         self.collect: Callable[[], None] = lambda: None
@@ -154,7 +157,7 @@ class Writer:
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record other than a step."""
         item = PendingRecord(self._clock.steady_s(), event, fields)
-        if not self.put(item, num_bytes=size_bytes(fields), force=event == "end"):
+        if not self.put(item, num_bytes=size_bytes(fields)):
             self.losses.add("the buffer was full")
 
     def put(self, item: BufferItem, *, num_bytes: int = 0, force: bool = False) -> bool:
@@ -177,17 +180,30 @@ class Writer:
         marker = FlushMarker()
         self.buffer.append(marker)
         self._wake.put(True)
-        return marker.written.wait(max(timeout_s, 0.0)) and not self.files.has_pending
+        deadline_s = time.monotonic() + timeout_s
+        while not marker.written.wait(min(deadline_s - time.monotonic(), 0.1)):
+            # The run may end before the marker is in the buffer, in a signal handler.
+            if self._has_ended.is_set() or time.monotonic() >= deadline_s:
+                return self._has_ended.is_set() and not self.buffer and not self.files.has_pending
+        return not self.files.has_pending
 
-    def close(self, timeout_s: float) -> bool:
-        """Write everything, close the files and end the thread; return whether the journal has every record in time."""
+    def close(self, timeout_s: float, end: dict[str, Any] | None = None) -> bool:
+        """Write everything, close the files and end the thread; return whether the journal has every record in time.
+
+        The thread adds the `end` record, because it ends only once: two calls, one of them in a signal handler that
+        interrupted the other one, would write two of them or none.
+
+        Args:
+            timeout_s: how long to wait.
+            end: the fields of the `end` record; those of the first call count.
+        """
+        if self._end is None and end is not None:
+            self._end = PendingRecord(self._clock.steady_s(), "end", end)
         self._stopping = True
         self._wake.put(True)
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             deadline_s = time.monotonic() + timeout_s
-            while self._thread.is_alive() and time.monotonic() < deadline_s:
-                # Short waits instead of an Event, which a signal handler that gets here again would block on.
-                self._thread.join(min(deadline_s - time.monotonic(), 0.1))
+            while time.monotonic() < deadline_s and not self._has_ended.wait(min(deadline_s - time.monotonic(), 0.1)):
                 if self._finished_at is not None:  # only the mirror is left, and it has a process to complete it
                     deadline_s = min(deadline_s, self._finished_at + 2 * _LAST_CATCH_UP_S)
         return self._finished_at is not None and not self.files.has_pending and not self.files.is_lost
@@ -214,6 +230,7 @@ class Writer:
                 if type(item) is FlushMarker:
                     item.written.set()
             self.files.release()
+            self._has_ended.set()
 
     def _wait(self) -> None:
         """Wait for the next tick, with a look at the buffer now and then: large steps must not pile up until then."""
@@ -252,6 +269,8 @@ class Writer:
                 self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
 
     def _last_tick(self) -> None:
+        if self._end is not None:
+            self.buffer.append(self._end)
         self._write_buffer()
         with guard("maintaining the run folder"):
             self._check_files()

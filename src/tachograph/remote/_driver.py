@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from tachograph._base.guard import guard
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph.journal import RunFolder
 from tachograph.remote._address import parse_server
 from tachograph.remote._connection import Connection
@@ -39,7 +40,7 @@ class SenderThread:
 
     def __init__(self, sender: RunSender) -> None:
         self.sender = sender
-        self._is_closing = threading.Event()
+        self._is_closing = ReentrantEvent()
         self._thread = threading.Thread(target=self._run, name="tachograph-server", daemon=True)
 
     def start(self) -> None:

@@ -43,6 +43,7 @@ import msgspec
 
 from tachograph._base.files import open_lock, read_small, replace_file
 from tachograph._base.guard import guard
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records, journal_size
 from tachograph.records import finite_or_none, mask_text
@@ -135,7 +136,8 @@ class SinkDriver:
         self._num_failures = 0
         self._not_before_s = 0.0
         """When the receiver may be called again, on `time.monotonic`."""
-        self._stopping = threading.Event()
+        self._stopping = ReentrantEvent()
+        self._has_ended = ReentrantEvent()
         self._cursor_path = folder.private / f"sink-{sink.name}.json"
         cursor = self._background.load_cursor(folder) if self._background else self._load_cursor()
         if cursor is None:
@@ -184,12 +186,17 @@ class SinkDriver:
         if self._background is not None and is_final_call:
             with guard(f"flushing the sink {self.name}"):  # the thread that ends the run is the user's
                 self._background.flush(deadline_s)
-        self._thread.join(max(deadline_s - time.monotonic(), 0.0))
-        return not self._thread.is_alive() and self._num_failures == 0
+        return self._has_ended.wait(deadline_s - time.monotonic()) and self._num_failures == 0
 
     # The driver's thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._has_ended.set()
+
+    def _follow(self) -> None:
         is_last = False
         while not is_last:
             pause_s = backoff_s(self._poll_interval_s, self._num_failures, _MAX_BACKOFF_S)

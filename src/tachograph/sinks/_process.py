@@ -32,6 +32,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.detached import DetachedProcess
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -105,8 +106,8 @@ class SinkProcess:
         self._is_closing = False
         self._folder: RunFolder | None = None
         self._report: Callable[[str, str, str], None] = lambda kind, field, reason: None
-        self._ready_event = threading.Event()
-        self._finished_event = threading.Event()
+        self._ready_event = ReentrantEvent()
+        self._finished_event = ReentrantEvent()
         try:
             self._process = DetachedProcess("tachograph.sinks._process_main", "sink", name)
         except OSError as error:
@@ -170,8 +171,8 @@ class SinkProcess:
             Whether the sink accepted every record in time.
         """
         if not self._is_closing:
+            self._process.send(Close())  # first: a signal handler that gets here in between sends it again
             self._is_closing = True
-            self._process.send(Close())
         self._finished_event.wait(max(timeout_s, 0.0))
         return self._is_complete
 

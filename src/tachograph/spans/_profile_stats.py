@@ -20,6 +20,7 @@ from tachograph.spans._profiling_config import ProfilingConfig
 
 __all__ = ["ProfileStats", "Meter", "record"]
 
+_MAX_WAIT_S = 0.1
 _FOLD_AT = 4096
 """Length of a queue at which the thread that adds to it folds it."""
 _MAX_SAMPLES = 8192
@@ -59,10 +60,15 @@ class Meter:
 
     def drain(self) -> dict[str, float]:
         """Return the fields of the current window and start the next; empty if nothing was timed."""
-        with self._lock:
+        # A signal handler may have interrupted a thread in here, and wait for the writer, which gets here, too.
+        if not self._lock.acquire(timeout=_MAX_WAIT_S):
+            return {}
+        try:
             self._fold()
             num_durations, total_s, samples = self.num_durations, self._total_s, sorted(self._samples)
             self._clear()
+        finally:
+            self._lock.release()
         if not num_durations:
             return {}
         p95_s = samples[math.ceil(0.95 * len(samples)) - 1]

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
@@ -87,8 +86,7 @@ class SpanRecorder:
             self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=short)
         self.callback_iterations: dict[str, Span] = {}
         """The last iteration that a callback started, by name; another thread or task may stop it."""
-        self._lock = threading.RLock()
-        self._open_spans: dict[Span, None] = {}
+        self._open_spans: dict[Span, None] = {}  # without a lock: each operation on it is atomic
         self.next_save: Callable[[], int] = itertools.count(1).__next__
         """Numbers the attempts to save a checkpoint."""
         self._misuses: set[str] = set()
@@ -155,8 +153,7 @@ class SpanRecorder:
     def open_spans(self, span_name: SpanName) -> list[Span]:
         """Return the open spans of a name, oldest first."""
         name = text_of(span_name)
-        with self._lock:
-            return [span for span in self._open_spans if span.name_str == name]
+        return [span for span in list(self._open_spans) if span.name_str == name]
 
     def find_open(self, span_name: SpanName, inside: SpanName | None = None) -> Span | None:
         """Return the innermost open span of a name: in the current context, else in the run.
@@ -225,8 +222,7 @@ class SpanRecorder:
         current_span.set(span)
         extras = span.extras  # created here: on exit, a short span with extras takes the slow path
         extras.on_stop = on_stop
-        with self._lock:
-            self._open_spans[span] = None
+        self._open_spans[span] = None
         if len(self._open_spans) > _MAX_OPEN:
             self._close_oldest(span.name)
         try:
@@ -282,8 +278,7 @@ class SpanRecorder:
 
     def _close_oldest(self, name: SpanName) -> None:
         """Stop one of the oldest spans: the caller starts spans and never stops them."""
-        with self._lock:
-            spans = list(itertools.islice(self._open_spans, _MAX_OPEN // 10))
+        spans = list(itertools.islice(self._open_spans, _MAX_OPEN // 10))
         index = next((index for index, span in enumerate(spans) if span.name == name), len(spans) - 1)
         self.report_misuse(f"more than {_MAX_OPEN} spans are open, such as {text_of(name)!r}; stopping the oldest")
         self.close_span(spans[index], status="left_open")
@@ -291,8 +286,7 @@ class SpanRecorder:
             skip_stopped(span, self.root)  # or a chain of stopped spans would grow
 
     def _remove(self, span: Span) -> None:
-        with self._lock:
-            self._open_spans.pop(span, None)
+        self._open_spans.pop(span, None)
         if self.base is span:
             outer = (outer for outer in ancestors(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
@@ -371,9 +365,10 @@ class SpanRecorder:
             force: accept it even if the buffer is full.
             count_loss: whether to count a rejected item as a loss.
         """
-        if self._backend is None:
+        backend = self._backend  # once: a signal handler may end the run
+        if backend is None:
             return False
-        is_accepted = self._backend.put(item, force=force)
+        is_accepted = backend.put(item, force=force)
         if count_loss and not is_accepted:
             self.add_loss("the buffer was full")
         return is_accepted
@@ -433,10 +428,10 @@ class SpanRecorder:
         Args:
             since: stop only the spans inside this one.
         """
-        with self._lock:
-            spans = list(reversed(self._open_spans))
+        spans = list(reversed(self._open_spans))
         for span in spans:
-            if since is None or any(outer is since for outer in ancestors(span._parent)):
+            # A signal handler may get here while its own thread is stopping a span.
+            if span.stop_s is None and (since is None or any(outer is since for outer in ancestors(span._parent))):
                 self.close_span(span, status="left_open")
 
     def close(self) -> None:
@@ -461,8 +456,6 @@ class SpanRecorder:
         self.is_closed = self.records_short_spans = True  # so that short spans look for another run, too
         self.buffer = deque(maxlen=0)
         self.base = self.root
-        self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
-        self.ids.renew_lock()
         # Stop them, so that new spans look for another run even where one of these is the current span.
         for span in ancestors(current_span.get()):
             if span.recorder is self and span.stop_s is None:

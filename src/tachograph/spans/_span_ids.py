@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import uuid
 
 from tachograph.spans._span import Span
@@ -24,11 +23,7 @@ class SpanIds:
         first = int.from_bytes(os.urandom(4), "big") << 32 if is_recorded else 0
         self._run_id = run_id
         self._numbers = itertools.count(first + 1)
-        self._lock = threading.Lock()
-
-    def renew_lock(self) -> None:
-        """Replace the lock: in a forked child, a thread of the parent may have held it."""
-        self._lock = threading.Lock()
+        self._new_numbers: dict[int, int] = {}
 
     def text_of(self, span: Span) -> str:
         """Return the id of a span as it is written in records."""
@@ -42,7 +37,10 @@ class SpanIds:
     def _number(self, span: Span) -> int:
         extras = span.extras
         if not isinstance(extras.id, int):
-            with self._lock:  # both threads may ask for the id first
-                if not isinstance(extras.id, int):
-                    extras.id = next(self._numbers)
+            # The writer may ask for it first, too. Not with a lock: a signal handler that ends the run waits for the
+            # writer. The first one decides on the number, and removes it when the span has it.
+            number = self._new_numbers.setdefault(id(extras), next(self._numbers))
+            if not isinstance(extras.id, int):
+                extras.id = number
+            self._new_numbers.pop(id(extras), None)
         return extras.id

@@ -78,6 +78,7 @@ class _MemoryWriter:
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
         self.records: list[dict[str, Any]] = []
+        self._has_ended = False
 
     @property
     def is_late(self) -> bool:
@@ -115,7 +116,10 @@ class _MemoryWriter:
             self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
         return self.flush(timeout_s) if self.buffer else True
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, end: dict[str, Any] | None = None) -> bool:
+        if end is not None and not self._has_ended:
+            self._has_ended = True
+            self.add_record("end", end)
         return self.flush(timeout_s)
 
     def abandon(self) -> None:

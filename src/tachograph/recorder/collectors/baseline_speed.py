@@ -20,6 +20,7 @@ import msgspec
 
 from tachograph._base.files import read_small
 from tachograph._base.guard import guard
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, find_run_folders, is_linked_out
 from tachograph.recorder._run import Run
@@ -67,7 +68,7 @@ class BaselineReader:
         self._log_dir = os.path.abspath(log_dir)  # the training code may change its working directory
         self._tags: frozenset[str] = frozenset()
         self._has_recorded = False
-        self._is_stopped = threading.Event()
+        self._is_stopped = ReentrantEvent()
         self._thread: threading.Thread | None = None
         self.collect()
 

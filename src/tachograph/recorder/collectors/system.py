@@ -18,6 +18,7 @@ import psutil
 
 from tachograph._base.guard import guard
 from tachograph._base.nvml import GpuProbe
+from tachograph._base.reentrant import ReentrantEvent
 
 __all__ = ["MemorySampler", "SystemSampler", "memory_fields"]
 
@@ -67,7 +68,7 @@ class SystemSampler:
         self._folder = folder
         self._interval_s = interval_s
         self._deliver = deliver
-        self._stopping = threading.Event()
+        self._stopping = ReentrantEvent()
         self._gpus = GpuProbe()
         self._last_sample_at = time.monotonic()
         self._last_network = _network_bytes()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from tachograph._base.guard import guard
 from tachograph._base.http import DeliveryError
+from tachograph._base.reentrant import ReentrantEvent
 from tachograph.sinks._driver import backoff_s
 from tachograph.sinks.notify._channel import Channel
 from tachograph.sinks.notify._message import Message
@@ -81,14 +82,14 @@ class ChannelSender:
         self._timeout_s = timeout_s
         self._limiter = limiter
         self._reported_reasons: set[str] = set()
-        self._wake = threading.Event()
+        self._wake = ReentrantEvent()
         self._in_flight: set[str] = set()
         self._admitted_keys: set[str] = set()  # passed the rate limit: a retry does not count again
         self._num_failures = 0
         self._not_before_s = 0.0
         self._must_wait = False  # the receiver asked for the pause, so it also holds at exit
-        self._finishing = threading.Event()
-        self._first_is_done = threading.Event()
+        self._finishing = ReentrantEvent()
+        self._first_is_done = ReentrantEvent()
         self._deadline_s = math.inf
         # Both threads start with the run, because Python cannot start threads while it exits.
         self._threads = [

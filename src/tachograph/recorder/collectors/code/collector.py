@@ -10,6 +10,7 @@ folder of the run. The record then has the parts that were captured, and says th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -40,10 +41,9 @@ class CodeCollector:
     def __init__(self, run: Run, cwd: str) -> None:
         self._run = run
         self._cwd = cwd
-        self._lock = threading.Lock()
-        self._is_recorded = False
+        self._claims = [self]  # emptied by the thread that adds the record
         self._is_complete = False
-        self._cut_short = threading.Event()
+        self._is_cut_short = False
         self._process: DetachedProcess | None = None
         self._fields: dict[str, Any] = {}
         """The fields of the record that have arrived."""
@@ -58,7 +58,7 @@ class CodeCollector:
         exit_timeout_s = self._run.settings.exit_timeout_s
         self._thread.join(min(_MAX_WAIT_S, _MAX_WAIT_SHARE * exit_timeout_s))
         if self._thread.is_alive():
-            self._cut_short.set()  # before the next line: the thread stops a process that it is just starting
+            self._is_cut_short = True  # before the next line: the thread stops a process that it is just starting
             if self._process is not None:
                 self._process.terminate()
                 self._thread.join(_TERMINATE_SHARE * exit_timeout_s)
@@ -68,7 +68,7 @@ class CodeCollector:
 
     def forget(self) -> None:
         """In a forked child: the parent records the result."""
-        self._is_recorded = True
+        self._claims.clear()
 
     def _capture(self) -> None:
         with guard("capturing the code"):
@@ -92,12 +92,12 @@ class CodeCollector:
             files=loaded_files(),
             git=self._run.settings.git,
         )
-        if self._cut_short.is_set():
+        if self._has_to_stop():
             return
         process = self._process = DetachedProcess(
             "tachograph.recorder.collectors.code.capture_main", "code", self._run.name
         )
-        if self._cut_short.is_set():
+        if self._has_to_stop():
             process.kill()
         process.send(request)
         for line in process.replies():
@@ -105,11 +105,15 @@ class CodeCollector:
             self._is_complete = not line
         process.close_requests()
 
+    def _has_to_stop(self) -> bool:
+        """Return whether the run has ended, on another thread."""
+        return self._is_cut_short
+
     def _all_fields(self) -> dict[str, Any]:
         """Return the fields of the record; a part that did not arrive says why."""
         if self._is_complete or "missing" in self._fields:
             return self._fields
-        reason = _CUT_SHORT if self._cut_short.is_set() else "the process that captures the code has ended"
+        reason = _CUT_SHORT if self._is_cut_short else "the process that captures the code has ended"
         if not self._fields:
             return {"missing": reason}
         return {**{part: {"missing": reason} for part in _PARTS}, **self._fields}
@@ -125,9 +129,8 @@ class CodeCollector:
             "torch_build": torch_build(),
             "command": mask_arguments(getattr(sys, "orig_argv", [])),
         }
-        with self._lock:
-            if not self._is_recorded and self._run.status == "running":
-                self._is_recorded = True
-                self._run.add_record(
-                    "code", self._all_fields() | {name: value for name, value in more.items() if value}
-                )
+        fields = self._all_fields() | {name: value for name, value in more.items() if value}
+        if self._run.status == "running":
+            with contextlib.suppress(IndexError):  # it was added already
+                self._claims.pop()
+                self._run.add_record("code", fields)

@@ -1,0 +1,151 @@
+"""Signal handlers that call the recorder again while their own thread is inside of it, at any line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import HANG_S, Script
+
+_SWEEP = """
+    import json, os, signal, sys, time, traceback
+    import tachograph as tacho
+
+    root, handler_kind = sys.argv[1:3]
+    first_line, stride, hang_s = map(int, sys.argv[3:])
+    NUM_STEPS = 50
+
+    def start_run(name):
+        return tacho.init(name, log_dir=root, console=False, git=False, code=False)
+
+    def use(run):
+        run.log({"loss": 1.0}, step=NUM_STEPS)
+        run.event("checkpoint_loaded", a=1)
+        with tacho.timed_span("work"):
+            pass
+        run.flush()
+        run.finish()
+
+    def interrupted(name, line_number):
+        # Run `use` and send the signal at one of its lines; return the number of lines.
+        run = start_run(name)
+        for step in range(NUM_STEPS):
+            run.log({"loss": 1.0}, step=step)
+
+        def handle(number, frame):
+            if handler_kind == "log":
+                run.log({"loss": 2.0}, step=NUM_STEPS + 1)
+                run.event("signalled")
+                run.flush()
+            else:
+                run.finish()
+            if handler_kind == "exit":
+                sys.exit(0)
+
+        number = signal.SIGTERM if handler_kind == "terminate" else signal.SIGUSR1
+        if handler_kind != "terminate":  # that one is the handler of the recorder
+            signal.signal(number, handle)
+        num_lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal num_lines
+            file = frame.f_code.co_filename
+            if event == "line" and ("tachograph" in file or "threading" in file):
+                num_lines += 1
+                if num_lines == line_number:
+                    sys.settrace(None)
+                    print(file, frame.f_lineno, file=sys.stderr)
+                    signal.raise_signal(number)
+            return trace
+
+        sys.settrace(trace)
+        use(run)
+        sys.settrace(None)
+        return num_lines
+
+    def start(line_number):
+        name = f"run-{line_number}"
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(f"{root}/{name}.txt", os.O_CREAT | os.O_WRONLY), 2)
+            code = 1
+            try:
+                num_lines = interrupted(name, line_number)
+                if line_number == 0:
+                    open(f"{root}/num_lines", "w").write(str(num_lines))
+                code = 0
+            except SystemExit:
+                import atexit
+                atexit._run_exitfuncs()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        return pid, name
+
+    def problems_of(pid, name):
+        deadline_s = time.monotonic() + hang_s
+        problems = []
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            time.sleep(0.002)
+            if time.monotonic() > deadline_s:
+                os.kill(pid, signal.SIGKILL)
+                problems.append("it did not end")
+        code = os.waitstatus_to_exitcode(ended[1])
+        records = [json.loads(line) for line in open(f"{root}/{name}/metrics.jsonl")]
+        steps = [record["global_step"] for record in records if record["event"] == "step"]
+        statuses = [record["status"] for record in records if record["event"] == "end"]
+        is_terminated = handler_kind == "terminate" and name != "run-0"
+        if code != (-signal.SIGTERM if is_terminated else 0):
+            problems.append(f"exit code {code}")
+        if steps[:NUM_STEPS] != list(range(NUM_STEPS)):
+            problems.append(f"only the steps {steps}")
+        # A run that was finishing when the signal came has finished.
+        if statuses not in ([["finished"], ["failed"]] if is_terminated else [["finished"]]):
+            problems.append(f"the ends {statuses}")
+        return [f"{name}: {problem}: {open(f'{root}/{name}.txt').read()}" for problem in problems]
+
+    use(start_run("first"))  # what is imported on first use is imported now
+    problems = problems_of(*start(0))
+    num_lines = int(open(f"{root}/num_lines").read())
+    for line_number in range(first_line, num_lines + 1, stride):
+        problems += problems_of(*start(line_number))
+    print(json.dumps({"num_lines": num_lines, "problems": problems}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first_line", "stride"),
+    [(7, 31), *(pytest.param(first_line, 8, marks=pytest.mark.long) for first_line in range(1, 9))],
+)
+@pytest.mark.parametrize("handler_kind", ["finish", "exit", "log", "terminate"])
+def test_signal_at_any_line_loses_and_blocks_nothing(
+    script: Callable[..., Script], logs: Path, handler_kind: str, first_line: int, stride: int
+) -> None:
+    logs.mkdir()
+    process = script(_SWEEP, logs, handler_kind, first_line, stride, int(HANG_S))
+    report = json.loads(process.ok().splitlines()[-1])
+    assert report["num_lines"] > 100
+    assert not report["problems"]
+
+
+def test_signals_that_finish_the_run_again_and_again(script: Callable[..., Script], logs: Path) -> None:
+    program = """
+        import signal, sys, tachograph
+        run = tachograph.init("timer", log_dir=sys.argv[1], git=False)
+        signal.signal(signal.SIGALRM, lambda number, frame: run.finish())
+        for step in range(1000):
+            run.log({"loss": 1.0}, step=step)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        is_complete = run.finish()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert is_complete and run.status == "finished"
+    """
+    script(program, logs).ok()
+    records = [json.loads(line) for line in (logs / "timer" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["global_step"] for record in records if record["event"] == "step"] == list(range(1000))
+    assert [record["event"] for record in records].count("end") == 1
