@@ -13,7 +13,7 @@ import pytest
 import tachograph as tacho
 from tachograph._base import ranks
 from tachograph.journal import RunFolder, find_job
-from tachograph.reader import read, read_ranks
+from tachograph.reader import overview, read, read_ranks
 from tests.conftest import HANG_S, lines_of, wait_for
 
 SINGLE_PROCESS = (0, 1)
@@ -107,16 +107,37 @@ def test_second_rank_writes_its_own_journal(logs, script):
     assert not list(logs.glob("job-*"))
 
 
-def test_rank_without_rank_zero_writes_nothing(logs, monkeypatch):
+def test_rank_without_rank_zero_leaves_a_run_of_its_own(logs, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    started_s = time.monotonic()
     run = tacho.init("alone", log_dir=str(logs), console=False, exit_timeout_s=0.5)
     run.log({"a": 1.0}, step=0)
-    run.log_validation({"loss": 1.0})
-    run.finish()
-    assert time.monotonic() - started_s < HANG_S / 2
-    assert not logs.exists() or not list(logs.iterdir())
+    run.log_error(ValueError("rank 1 is unwell"))
+    assert run.finish("failed", reason="ValueError", timeout_s=4)
+    (folder,) = logs.iterdir()
+    assert folder.name == "alone-rank-1"
+    history = read(folder.name, logs)
+    assert str(overview(RunFolder(folder)).state) == "failed" and history.counts["error"] == 1
+
+
+def test_rank_that_fails_before_rank_zero_starts_keeps_its_error(logs, script):
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
+    source = """
+        import sys, tachograph as tacho
+        run = tacho.init("job", log_dir=sys.argv[1], console=False)
+        print("started", flush=True)
+        if len(sys.argv) > 2:
+            raise RuntimeError("rank 1 is unwell")
+        sys.stdin.readline()
+    """
+    second = script(source, logs, "fail", env={**job, "RANK": "1"})
+    assert second.process.stdout.readline() == "started\n"
+    first = script(source, logs, env={**job, "RANK": "0"})
+    second.process.communicate(timeout=HANG_S)
+    first.process.communicate("\n", timeout=HANG_S)
+    _, one = read("job", logs).ranks
+    assert (one.state, one.num_errors, one.reason) == ("failed", 1, "RuntimeError")
+    assert [folder.name for folder in logs.iterdir()] == ["job"]
 
 
 def test_find_job_ignores_runs_of_other_jobs(logs, monkeypatch):
@@ -172,6 +193,7 @@ def test_run_that_ended_before_its_last_heartbeat_is_found(logs, monkeypatch):
 def test_rank_without_rank_zero_reports_lost_records(logs, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    logs.write_text("not a folder")
     run = tacho.init("alone", log_dir=str(logs), exit_timeout_s=0.5)
     assert not run.finish()
     assert "could not be written" in capsys.readouterr().out

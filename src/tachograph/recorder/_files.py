@@ -71,6 +71,11 @@ class Files(Protocol):
         ...
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether lines wait for a folder that another process creates."""
+        ...
+
+    @property
     def can_append(self) -> bool:
         """Whether lines reach the file when they are appended, and do not wait in memory."""
         ...
@@ -138,6 +143,7 @@ class RunFiles:
         self._write_failed_at: float | None = None
         self._is_yielding = False
         self.is_lost = False
+        self.is_waiting = False
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
         self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None

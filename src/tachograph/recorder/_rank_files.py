@@ -1,7 +1,9 @@
 """The files of a rank other than 0: one journal inside the folder of the run that rank 0 records.
 
 Only rank 0 knows the name of the folder, so the other ranks search for a run whose heartbeat names their job, at
-growing intervals. They never wait for it: until the folder is found, lines are kept in memory, up to a limit.
+growing intervals. They never wait for it while the run is recorded: until the folder is found, lines are kept in
+memory, up to a limit. At the end the writer waits for it, within the time for the exit: a rank that fails early may be
+done before rank 0 has created its folder. If it never appears, the rank leaves its journal in a run folder of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
 from tachograph._base.files import make_folder, replace_file
+from tachograph.exceptions import TachographError
 from tachograph.journal import (
     Appender,
     ControlFile,
     Heartbeat,
     RunFolder,
+    claim_run_folder,
     find_job,
     restore_journal,
     this_process,
@@ -66,6 +71,11 @@ class RankFiles:
     def has_pending(self) -> bool:
         """Whether lines could not be written yet; lines that wait for the folder do not count."""
         return self._appender is not None and bool(self._appender.pending)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether lines wait for the folder of rank 0."""
+        return self._appender is None and bool(self._unwritten)
 
     @property
     def can_append(self) -> bool:
@@ -114,6 +124,18 @@ class RankFiles:
         self._appender.append(unwritten)
         self.beat()
 
+    def _open_own_folder(self) -> None:
+        """Leave the journal in a run folder of its own, because that of rank 0 did not appear."""
+        name = f"{self._name or time.strftime('run-%Y%m%d_%H%M%S')}-rank-{self._rank}"
+        with contextlib.suppress(OSError, TachographError):
+            claim = claim_run_folder(self._log_dir, name, resume=False)
+            try:
+                self._appender = Appender(claim.folder.journal, _MAX_PENDING_BYTES, below=claim.folder.path)
+                self._appender.append(bytes(self._unwritten))
+                self._unwritten.clear()
+            finally:
+                claim.release()
+
     def beat(self, state: WriterState | None = None) -> None:
         """Write the heartbeat; without a state, with the last one."""
         self._state = state or self._state
@@ -141,8 +163,10 @@ class RankFiles:
 
     def close(self) -> None:
         """Sync everything to disk."""
-        if self._appender is None and self._unwritten:
+        if self.is_waiting:
             self._search()
+        if self.is_waiting:
+            self._open_own_folder()
             self.is_lost = self._appender is None
         if self._appender is not None:
             self._appender.sync()

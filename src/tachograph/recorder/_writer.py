@@ -57,6 +57,7 @@ _MAX_TICK_S = 0.5
 _LAST_CATCH_UP_S = 1.0
 """How long the end of a run waits for the CSV mirror. The journal is complete then, so a longer wait gains nothing."""
 
+_FOLDER_POLL_S = 0.05
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
 _MEMORY_S = 1.0
@@ -113,6 +114,7 @@ class Writer:
         self._stopping = False
         self._finished_at: float | None = None
         self._end: PendingRecord | None = None
+        self._deadline_s = 0.0
         self._has_ended = ReentrantEvent()
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
@@ -199,6 +201,7 @@ class Writer:
         """
         if self._end is None and end is not None:
             self._end = PendingRecord(self._clock.steady_s(), "end", end)
+        self._deadline_s = time.monotonic() + timeout_s
         self._stopping = True
         self._wake.put(True)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
@@ -276,6 +279,11 @@ class Writer:
             self._check_files()
         self._write_buffer()
         self._write(self._builder.finish())
+        # Another rank may be about to create the folder; half of the time is for writing elsewhere if it does not.
+        wait_until_s = (time.monotonic() + self._deadline_s) / 2
+        while self.files.is_waiting and time.monotonic() < wait_until_s:
+            time.sleep(_FOLDER_POLL_S)
+            self._check_files()
         deadline_s = time.monotonic() + self._settings.exit_timeout_s
         while self.files.has_pending and time.monotonic() < deadline_s:
             time.sleep(0.05)
