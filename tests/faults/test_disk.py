@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -76,7 +77,7 @@ def test_disk_that_stays_full_counts_losses_and_ends_in_time(small_disk, capsys)
     assert run.finish() is False
     assert time.monotonic() - began_s < HANG_S / 2
     assert run.backend.losses.num_records > 0
-    assert "could not be written within 1 s" in capsys.readouterr().out
+    assert "could not be written" in capsys.readouterr().err
     history = read(small_disk / "x")
     steps = history.series("a").steps
     assert steps.tolist() == list(range(len(steps)))
@@ -368,3 +369,27 @@ def test_journal_damaged_right_before_the_end(logs, how):
     if how == "deleted":
         assert history.series("a").steps.tolist() == list(range(100))
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == sum(history.counts.values())
+
+
+def test_losses_are_printed_without_console(logs, script):
+    program = """
+        import resource, shutil, sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], console=False, git=False, csv=False, exit_timeout_s=1)
+        run.flush()
+        if sys.argv[2] == "limit":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        else:
+            shutil.rmtree(f"{sys.argv[1]}/x")
+            open(f"{sys.argv[1]}/x", "w").close()
+        for step in range(1000):
+            run.log({"loss": 1.0}, step=step)
+        run.finish()
+    """
+    code, out, err = script(program, logs / "limit", "limit").wait()
+    assert (code, out) == (0, "")
+    num_steps = (logs / "limit" / "x" / "metrics.jsonl").read_text().count('"step"')
+    assert num_steps < 1000 and "were lost: the disk could not be written" in err
+    heartbeat = json.loads((logs / "limit" / "x" / ".tacho" / "heartbeat.json").read_bytes())
+    assert heartbeat["num_dropped"] >= 1000 - num_steps
+    code, out, err = script(program, logs / "file", "file").wait()
+    assert (code, out) == (0, "") and err.count("could not be written") == 1

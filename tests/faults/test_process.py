@@ -341,7 +341,7 @@ def test_exit_is_bounded_when_the_disk_hangs(logs, script):
     left = time.time() - float(printed)
     assert code == 0, err
     assert left < HANG_S / 2, f"the process took {left:.1f} s to end"
-    assert "could not be written within 1 s" in out
+    assert "could not be written" in err
 
 
 def test_stalled_writer_drops_and_counts_records(logs, script):

@@ -278,7 +278,7 @@ def test_slow_mirror_is_not_reported_as_lost_records(logs, capsys):
     try:
         assert run.finish(timeout_s=60.0) is True
         assert lines_of(logs / "x")[-1]["event"] == "end"
-        assert "could not be written" not in capsys.readouterr().out
+        assert "could not be written" not in capsys.readouterr().err
     finally:
         release.set()
 
@@ -299,7 +299,7 @@ def test_mirror_that_is_behind_is_completed_after_the_run(logs, capsys):
 
 def test_fast_program_ends_with_a_true_message(logs, script):
     """The mirror cannot keep up with columns that appear all the time; only the journal has to be complete."""
-    out = script(
+    code, out, err = script(
         """
         import sys, tachograph
         run = tachograph.init("x", log_dir=sys.argv[1], git=False, system_interval_s=0, exit_timeout_s=1.5)
@@ -308,9 +308,10 @@ def test_fast_program_ends_with_a_true_message(logs, script):
         print("complete" if run.finish() else "incomplete")
         """,
         logs,
-    ).ok()
+    ).wait()
     is_complete = lines_of(logs / "x")[-1]["event"] == "end"
-    assert ("incomplete" not in out) == ("could not be written" not in out) == is_complete
+    assert code == 0
+    assert ("incomplete" not in out) == ("could not be written" not in err) == is_complete
     folder = RunFolder(logs / "x")
     wait_for(lambda: is_csv_current(folder), "the complete CSV")
     assert (logs / "x" / "metrics.csv").read_bytes().count(b"\n") == len(lines_of(logs / "x")) + 1

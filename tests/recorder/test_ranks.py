@@ -196,7 +196,7 @@ def test_rank_without_rank_zero_reports_lost_records(logs, monkeypatch, capsys):
     logs.write_text("not a folder")
     run = tacho.init("alone", log_dir=str(logs), exit_timeout_s=0.5)
     assert not run.finish()
-    assert "could not be written" in capsys.readouterr().out
+    assert "could not be written" in capsys.readouterr().err
 
 
 def test_killed_rank_keeps_written_records(logs, script, monkeypatch):

@@ -71,6 +71,11 @@ class Files(Protocol):
         ...
 
     @property
+    def num_pending_lines(self) -> int:
+        """The number of lines that could not be written yet."""
+        ...
+
+    @property
     def is_waiting(self) -> bool:
         """Whether lines wait for a folder that another process creates."""
         ...
@@ -159,6 +164,11 @@ class RunFiles:
     def has_pending(self) -> bool:
         """Whether data could not be written yet."""
         return bool(self._appender.pending)
+
+    @property
+    def num_pending_lines(self) -> int:
+        """The number of lines that could not be written yet."""
+        return self._appender.pending.count(b"\n")
 
     @property
     def can_append(self) -> bool:

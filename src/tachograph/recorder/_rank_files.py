@@ -73,6 +73,11 @@ class RankFiles:
         return self._appender is not None and bool(self._appender.pending)
 
     @property
+    def num_pending_lines(self) -> int:
+        """The number of lines that could not be written yet; lines that wait for the folder do not count."""
+        return 0 if self._appender is None else self._appender.pending.count(b"\n")
+
+    @property
     def is_waiting(self) -> bool:
         """Whether lines wait for the folder of rank 0."""
         return self._appender is None and bool(self._unwritten)

@@ -647,9 +647,9 @@ class Run:
             is_complete = self.backend.close(
                 deadline_s - time.monotonic(), {name: value for name, value in fields.items() if value is not None}
             )
-            if not is_complete:
+            if not num_nested:
                 time_limit = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
-                self.print_line(f"the last records of {self.name!r} could not be written{time_limit}")
+                self._print_losses(f"could not be written{time_limit}" if not is_complete else "")
         for follower in self._followers:
             follower.close(0)  # stop all of them first, so that one that hangs takes no time from the others
         late_followers = [
@@ -677,6 +677,18 @@ class Run:
             if self._closed_collectors.setdefault(id(collector), claim) is claim:
                 with guard("collecting"):
                     collector.close()
+
+    def _print_losses(self, problem: str) -> None:
+        """Print which records the journal lacks to standard error, also without `console`: a loss is never silent."""
+        parts = [f"the last records of {self.name!r} {problem}"] if problem else []
+        if self.backend is not None:
+            parts += [
+                f"{num_records:,} records of {self.name!r} were lost: {reason}"
+                for reason, num_records in self.backend.losses.by_reason.items()
+            ]
+        if parts:
+            with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # closed, or None
+                print(f"[telemetry] {'; '.join(parts)}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _print_sync_command(self, *, is_late: bool) -> None:
         """Print how to send the run, if the server does not have all of it."""

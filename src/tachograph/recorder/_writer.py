@@ -58,6 +58,7 @@ _LAST_CATCH_UP_S = 1.0
 """How long the end of a run waits for the CSV mirror. The journal is complete then, so a longer wait gains nothing."""
 
 _FOLDER_POLL_S = 0.05
+_RETRY_SHARE = 0.8
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
 _MEMORY_S = 1.0
@@ -285,13 +286,17 @@ class Writer:
             time.sleep(_FOLDER_POLL_S)
             self._check_files()
         deadline_s = time.monotonic() + self._settings.exit_timeout_s
-        while self.files.has_pending and time.monotonic() < deadline_s:
+        # Not to the last moment: what is given up has to be counted while the end of the run waits for it.
+        retry_until_s = time.monotonic() + _RETRY_SHARE * (self._deadline_s - time.monotonic())
+        while self.files.has_pending and time.monotonic() < retry_until_s:
             time.sleep(0.05)
             self._write([])
             self._write_buffer()
         with guard("maintaining the run folder"):
             self._check_files()
             self._write_buffer()
+        if self.files.num_pending_lines:
+            self.losses.add("the disk could not be written", self.files.num_pending_lines)
         self._report_losses()
         self._finished_at = time.monotonic()
         self.files.catch_up(budget_s=min(deadline_s - time.monotonic(), _LAST_CATCH_UP_S), force=True)
