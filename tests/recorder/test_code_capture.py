@@ -333,3 +333,14 @@ def test_changed_blobs_are_rejected(repository: Path):
     for name in ("../metrics.jsonl", "/etc/passwd", "", "a" * 40 + "/.."):
         with pytest.raises(CodeError, match="not the name"):
             read_code_file(run, name)
+
+
+def test_git_is_not_looked_up_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder of a run may have a program of this name."""
+    program = tmp_path / "git"
+    program.write_text("#!/bin/sh\necho trapped\n")
+    program.chmod(0o755)
+    for before in (".", "", "bin/.."):
+        monkeypatch.setenv("PATH", f"{before}{os.pathsep}{os.environ['PATH']}")
+        assert run_git("--version", cwd=str(tmp_path)).startswith(b"git version")
+        assert run_git("--version", cwd=str(tmp_path), git_dir=str(tmp_path)).startswith(b"git version")

@@ -66,7 +66,10 @@ def git_environment(git_dir: str | None = None) -> dict[str, str]:
         git_dir: the folder `.git` of a repository that Tachograph created. Git then uses this repository, with the
             folder that it runs in as the working tree, whatever the variables of the user or the files around it say.
     """
+    # A relative folder, such as `.`, would be looked up where git runs: among the files of a run.
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
+    own = {**_ENVIRONMENT, "PATH": os.pathsep.join(folders)}
     if git_dir is None:
-        return {**os.environ, **_ENVIRONMENT}
+        return {**os.environ, **own}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return {**inherited, **_ENVIRONMENT, **_NO_CONFIGURATION, "GIT_DIR": git_dir}
+    return {**inherited, **own, **_NO_CONFIGURATION, "GIT_DIR": git_dir}
