@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import tachograph as tacho
 from tachograph._base import ranks
+from tachograph.cli._main import main
 from tachograph.journal import RunFolder, find_job
 from tachograph.reader import overview, read, read_ranks
 from tests.conftest import HANG_S, lines_of, wait_for
@@ -138,6 +140,20 @@ def test_rank_that_fails_before_rank_zero_starts_keeps_its_error(logs, script):
     _, one = read("job", logs).ranks
     assert (one.state, one.num_errors, one.reason) == ("failed", 1, "RuntimeError")
     assert [folder.name for folder in logs.iterdir()] == ["job"]
+
+
+def test_show_counts_ranks_without_a_journal(logs, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    tacho.init("job", log_dir=str(logs), console=False, git=False).finish()
+    folder = RunFolder(logs / "job")
+    folder.ranks.mkdir()
+    for rank in (1, 2):
+        folder.rank_journal(rank).write_text(json.dumps({"event": "start", "time": 1.0, "rank": rank}) + "\n")
+    result = CliRunner().invoke(main, ["show", "job", "--log-dir", str(logs)])
+    assert "1 of 4 ranks left no journal in this folder" in result.output
+    folder.rank_journal(3).write_text('{"event": "start", "time": 1.0, "rank": 3}\n')
+    assert "left no journal" not in CliRunner().invoke(main, ["show", "job", "--log-dir", str(logs)]).output
 
 
 def test_find_job_ignores_runs_of_other_jobs(logs, monkeypatch):

@@ -155,7 +155,7 @@ def render(history: RunHistory) -> RenderableType:
         parts += [Text(), _plugins_table(plugins, history)]
     ranks = history.ranks
     if ranks:
-        parts += [Text(), _ranks_table(ranks)]
+        parts += [Text(), _ranks_table(ranks), *_missing_ranks(history, ranks)]
     checkpoints = checkpoint_records(history)
     if checkpoints:
         parts += [Text(), _checkpoints_table(checkpoints)]
@@ -335,6 +335,15 @@ def _plugins_table(plugins: list[PluginUse], history: RunHistory) -> RenderableT
         state = "–" if active is None else "yes" if active.last else "no"
         add_row(table, safe(plugin.name, 60), state, safe("; ".join([*changes, *plugin.contributes]), 300))
     return table
+
+
+def _missing_ranks(history: RunHistory, ranks: list[RankView]) -> list[Text]:
+    """Return a line about ranks of the job that have no journal, if there are any."""
+    world_size = (history.latest("start") or [{}])[-1].get("world_size")
+    if not isinstance(world_size, int) or world_size <= len(ranks):
+        return []
+    num_missing = world_size - len(ranks)
+    return [Text(f"{num_missing} of {world_size} ranks left no journal in this folder", style="yellow")]
 
 
 def _ranks_table(ranks: list[RankView]) -> RenderableType:
