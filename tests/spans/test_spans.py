@@ -469,16 +469,19 @@ def test_environment_disables_spans(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_ranks_get_inactive_spans(tmp_path, monkeypatch):
+def test_spans_of_other_ranks_go_to_a_journal_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "2")
     with application(), training_loop(0) as span:
         span.add_attribute("a", 1)
         for _ in range(10_000):
             with training_iteration():
                 pass
-    assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []  # until the end: it belongs into the folder of rank 0
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert folder.name.endswith("-rank-1") and (folder / "metrics.jsonl").exists()
 
 
 def test_worker_processes_start_no_runs(script, tmp_path):

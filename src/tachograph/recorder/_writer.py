@@ -58,6 +58,7 @@ _LAST_CATCH_UP_S = 1.0
 """How long the end of a run waits for the CSV mirror. The journal is complete then, so a longer wait gains nothing."""
 
 _FOLDER_POLL_S = 0.05
+_MAX_FOLDER_WAIT_S = 5.0
 _RETRY_SHARE = 0.8
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
@@ -281,7 +282,8 @@ class Writer:
         self._write_buffer()
         self._write(self._builder.finish())
         # Another rank may be about to create the folder; half of the time is for writing elsewhere if it does not.
-        wait_until_s = (time.monotonic() + self._deadline_s) / 2
+        now_s = time.monotonic()
+        wait_until_s = now_s + min((self._deadline_s - now_s) / 2, _MAX_FOLDER_WAIT_S)
         while self.files.is_waiting and time.monotonic() < wait_until_s:
             time.sleep(_FOLDER_POLL_S)
             self._check_files()
