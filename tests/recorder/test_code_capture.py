@@ -143,7 +143,7 @@ def start_run(repository: Path, monkeypatch: pytest.MonkeyPatch, exit_timeout_s:
 
 @pytest.fixture
 def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """A git that hangs in a command of the capture, ``hanging_git("diff")``, and writes its process ids to a file."""
+    """A git that hangs in a command of the capture, ``hanging_git("diff")``; its process ids are in a file."""
 
     def install(command: str) -> Path:
         tools, pids, new = tmp_path / "tools", tmp_path / "pids", tmp_path / "new"
@@ -174,9 +174,9 @@ def has_ended(pid: int) -> bool:
 def test_a_hanging_git_is_stopped(
     repository: Path, hanging_git: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ):
-    hanging_git("status")
+    hanging_git("status --porcelain=v2")
     with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
-        run_git("status", "-z", cwd=str(repository), timeout_s=0.1)
+        run_git("status", "--porcelain=v2", "-z", cwd=str(repository), timeout_s=0.1)
     monkeypatch.setattr(run_git, "__kwdefaults__", {**run_git.__kwdefaults__, "timeout_s": 0.1})
     _, found = capture_in(repository, repository / "train.py")
     assert "took longer than" in found["git"]["missing"]
@@ -187,7 +187,7 @@ def test_nothing_writes_after_the_end_of_a_run(
     repository: Path, hanging_git: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, ignores_sigterm: bool
 ):
     """The capture is still running when the run ends: it is stopped, and the record says so."""
-    pids = hanging_git("status")
+    pids = hanging_git("status --porcelain=v2")
     if ignores_sigterm:
         monkeypatch.setattr(DetachedProcess, "terminate", lambda self: None)
     run = start_run(repository, monkeypatch)
@@ -204,13 +204,57 @@ def test_nothing_writes_after_the_end_of_a_run(
 
 
 def test_the_capture_ends_with_the_training_process(repository: Path, hanging_git: Callable[[str], Path]):
-    pids = hanging_git("status")
+    pids = hanging_git("status --porcelain=v2")
     environment = {**os.environ, "TACHO_CODE": "1"}
     with subprocess.Popen([sys.executable, "train.py"], cwd=repository, env=environment) as process:
         wait_for(pids.exists, "the git command")
         process.kill()
     for pid in map(int, pids.read_text().split()):
         wait_for(lambda pid=pid: has_ended(pid), "the end of the capture")
+
+
+def test_a_git_that_is_just_starting_is_killed(hanging_git: Callable[[str], Path], script: Callable[..., Any]):
+    """The signal comes at one line after the other, from before git starts until the process waits for it."""
+    pids = hanging_git("status --porcelain=v2")
+    program = """
+    import os, signal, sys, threading
+    from tachograph.reader.captured_code import kill_running_git, run_git
+
+    def end(*_):
+        kill_running_git()
+        os._exit(1)
+
+    def run_until(line):
+        signal.signal(signal.SIGTERM, end)
+        num_lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal num_lines
+            num_lines += event == "line"
+            if num_lines == line:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return trace
+
+        sys.settrace(trace)
+        run_git("status", "--porcelain=v2", "-z", cwd=".", timeout_s=0.2)
+
+    statuses = []
+    while not statuses or statuses[-1] == 1:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run_until(1 + 20 * len(statuses))
+            finally:
+                os._exit(0)  # the program took fewer lines
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if os.path.exists(sys.argv[1]):
+            print(open(sys.argv[1]).read().split()[0])
+            os.remove(sys.argv[1])
+    """
+    git_pids = list(map(int, script(program, pids).ok().split()))
+    assert git_pids
+    for pid in git_pids:
+        wait_for(lambda pid=pid: has_ended(pid), "the end of git")
 
 
 def test_parts_captured_before_the_end_are_kept(

@@ -22,8 +22,6 @@ MAX_GIT_OUTPUT_BYTES = 16 << 20
 _TIMEOUT_S = 5.0
 _MAX_ERROR_CHARS = 300
 
-_running: set[subprocess.Popen[bytes]] = set()
-
 
 def run_git(
     *arguments: str,
@@ -64,12 +62,11 @@ def run_git(
     except (OSError, ValueError) as error:
         raise CodeError(f"{what} cannot be started: {error}") from error
     assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as requested above
-    _running.add(process)
     is_late = threading.Event()
 
     def stop() -> None:
         is_late.set()
-        _kill(process)
+        _kill(process.pid)
 
     errors = bytearray()
     error_reader = threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True)
@@ -81,9 +78,8 @@ def run_git(
         output = process.stdout.read(max_bytes + 1)
         is_large = len(output) > max_bytes
         if is_large:
-            _kill(process)
+            _kill(process.pid)
         process.wait()
-        _running.discard(process)
         timer.cancel()
         error_reader.join(1.0)
     if is_late.is_set():
@@ -99,18 +95,20 @@ def run_git(
 
 
 def kill_running_git() -> None:
-    """End every git command that is running, before this process exits."""
-    for process in list(_running):
-        _kill(process)
+    """End every git command of this process, also one that it is just starting; a signal handler may call this."""
+    import psutil
+
+    for child in psutil.Process().children():
+        _kill(child.pid)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(pid: int) -> None:
     """End git and the programs that it started, which may keep the pipe open."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+            os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # before it leads its own group, and where there are none
+        os.kill(pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
 
 def _drain(stream: object, into: bytearray) -> None:

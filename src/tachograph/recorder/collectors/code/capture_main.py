@@ -30,7 +30,7 @@ MAX_S = 60.0
 def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     """Capture the code that the first request names, and send the fields of the record as lines of JSON."""
     signal.signal(signal.SIGTERM, _exit)
-    timer = threading.Timer(MAX_S, os._exit, (1,))  # a network disk may hang in a way that no limit can end
+    timer = threading.Timer(MAX_S, _exit_at_once)  # a network disk may hang in a way that no limit can end
     timer.daemon = True
     timer.start()
     if hasattr(os, "nice"):
@@ -53,6 +53,11 @@ def _send(replies: ReplyChannel, fields: dict[str, Any]) -> None:
 def _exit(*_: object) -> None:
     kill_running_git()
     sys.exit(1)  # unlike `os._exit`, removes a file that is being written
+
+
+def _exit_at_once() -> None:
+    kill_running_git()
+    os._exit(1)
 
 
 def _exit_with_parent(requests: BinaryIO) -> None:
