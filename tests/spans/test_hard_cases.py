@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import time
 
@@ -136,6 +137,16 @@ def test_checkpoint_size_ignores_dangling_link(tacho_run, tmp_path):
         pass
     (saved,) = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
     assert saved["checkpoint_size"] == 10
+
+
+def test_checkpoint_removed_while_it_is_recorded_is_no_fault(tacho_run, tmp_path, monkeypatch):
+    """Trainers remove their last checkpoint when they save a better one, perhaps between two looks at it."""
+    monkeypatch.setattr(os.path, "isfile", lambda path: True)
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    with checkpoint_save(1, path=tmp_path / "gone.ckpt"):
+        pass
+    (saved,) = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
+    assert saved.get("checkpoint_size") is None
 
 
 @pytest.mark.expects_faults

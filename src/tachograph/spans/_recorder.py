@@ -478,11 +478,13 @@ def _is_clean_exit(error: BaseException) -> bool:
 
 
 def _size_bytes(path: str | None) -> int | None:
-    """Return the size of a file, or of everything in a folder."""
-    if path is None or not os.path.exists(path):
+    """Return the size of a file, or of everything in a folder; None if it was already replaced by a later one."""
+    if path is None:
         return None
-    if os.path.isfile(path):
-        return os.path.getsize(path)
+    if not os.path.isdir(path):
+        with contextlib.suppress(OSError):
+            return os.path.getsize(path)
+        return None
     num_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names[:10_000]:
