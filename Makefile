@@ -71,18 +71,19 @@ checks:
 
 # Three workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
 # Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadgroup --max-worker-restart 0
+PRELOADED := --tx "3*popen//python=$(BIN)/python tests/worker.py"
 
 pytest: setup
-	$(PYTEST)
+	$(PYTEST) $(PRELOADED)
 
 # For each edit: neither a browser nor a framework, nor tests that take long.
 test-fast: setup
-	$(PYTEST) --fast
+	$(PYTEST) -n 3 --fast
 
 # The same cases as `make test`, larger or more often.
 test-long: setup
-	$(PYTEST) -m long
+	$(PYTEST) $(PRELOADED) -m long
 
 # Some tests with the lowest versions of all dependencies, with the oldest Python on this machine.
 test-lowest: $(BIN)/python

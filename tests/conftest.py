@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import pytest
 
 from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
-from tests.preloaded import preloaded
+from tests.preloaded import preloaded, share_preloaded
 from tests.selection import is_heavy
 
 # A shell starts background jobs without SIGINT, and `nohup` without SIGHUP; programs that tests start would inherit it.
@@ -52,6 +53,7 @@ _PROGRAMS = {"dashboard", "ranks", "script", "tacho"}
 """Fixtures that start processes."""
 
 
+@functools.cache
 def _folder(path: Path) -> str:
     return path.parent.relative_to(Path(__file__).parent).as_posix()
 
@@ -61,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    share_preloaded()
     if _is_long(config):
         hypothesis.settings.load_profile("long")
 

@@ -12,18 +12,25 @@ Run as a script, this file is the process that imports and forks.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import types
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MODULES = {
@@ -35,37 +42,38 @@ MODULES = {
         "tachograph.diagnostics",
         "tachograph.spans",
     ),
-    "command": ("tachograph.cli._main",),
+    "command": ("tachograph.cli._main", "tachograph.cli._run", "tachograph._init", "tachograph.integrations.zero_code"),
     "dashboard": ("tachograph.cli._main", "tachograph.server"),
     "torch": ("torch._dynamo", "torch.utils.tensorboard"),  # the first optimizer imports `torch._dynamo`
-    "transformers": ("transformers.trainer", "datasets", "peft", "trl"),
-    "lightning": ("lightning.pytorch",),
-    "frameworks": ("transformers.trainer", "datasets", "trl", "lightning.pytorch", "keras"),
+    "frameworks": (  # the workers of pytest are forks of this one
+        *("transformers.trainer", "datasets", "peft", "trl", "lightning.pytorch", "keras", "torch.utils.tensorboard"),
+        *("playwright.sync_api", "schemathesis"),
+    ),
 }
+_FOLDER_VARIABLE = "PRELOADED_SOCKETS"
 _NUMBER = struct.Struct("=i")
 _MAX_REQUEST_BYTES = 200_000
 
 
 @functools.cache
 def preloaded(name: str) -> Preloaded:
-    """Return the process that has imported these of `MODULES`, started at the first call."""
-    return Preloaded(*MODULES[name])
+    """Return the process that has imported these of `MODULES`; the first call in a run of pytest starts it."""
+    return Preloaded(name)
 
 
 class Preloaded:
-    """A process that has imported `modules`, and starts programs that use them."""
+    """A process that has imported some of `MODULES` and starts programs that use them; all workers share it."""
 
-    def __init__(self, *modules: str) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", __file__, str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"},
-            )
-        atexit.register(self.close)
+    def __init__(self, name: str) -> None:
+        address = _sockets_folder() / name
+        self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _locked(address):
+            try:
+                self._requests.connect(str(address))
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._process = _start_process(name, address)
+                self._requests.connect(str(address))
+        atexit.register(self._requests.close)
 
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[Any]:
         """Run a program as ``[python, "program.py", …]``, with ``-m`` or with ``-c``; takes the options of `Popen`."""
@@ -77,9 +85,41 @@ class Preloaded:
             out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def close(self) -> None:
-        self._requests.close()
-        self._process.wait()
+
+def share_preloaded() -> None:
+    """Let the workers that this process starts share their preloaded processes."""
+    os.environ[_FOLDER_VARIABLE] = str(_sockets_folder())
+
+
+@functools.cache
+def _sockets_folder() -> Path:
+    if inherited := os.environ.get(_FOLDER_VARIABLE):
+        return Path(inherited)
+    folder = tempfile.mkdtemp(prefix="preloaded-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def _locked(address: Path) -> Iterator[None]:
+    """Keep other processes from connecting, so that none does while the preloaded process decides to end."""
+    with open(f"{address}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _start_process(name: str, address: Path) -> subprocess.Popen[bytes]:
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        return subprocess.Popen(
+            [sys.executable, "-u", __file__, str(listener.fileno()), name],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"},
+        )
 
 
 class _ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
@@ -133,19 +173,37 @@ class _ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         super()._handle_exitstatus(sts, *more)
 
 
-def _serve(requests: socket.socket) -> dict[str, Any]:
-    """Fork for each request and return it in the new process. Exit when the other end is closed."""
+def _serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork for each request and return it in the new process. Exit when no process is connected any more."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no one has to wait for the forks
+    address = Path(listener.getsockname())
+    connections = [listener.accept()[0]]
     while True:
-        message, descriptors, *_ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, 4)
-        if not message:
+        ready, _, _ = select.select([listener, *connections], [], [])
+        if listener in ready:
+            connections.append(listener.accept()[0])
+        for connection in [connection for connection in ready if connection is not listener]:
+            message, descriptors, *_ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 4)
+            if message and os.fork() == 0:
+                return _become_program(message, descriptors, [listener, *connections])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not message:
+                connection.close()
+                connections.remove(connection)
+        if not connections:
+            with contextlib.suppress(FileNotFoundError), _locked(address):  # missing after the run of pytest
+                if select.select([listener], [], [], 0)[0]:
+                    continue
+                address.unlink()
             os._exit(0)
-        if os.fork() == 0:
-            break
-        for descriptor in descriptors:
-            os.close(descriptor)
+
+
+def _become_program(message: bytes, descriptors: list[int], sockets: list[socket.socket]) -> dict[str, Any]:
+    """Fork once more, return the request in the new process, and report its end in this one."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    requests.close()
+    for each in sockets:
+        each.close()
     *streams, reports = descriptors
     pid = os.fork()
     if pid != 0:  # This process waits for the program.
@@ -196,7 +254,7 @@ def _execute(source: str | bytes, path: str, names: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file
-    for _name in sys.argv[2:]:
+    for _name in MODULES[sys.argv[2]]:
         importlib.import_module(_name)
     gc.collect()
     gc.freeze()  # collecting in a fork would copy the pages of these objects

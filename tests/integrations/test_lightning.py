@@ -585,7 +585,7 @@ if __name__ == "__main__":
     ],
 )
 def test_run_ends_with_status_of_process(script, tmp_path, how, status, reason):
-    code, _, err = script(SCRIPT, how, cwd=tmp_path, preload="lightning").wait()
+    code, _, err = script(SCRIPT, how, cwd=tmp_path, preload="frameworks").wait()
     assert code != 0, err
     records = lines_of(tmp_path / "logs" / "grey")
     assert (records[-1]["event"], records[-1]["status"], records[-1]["reason"]) == ("end", status, reason)
@@ -598,7 +598,7 @@ def test_run_ends_with_status_of_process(script, tmp_path, how, status, reason):
 
 
 def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
-    script(SCRIPT, "ddp", cwd=tmp_path, preload="lightning").ok()
+    script(SCRIPT, "ddp", cwd=tmp_path, preload="frameworks").ok()
     assert (tmp_path / "checkpoints" / "asked-epoch=0-step=4.ckpt").exists()
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["grey"]
     folder = tmp_path / "logs" / "grey"

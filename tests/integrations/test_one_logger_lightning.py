@@ -248,7 +248,7 @@ def test_application_ends_with_process(script, tmp_path):
         sys.exit(3)
         """,
         cwd=tmp_path,
-        preload="lightning",
+        preload="frameworks",
     ).wait()
     assert code == 3, err
     records = journal()

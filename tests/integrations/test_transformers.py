@@ -435,7 +435,7 @@ def start(script, tmp_path):
 
     def start(source: str, **options: Any) -> Any:
         source = textwrap.dedent(TRAIN) + textwrap.dedent(source)
-        return script(source, Path(__file__).parents[2], tmp_path, preload="transformers", **options)
+        return script(source, Path(__file__).parents[2], tmp_path, preload="frameworks", **options)
 
     return start
 

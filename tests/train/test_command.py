@@ -27,7 +27,7 @@ def write_config(**changes):
 
 def start_command(*arguments, env=()):
     """Start `tacho train` in a process of its own, with the packages already imported."""
-    return preloaded("transformers").popen(
+    return preloaded("frameworks").popen(
         [sys.executable, "-m", "tachograph", "train", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -489,7 +489,7 @@ def test_uncaught_error_ends_training_as_failed(script, tmp_path):
         """,
         cwd=tmp_path,
         env={"TACHO_USAGE_DIR": str(tmp_path / "usage"), "CI": ""},
-        preload="transformers",
+        preload="frameworks",
     )
     code, _, err = process.wait()
     assert (code, "boom" in err) == (1, True)

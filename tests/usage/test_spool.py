@@ -209,7 +209,7 @@ def test_withdrawal_applies_to_next_file(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
 ) -> None:
     """The file that follows a full one must not be sendable again."""
-    manager = configure(events={"probed": {"values": ListOf("Values.", Measure("One."), 4000)}})
+    manager = configure(events={"probed": {"values": ListOf("Values.", Measure("One."), 2100)}})
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait_for_events(1)
     wait_until_sent(usage_dir)
@@ -220,7 +220,7 @@ def test_withdrawal_applies_to_next_file(
     num_events = 0
     for _ in range(2):
         for _ in range(80):  # of 16 kB each, more than one file holds
-            manager.send_event("probed", {"values": [1.5] * 4000})
+            manager.send_event("probed", {"values": [-0.0012] * 2100})
         num_events += 80
         wait_for(lambda wanted=num_events: num_spooled(usage_dir) >= wanted)  # type: ignore[misc]
     manager.send_event("train-start", {"num_epochs": 2})
@@ -382,10 +382,10 @@ def test_broken_line_loses_only_itself(
 
 @pytest.mark.slow
 def test_large_events_are_not_torn(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
-    fields = {"values": ListOf("Values.", Measure("One."), 4000)}
+    fields = {"values": ListOf("Values.", Measure("One."), 2100)}
     manager = configure(events={"probed": fields}, choice="on")
     for _ in range(80):  # of 16 kB each
-        manager.send_event("probed", {"values": [1.5] * 4000})
+        manager.send_event("probed", {"values": [-0.0012] * 2100})
     wait_for(lambda: num_spooled(usage_dir) == 80)
     kept = {event["uuid"] for event in spooled(usage_dir)}
     wait_until_sent(usage_dir)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import HANG_S, lines_of
+from tests.preloaded import preloaded
 
 TACHO = [sys.executable, "-m", "tachograph", "run"]
 
@@ -30,19 +31,26 @@ class Tacho:
         return name
 
     def start(self, *command: str, options: tuple[str, ...] = (), **popen: Any) -> subprocess.Popen[bytes]:
-        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
-        popen["env"] = {**os.environ, **popen.get("env", {})}
-        return subprocess.Popen([*TACHO, *options, "--", *command], cwd=self.folder, **popen)
+        env = popen.pop("env", {})
+        needs_interpreter = popen.keys() - {"stdin", "stdout", "stderr"} or any(
+            name.startswith("PYTHON") for name in env
+        )
+        start = subprocess.Popen if needs_interpreter else preloaded("command").popen
+        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**os.environ, **env}, **popen}
+        return start([*TACHO, *options, "--", *command], cwd=self.folder, **popen)
 
     def run(self, *command: str, options: tuple[str, ...] = (), **popen: Any) -> subprocess.CompletedProcess[bytes]:
         process = self.start(*command, options=options, **popen)
         out, err = process.communicate(timeout=HANG_S)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def bare(self, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            command, cwd=self.folder, capture_output=True, check=False, env={**os.environ, **(env or {})}
-        )
+    def bare(
+        self, *command: str, env: dict[str, str] | None = None, preload: str | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        options: dict[str, Any] = {"cwd": self.folder, "env": {**os.environ, **(env or {})}}
+        if preload:
+            return preloaded(preload).run(list(command), timeout=HANG_S, **options)
+        return subprocess.run(command, capture_output=True, check=False, **options)
 
     def runs(self) -> list[str]:
         logs = self.folder / "logs"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import lines_of
 from tests.integrations.zero_code.loops import LOOPS
+from tests.preloaded import preloaded
 
 pytestmark = pytest.mark.xdist_group("torch-loops")
 
@@ -33,7 +34,7 @@ class LoopResult(NamedTuple):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoopResult]:
     folder = tmp_path_factory.mktemp("loops")
-    bare = subprocess.Popen([sys.executable, str(SCRIPT), str(folder / "without")])
+    bare = preloaded("torch").popen([sys.executable, str(SCRIPT), str(folder / "without")])
     command = [sys.executable, "-m", "tachograph", "run", "--log-dir", str(folder / "logs")]
     subprocess.run([*command, "--", sys.executable, str(SCRIPT), str(folder / "with")], check=True)
     assert bare.wait() == 0

@@ -45,7 +45,7 @@ def run_both(tacho: Tacho, python: str, source: str, *arguments: str) -> Any:
     alone, watched = Tacho(tacho.folder / "alone"), Tacho(tacho.folder / "watched")
     for place in (alone, watched):
         place.write("train.py", source)
-    without = alone.bare(python, "train.py", *arguments, env=OFFLINE)
+    without = alone.bare(python, "train.py", *arguments, env=OFFLINE, preload="torch")
     assert without.returncode == 0, without.stderr.decode()
     done = watched.run(python, "train.py", *arguments, env=OFFLINE)
     assert (done.returncode, done.stdout) == (0, without.stdout), done.stderr.decode()

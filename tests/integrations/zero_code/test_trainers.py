@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import lines_of
+from tests.preloaded import preloaded
 
 pytest.importorskip("transformers")
 pytest.importorskip("trl")
@@ -40,7 +41,7 @@ KINDS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trainers")
     names = [name for name in KINDS if not name.startswith("own")]
-    bare = subprocess.Popen([sys.executable, str(SCRIPT), "without", *names], cwd=folder)
+    bare = preloaded("frameworks").popen([sys.executable, str(SCRIPT), "without", *names], cwd=folder)
     command = [sys.executable, "-m", "tachograph", "run", "--", sys.executable, str(SCRIPT), "with", *KINDS]
     subprocess.run(command, check=True, cwd=folder)
     assert bare.wait() == 0
