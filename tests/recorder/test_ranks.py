@@ -98,6 +98,9 @@ def test_second_rank_writes_its_own_journal(logs, script):
     assert (zero.state, zero.num_iterations, zero.num_errors) == ("finished", 20, 0)
     assert (one.state, one.num_iterations, one.num_errors, one.reason) == ("failed", 20, 1, "RuntimeError")
     assert one.mean_iteration_s is not None and one.mean_iteration_s > 0.001
+    result = CliRunner().invoke(main, ["doctor", "job", "--log-dir", str(logs), "--fail-on", "critical"])
+    assert result.exit_code == 1
+    assert "Rank 1 failed: RuntimeError: rank 1 is unwell." in result.output
     records = [json.loads(line) for line in (logs / "job" / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert records[0]["event"] == "start" and records[0]["rank"] == 1 and records[0]["world_size"] == 2
     kinds = {record["event"] for record in records}
@@ -126,6 +129,8 @@ def test_rank_that_fails_before_rank_zero_starts_keeps_its_error(logs, script):
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
     source = """
         import sys, tachograph as tacho
+        from tachograph.recorder import _writer
+        _writer._MAX_FOLDER_WAIT_S = 60  # on a busy machine, rank 0 may start slowly
         run = tacho.init("job", log_dir=sys.argv[1], console=False)
         print("started", flush=True)
         if len(sys.argv) > 2:

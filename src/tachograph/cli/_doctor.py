@@ -17,6 +17,7 @@ from tachograph.cli._terminal import echo
 from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
+from tachograph.journal import RunState
 from tachograph.reader import Alert
 from tachograph.records import SEVERITIES, severity_rank
 from tachograph.settings import Settings, parse_switch
@@ -24,6 +25,7 @@ from tachograph.settings import Settings, parse_switch
 __all__ = ["alert_lines", "doctor"]
 
 _MAX_OTHER_METRICS = 12
+_MAX_RANKS = 4
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -124,10 +126,16 @@ def _parse_signals(texts: tuple[str, ...]) -> dict[str, list[str]]:
 
 def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
     parts: list[RenderableType] = []
-    if diagnosis.has_failed:
-        why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
-        failure = (f"The run {diagnosis.state}{why}.", "bold red")
-        parts += [Text.assemble(failure, (f" Details: {safe(show_command, 400)}", "dim")), Text()]
+    failures = []
+    if diagnosis.state in {RunState.FAILED, RunState.CRASHED}:
+        failures.append(_failure("The run", diagnosis.state, diagnosis.reason))
+    ranks = diagnosis.failed_ranks
+    failures += [_failure(f"Rank {view.rank}", view.state, view.error or view.reason) for view in ranks[:_MAX_RANKS]]
+    if len(ranks) > _MAX_RANKS:
+        failures.append(f"{len(ranks) - _MAX_RANKS} more ranks failed.")
+    if failures:
+        details = (f" Details: {safe(show_command, 400)}", "dim")
+        parts += [Text.assemble(("\n".join(failures), "bold red"), details), Text()]
     closed_alerts = [alert for alert in diagnosis.alerts if not alert.is_open]
     for alert in diagnosis.open_alerts:
         parts += [_render_alert(alert), Text()]
@@ -148,6 +156,10 @@ def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType
             names = ", ".join(safe(name) for name in diagnosis.other_metrics[:_MAX_OTHER_METRICS])
             parts.append(Text(f"Metrics that are no signals: {names}. Name one of them with --signal.", style="dim"))
     return Group(*parts)
+
+
+def _failure(what: str, state: RunState | None, reason: str | None) -> str:
+    return f"{what} {state}: {safe(reason, 400)}." if reason else f"{what} {state}."
 
 
 def _headline(alert: Alert) -> Text:

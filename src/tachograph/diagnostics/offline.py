@@ -12,10 +12,12 @@ from tachograph.diagnostics import RuleEngine, resolve_rules, resolve_signals
 from tachograph.exceptions import RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
-from tachograph.reader import Alert, AlertHistory, overview, worst_first
+from tachograph.reader import Alert, AlertHistory, RankView, overview, read_ranks, worst_first
 from tachograph.records import METRIC_KINDS, freeze, is_frozen, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
+
+_FAILURES = {RunState.FAILED, RunState.CRASHED}
 
 
 class Diagnosis(msgspec.Struct):
@@ -35,6 +37,8 @@ class Diagnosis(msgspec.Struct):
     """The state of the run; None for records and for the log of another tool."""
     reason: str | None = None
     """Why the run ended, unless it finished normally."""
+    failed_ranks: list[RankView] = []
+    """The processes of a distributed job that failed or crashed, other than rank 0, whose state is that of the run."""
 
     @property
     def open_alerts(self) -> list[Alert]:
@@ -43,8 +47,8 @@ class Diagnosis(msgspec.Struct):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run itself failed or crashed, whatever the rules found."""
-        return self.state in {RunState.FAILED, RunState.CRASHED}
+        """Whether the run itself or one of its ranks failed or crashed, whatever the rules found."""
+        return self.state in _FAILURES or bool(self.failed_ranks)
 
 
 def diagnose(
@@ -92,6 +96,7 @@ def diagnose(
     if folder is not None:
         run = overview(folder)
         diagnosis.state, diagnosis.reason = run.state, run.reason
+        diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state in _FAILURES]
     return diagnosis
 
 
