@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -318,3 +320,31 @@ def test_version_and_help_list_commands():
     for command in ("ls", "show", "tail", "control", "demo"):
         assert command in tacho("--help")
         assert "--log-dir" in tacho(command, "--help")
+
+
+def test_journal_that_gzip_compressed_is_named_with_the_remedy(runs):
+    journal = runs / "good" / "metrics.jsonl"
+    (runs / "good" / "metrics.jsonl.gz").write_bytes(gzip.compress(journal.read_bytes()))
+    journal.unlink()
+    for command in ("tail", "show", "doctor"):
+        done = tacho(command, "good", "--log-dir", runs, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+        assert "metrics.jsonl.gz" in done.stderr
+        assert "gunzip" in done.stderr
+
+
+def test_last_records_of_a_file_with_a_hole(runs):
+    """After a crash of the machine, a file may end in a long block of zeros."""
+    with (runs / "good" / "metrics.jsonl").open("r+b") as file:
+        file.truncate(512 << 20)
+    memory_bytes = 300 << 20
+
+    def limit_memory():
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tachograph", "tail", "good", "--log-dir", runs, "-n", "3"],
+        capture_output=True, text=True, check=False, preexec_fn=limit_memory, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "end" in done.stdout

@@ -97,6 +97,10 @@ class _Commands(click.RichGroup):
             # OSError subclasses would print their errno.
             message = str(getattr(error, "strerror", None) or error)
             raise click.ClickException(safe_lines(message)) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise click.ClickException(safe_lines(f"{error.filename}: {error.strerror}")) from error
         except click.ClickException as error:
             message = safe_lines(error.format_message())
             error.format_message = lambda: message  # type: ignore[method-assign]

@@ -104,7 +104,8 @@ class JournalFollower:
             if num_bytes >= size:
                 return cls(path)
             file.seek(size - num_bytes - 1)
-            file.readline()
+            while (rest_of_line := file.readline(1 << 20)) and not rest_of_line.endswith(b"\n"):
+                pass  # a damaged file may have no end of a line for gigabytes
             return cls(path, file.tell())
 
     @staticmethod
