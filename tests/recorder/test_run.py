@@ -583,3 +583,23 @@ def test_wrong_arguments_and_lists_are_reported_once(logs, caplog):
     assert [record["field"] for record in problems] == ["vector", "other"]
     steps = [record for record in lines_of(logs / "x") if record["event"] == "step"]
     assert [record["vector"] for record in steps] == [[1.0, 2.0]] * 3
+
+
+def test_interpreter_without_threads_gets_a_run_that_records_nothing(logs, script):
+    pytest.importorskip("_xxsubinterpreters")
+    source = """
+        import sys, textwrap
+        import _xxsubinterpreters as interpreters
+        isolated = interpreters.create(isolated=True)
+        interpreters.run_string(isolated, f"logs = {sys.argv[1]!r}" + textwrap.dedent('''
+            import tachograph
+            with tachograph.init("x", log_dir=logs) as run:
+                run.log(train_loss=1.0, step=0)
+            print("trained")
+        '''))
+    """
+    process = script(source, logs)
+    code, out, err = process.wait()
+    assert (code, out) == (0, "trained\n"), err
+    assert "no thread can be started" in err
+    assert not logs.exists()

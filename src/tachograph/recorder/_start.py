@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -54,7 +55,10 @@ def start_run(
     run_facts = {**config_facts(snapshot), **(facts or {})}
     rank = 0 if any_rank else ranks.rank()
     run: Run
-    if not settings.enabled:
+    thread_problem = _try_thread() if settings.enabled else ""
+    if thread_problem:
+        warn("nothing is recorded, because no thread can be started: %s", thread_problem)
+    if not settings.enabled or thread_problem:
         run = DisabledRun(name, settings=settings, backend=None, facts=run_facts)
         watch(run, hooks=False)
         return run
@@ -72,6 +76,17 @@ def start_run(
         raise
     watch(run, hooks=settings.hooks)
     return run
+
+
+def _try_thread() -> str:
+    """Return why no thread can be started: a limit of the system, or an isolated interpreter; empty if one can."""
+    thread = threading.Thread(target=lambda: None, name="tachograph-test", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        return str(error)
+    thread.join()
+    return ""
 
 
 def _start_recording(
