@@ -69,17 +69,17 @@ test: ui tools
 checks:
 	@$(MAKE) -O --no-print-directory types lint ui-check
 
-# Three workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
+# Four workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
 # Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadgroup --max-worker-restart 0
-PRELOADED := --tx "3*popen//python=$(BIN)/python tests/worker.py"
+PRELOADED := --tx "4*popen//python=$(BIN)/python tests/worker.py"
 
 pytest: setup
 	$(PYTEST) $(PRELOADED)
 
 # For each edit: neither a browser nor a framework, nor tests that take long.
 test-fast: setup
-	$(PYTEST) -n 3 --fast
+	$(PYTEST) -n 4 --fast
 
 # The same cases as `make test`, larger or more often.
 test-long: setup

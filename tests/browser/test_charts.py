@@ -39,11 +39,13 @@ def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     write_journal(
         logs, "long", [{"train_loss": math.sin(step / 500) + (step == 123_456) * 50} for step in range(200_000)]
     )
-    page.goto(dashboard().url + "#/run/long/charts")
+    address = dashboard().url + "#/run/long/charts"
+    page.goto(address)
     read = "fetch('api/v1/runs/long/series?name=train_loss').then(answer => answer.json())"
     wait_for(lambda: page.evaluate(read)["series"][0]["lines"][0]["x"][-1:] == [199_999], "the whole journal is read")
+    page.goto("about:blank")  # or the answer might be one that the page asked for before
     with page.expect_response(re.compile("/series")) as wide:
-        page.reload()
+        page.goto(address)
     whole = series_of(wide.value)
     assert len(whole["x"]) < 5_000
     assert max(whole["y"]) > 49  # the outlier is kept
