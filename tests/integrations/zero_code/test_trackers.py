@@ -313,6 +313,44 @@ def test_stand_in_replaces_the_package(tacho, python):
     assert [step for step, _ in steps_of(tacho, "greyjacket")["loss"]] == [0, 1, 2]
 
 
+def test_writers_are_recorded_into_the_runs_of_the_stand_in(tacho, python):
+    """With and without `sync_tensorboard`, each value once; the arguments of the script are part of the config."""
+    tacho.write(
+        "train.py",
+        f"""
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--depth", type=int, default=3)
+        parser.parse_args()
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        import wandb
+        for name, is_synced in (("plain", False), ("synced", True)):
+            run = wandb.init(project="p", name=name, config={{"lr": 0.1}}, sync_tensorboard=is_synced)
+            from torch.utils.tensorboard import SummaryWriter
+            writer = SummaryWriter("events")
+
+            def log(step, loss):
+                writer.add_scalar("charts/value", step / 2, step)
+                writer.add_scalars("rates", {{"a": step, "b": 1.0}}, step)
+
+            train(5, log)
+            writer.add_text("note", "all good", 4)
+            writer.close()
+            run.finish()
+        """,
+    )
+    done = tacho.run(python, "train.py", options=("--as", "wandb"), env=OFFLINE)
+    assert done.returncode == 0, done.stderr.decode()
+    assert tacho.runs() == ["plain", "synced"]
+    for name in ("plain", "synced"):
+        found = steps_of(tacho, name)
+        assert [value for _, value in found["charts/value"]] == [step / 2 for step in range(5)]
+        assert [value for _, value in found["rates/a"]] == list(range(5))
+        texts = [event["text"] for event in tacho.records(name, "event") if event["name"] == "text"]
+        assert texts == ["all good"]
+        assert config_of(tacho, name) == {"lr": 0.1, "depth": 3}
+
+
 FRAMEWORKS = {
     "transformers": """
         import torch

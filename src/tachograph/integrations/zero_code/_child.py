@@ -56,6 +56,7 @@ class _Child:
         """Return the hooks to call when a module has been imported, by its name."""
         hooks: dict[str, Callable[[ModuleType], None]] = {
             "tachograph.recorder": self._recorder_imported,
+            "tachograph.bridges.wandb.facade.start": self._facade_imported,
             "torch": self._torch_imported,
             "torch.utils.data.dataloader": self._loader_imported,
             "accelerate.accelerator": self._accelerate_imported,
@@ -81,6 +82,16 @@ class _Child:
                 report_to_launcher(self._spec, "rank", {"name": run.name})
 
         module.on_run_start.append(report)
+
+    def _facade_imported(self, module: ModuleType) -> None:
+        """Also record values of other trackers, and the arguments of the script, into a run of the facade."""
+
+        def adopt(run: Any) -> None:
+            config = run.facts.get("config") or {}
+            run.update_config({name: value for name, value in self._values.config().items() if name not in config})
+            self._values.run_started(run)
+
+        module.on_run_start.append(adopt)
 
     def report_unhandled_exceptions(self) -> None:
         """Report an unhandled exception to the launcher: there may be no run yet to record it in."""

@@ -6,7 +6,8 @@ Some programs never train in a way that we recognise. So a run is started at the
 otherwise after some calls: a trainer that has its own idea of the run, such as one to resume, gets time to start it.
 Rows that are still waiting when the process ends are reported to the launcher, because Python starts no threads then.
 
-A run that the script starts with Tachograph itself is left alone: the script decides on its content.
+A run that the script starts with Tachograph itself is left alone: the script decides on its content. One that it starts
+with our `wandb` is not, because such a script is written for several trackers.
 
 Nothing here may raise into the script, or wait.
 """
@@ -69,7 +70,7 @@ class ScriptValues:
             return dict(self._config)
 
     def run_started(self, run: Run) -> None:
-        """Record into a run that an integration has started. Its config is known."""
+        """Record into a run that an integration, or our `wandb`, has started. Its config is known."""
         if run.folder is None:  # another rank, or recording is turned off
             return
         from tachograph.bridges.drop_in import RunEndCallback

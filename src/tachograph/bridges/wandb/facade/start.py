@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tachograph._base import ranks
@@ -24,7 +24,7 @@ from tachograph.recorder import DisabledRun, Run
 from tachograph.records import suggest_run_name
 from tachograph.settings import Mode, Settings, parse_switch
 
-__all__ = ["active_run", "active_runs", "init", "setup"]
+__all__ = ["active_run", "active_runs", "init", "on_run_start", "setup"]
 
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _OFFLINE = ("offline", "dryrun")
@@ -33,6 +33,8 @@ _RESUME = ("allow", "must", "never", "auto")
 _lock = threading.RLock()
 active_runs: list[WandbRun] = []
 """The runs that have not ended; module functions use the last one."""
+on_run_start: list[Callable[[Run], None]] = []
+"""Functions to call with each run of ours that `init` starts."""
 _defaults = WandbSettings()
 
 
@@ -196,6 +198,9 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
         name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=previous is not None, **options
     )
     recorder_run.print_line("wandb calls are recorded here; nothing is sent to W&B")
+    for function in on_run_start:
+        with guard("starting a run"):
+            function(recorder_run)
     first_step = 0 if last_step is None else last_step + 1
     display_name = str(values["name"]) if values.get("name") else None
     kind = WandbRun if recorder_run.enabled else DisabledWandbRun
