@@ -223,3 +223,28 @@ def test_database_that_was_rewritten_is_not_mixed(tmp_path, logs):
     (report,) = import_runs("mlflow", [tmp_path], str(logs))
     assert "has changed since it was imported" in report.error
     assert (logs / "lively-fox" / "metrics.jsonl").read_bytes() == before
+
+
+def test_runs_without_metrics_are_imported(tmp_path, logs):
+    """Git and archives keep no empty folder, so such a run may have nothing but its facts."""
+    for name, content in (("only-facts", {}), ("with-params", {"params/lr": "0.1"})):
+        folder = tmp_path / "mlruns" / "7" / name
+        folder.mkdir(parents=True)
+        (folder / "meta.yaml").write_text(
+            f"artifact_uri: ./artifacts\nlifecycle_stage: active\nrun_id: {name}\nrun_name: {name}\n"
+            "start_time: 1700000000000\nend_time: 1700000001000\nstatus: 3\n"
+        )
+        for path, text in content.items():
+            (folder / path).parent.mkdir()
+            (folder / path).write_text(text)
+    (tmp_path / "mlruns" / "7" / "meta.yaml").write_text("artifact_location: x\nexperiment_id: '7'\nname: jackets\n")
+    other_tool = tmp_path / "mlruns" / "7" / "other"
+    other_tool.mkdir()
+    (other_tool / "meta.yaml").write_text("run_id: of another tool\n")
+    reports = import_runs("mlflow", [tmp_path / "mlruns"], str(logs))
+    assert [(report.run, report.outcome) for report in reports] == [
+        ("only-facts", "created"),
+        ("with-params", "created"),
+    ]
+    starts = [lines_of(logs / name)[0] for name in ("only-facts", "with-params")]
+    assert [start.get("config") for start in starts] == [None, {"lr": 0.1}]

@@ -221,3 +221,15 @@ def test_rows_are_those_of_the_whole_document(content, read_chars, indent, is_cu
         assert repr(list(read_json_rows(Parts(text), Path("x"), "log_history"))) == expected
     except ConfigError as error:
         assert expected in str(error)
+
+
+def test_path_that_cannot_be_read_does_not_keep_others_from_being_imported(tmp_path):
+    """Of several paths; the only path raises its error."""
+    (tmp_path / "good.csv").write_text("step,loss\n0,1.0\n1,0.5\n")
+    paths = [tmp_path / "missing.csv", tmp_path / "good.csv", tmp_path]
+    missing, folder, good = import_runs("csv", paths, str(tmp_path / "logs"))
+    assert (missing.outcome, missing.source, "does not exist" in str(missing.error)) == ("failed", str(paths[0]), True)
+    assert (folder.outcome, folder.source) == ("failed", str(tmp_path))
+    assert (good.outcome, good.num_rows) == ("created", 2)
+    with pytest.raises(ConfigError, match="does not exist"):
+        import_runs("csv", paths[:1], str(tmp_path / "logs"))

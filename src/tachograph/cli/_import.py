@@ -79,4 +79,5 @@ def _print_details(console: Console, report: ImportReport, *, dry_run: bool) -> 
     if dry_run and report.metrics:
         lines.append((f"metrics: {', '.join(report.metrics)}", "dim"))
     for line, style in lines:
-        console.print(Text.assemble((f"{safe(report.run)}: ", "bold"), (safe(line, 2_000), style)))
+        where = safe(report.run or report.source, 400)
+        console.print(Text.assemble((f"{where}: ", "bold"), (safe(line, 2_000), style)))

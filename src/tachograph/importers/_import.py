@@ -122,15 +122,24 @@ def import_runs(
         dry_run: only report the changes that an import would make.
 
     Raises:
-        ConfigError: if a path does not exist or is a log of another format, or if `name` does not fit.
+        ConfigError: if the only path does not exist or is a log of another format, or if `name` does not fit. Of
+            several paths, such a path is a report of its own.
     """
-    sources = [source for path in paths for source in find_runs(format_name, path)]
+    paths = list(paths)
+    sources: list[RunSource] = []
+    reports: list[ImportReport] = []
+    for path in paths:
+        try:
+            sources += find_runs(format_name, path)
+        except ConfigError as error:
+            if len(paths) == 1:
+                raise
+            reports.append(ImportReport(format_name, os.fspath(path), "", outcome="failed", error=str(error)))
     if name is not None:
         check_run_name(name)
         if len({source.id for source in sources}) > 1:
             raise ConfigError(f"--name {name}: there are {len(sources)} runs, and only one can have the name")
     run_folders = _find_imports(log_dir)
-    reports: list[ImportReport] = []
     for source in sources:
         run_id = hashlib.blake2b(f"{format_name} {source.id}".encode(), digest_size=8).hexdigest()
         folder = run_folders.get(run_id)

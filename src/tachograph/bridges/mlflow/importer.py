@@ -267,18 +267,21 @@ class _FolderSource(_MlflowSource):
 
 
 def _find_folders(path: Path) -> Iterator[Path]:
-    """Yield the folders of the runs at a path: of a run itself, an experiment or a store."""
+    """Yield the folders of the runs at a path: of a run itself, an experiment or a store.
+
+    A run has its own `meta.yaml`. Its other folders may be missing: git and archives keep no empty ones.
+    """
     for root in (path, path / "mlruns"):
-        for pattern in ("metrics", "*/metrics", "*/*/metrics"):
-            for folder in sorted(root.glob(pattern)):
-                if (folder.parent / "meta.yaml").is_file() and (folder.parent / "tags").is_dir():
-                    yield folder.parent
+        for pattern in ("meta.yaml", "*/meta.yaml", "*/*/meta.yaml"):
+            for file in sorted(root.glob(pattern)):
+                if file.is_file() and _run_id(_read_meta(file.parent)):
+                    yield file.parent
 
 
 def _read_folder(folder: Path) -> _MlflowFacts | None:
     """Return the facts about a run; None if it was deleted, or is not a run but a model."""
     meta = _read_meta(folder)
-    run_id = meta.get("run_id") or meta.get("run_uuid")
+    run_id = _run_id(meta)
     if not run_id or meta.get("lifecycle_stage") == "deleted":
         return None
     state, experiment = meta.get("status"), _read_meta(folder.parent).get("name")
@@ -293,6 +296,11 @@ def _read_folder(folder: Path) -> _MlflowFacts | None:
         _read_texts(folder / "params"),
         _read_texts(folder / "tags"),
     )
+
+
+def _run_id(meta: dict[str, Any]) -> Any:
+    """Return the id of a run, given the facts of an MLflow folder; None if the folder is something else."""
+    return (meta.get("run_id") or meta.get("run_uuid")) if "artifact_uri" in meta else None
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
