@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -381,6 +382,22 @@ def test_environment_gives_defaults(logs, monkeypatch, tmp_path):
     with wandb.init() as run:
         assert (run.project, run.name, run.tags, run.group) == ("p", "from env", ("a", "b"), "g")
     assert (tmp_path / "out" / "logs" / "from-env").is_dir()
+
+
+def test_disabled_run_can_be_pickled():
+    """A trainer that holds its logger is sent to worker processes."""
+    with wandb.init(mode="disabled", config={"lr": 0.1}) as run:
+        run.log({"a": 2.0})
+        copy = pickle.loads(pickle.dumps(run))
+    assert (copy.id, copy.config["lr"], copy.summary["a"], copy.disabled) == (run.id, 0.1, 2.0, True)
+    copy.log({"a": 3.0})
+    copy.finish()
+
+
+def test_missing_integrations_are_explained():
+    for name in ("keras", "lightning.fabric"):
+        with pytest.raises(ModuleNotFoundError, match=r"use tachograph\.integrations"):
+            importlib.import_module(f"tachograph.wandb.integration.{name}")
 
 
 @pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true", "TACHO_MODE=disabled"])

@@ -37,8 +37,9 @@ from tachograph.bridges.wandb.facade.errors import UnsupportedError
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary
-from tachograph.recorder import Run
+from tachograph.recorder import DisabledRun, Run
 from tachograph.records import AlertRecord, is_array
+from tachograph.settings import Settings
 
 __all__ = ["AlertLevel", "DisabledWandbRun", "WandbRun"]
 
@@ -622,6 +623,9 @@ class DisabledWandbRun(WandbRun):
         elif isinstance(data, Mapping):
             self._last.update({name: _copy_value(value) for name, value in data.items()})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_disabled, (self._id, self._name, dict(self._config), dict(self._last))
+
     def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
         """Return an empty artifact."""
         return (
@@ -629,6 +633,13 @@ class DisabledWandbRun(WandbRun):
             if isinstance(artifact_or_name, LoggedArtifact)
             else LoggedArtifact(str(artifact_or_name), "")
         )
+
+
+def _unpickle_disabled(run_id: str, name: str, config: dict[str, Any], last_values: dict[str, Any]) -> DisabledWandbRun:
+    recorder_run = DisabledRun(name, settings=Settings(enabled=False), backend=None)
+    run = DisabledWandbRun(recorder_run, id=run_id, config=config, is_ours=True, on_finish=lambda _: None)
+    run._last.update(last_values)
+    return run
 
 
 def _row_step(row: Mapping[str, Any], step: int) -> int:
