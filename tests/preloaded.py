@@ -71,7 +71,7 @@ class Preloaded:
             try:
                 self._requests.connect(str(address))
             except (FileNotFoundError, ConnectionRefusedError):
-                self._process = _start_process(name, address)
+                _start_process(name, address)
                 self._requests.connect(str(address))
         atexit.register(self._requests.close)
 
@@ -108,18 +108,19 @@ def _locked(address: Path) -> Iterator[None]:
         yield
 
 
-def _start_process(name: str, address: Path) -> subprocess.Popen[bytes]:
+def _start_process(name: str, address: Path) -> None:
     address.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(address))
         listener.listen()
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-u", __file__, str(listener.fileno()), name],
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"},
         )
+    process.returncode = 0  # it ends when no worker needs it; a `Popen` would warn that it is still running
 
 
 class _ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]

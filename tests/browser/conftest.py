@@ -40,6 +40,11 @@ def wait_for_run(folder: Path) -> None:
     wait_for(lambda: journal.exists() and journal.stat().st_size > 0, f"run {folder.name}")
 
 
+def wait_for_fit(page: Page) -> None:
+    """Wait until the page needs no horizontal scrolling: charts follow a new size of the window one frame later."""
+    wait_for(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page fits its window")
+
+
 class Dashboard:
     """`tacho ui` as a process."""
 

@@ -8,6 +8,7 @@ import re
 
 from playwright.sync_api import expect
 
+from tests.browser.conftest import wait_for_fit
 from tests.browser.test_charts import write_journal
 from tests.comparison.journals import write_run
 from tests.conftest import wait_for
@@ -118,9 +119,9 @@ def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, cont
     expect(other.get_by_label("Horizontal axis")).to_have_value("relative")
     expect(other.get_by_role("button", name="log x")).to_have_attribute("aria-pressed", "true")
     expect(chart(other, "train_loss").get_by_role("button", name="Reset limits")).to_be_visible()
-    assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wait_for_fit(other)
     other.set_viewport_size({"width": 400, "height": 800})
-    assert other.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wait_for_fit(other)
 
 
 TRAINER = """
@@ -200,4 +201,4 @@ def test_verdict_judges_groups_and_keeps_them_in_the_address(page, dashboard, lo
     page.get_by_role("button", name="Swap sides").click()
     expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Faster by 4"))
     page.set_viewport_size({"width": 400, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wait_for_fit(page)

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 import tachograph
-from tests.browser.conftest import wait_for_run
+from tests.browser.conftest import wait_for_fit, wait_for_run
 from tests.browser.test_charts import OPTIONS
 
 
@@ -110,7 +110,7 @@ def test_phone_shows_each_sample_as_card(at):
     at.reload()
     expect(rows_of(at)).to_have_count(11)
     expect(at.locator("thead")).to_be_hidden()
-    assert at.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    wait_for_fit(at)
     expect(at.get_by_role("link", name="completions")).to_be_in_viewport()
     wide = rows_of(at).first.locator('td[data-label="completion"]').bounding_box()
     assert wide["width"] > 300

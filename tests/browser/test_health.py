@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import wait_for_fit
 from tests.browser.test_live import panel
 from tests.conftest import wait_for
 from tests.store import END, START, append, step, write
@@ -133,7 +134,7 @@ def test_hostile_alerts_are_shown_as_text(page, dashboard, logs, width):
     expect(page.get_by_role("heading", name=re.compile("Duplicate"))).to_have_count(2)
     assert page.locator("main img, main script").count() == 0
     expect(details_of(page, 1).get_by_role("button")).to_have_count(0)  # no command to copy
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wait_for_fit(page)
     details_of(page, 1).get_by_role("link", name="Show in charts").click()
     expect(page.get_by_text("No metric matches")).to_be_visible()
     for tab in ("charts", "timeline", "events"):
@@ -141,7 +142,7 @@ def test_hostile_alerts_are_shown_as_text(page, dashboard, logs, width):
         expect(page.get_by_role("link", name="4 alerts")).to_be_visible()
         page.wait_for_timeout(300)
         assert page.locator("main img").count() == 0
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wait_for_fit(page)
 
 
 def test_page_works_with_10000_alerts(page, dashboard, logs):
