@@ -184,7 +184,10 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
         if listener in ready:
             connections.append(listener.accept()[0])
         for connection in [connection for connection in ready if connection is not listener]:
-            message, descriptors, *_ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 4)
+            try:
+                message, descriptors, *_ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 4)
+            except ConnectionResetError:  # the worker has ended, with an answer unread
+                message, descriptors = b"", []
             if message and os.fork() == 0:
                 return _become_program(message, descriptors, [listener, *connections])
             for descriptor in descriptors:
