@@ -75,11 +75,11 @@ def main() -> int:
     except AuditError as error:
         print(f"error: the audit cannot run here: {error}", file=sys.stderr)
         return 2
-    for place, packages_with_problems in problems.items():
+    for source, packages_with_problems in problems.items():
         for package in packages_with_problems:
             for problem in package["vulns"]:
                 fixed = ", ".join(problem["fix_versions"]) or "no version"
-                print(f"{place}: {package['name']} {package['version']}: {problem['id']}, fixed in {fixed}")
+                print(f"{source}: {package['name']} {package['version']}: {problem['id']}, fixed in {fixed}")
     print("no known vulnerabilities" if not any(problems.values()) else "see above")
     return int(any(problems.values()))
 

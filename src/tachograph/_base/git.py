@@ -68,8 +68,8 @@ def git_environment(git_dir: str | None = None) -> dict[str, str]:
     """
     # A relative folder, such as `.`, would be looked up where git runs: among the files of a run.
     folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
-    own = {**_ENVIRONMENT, "PATH": os.pathsep.join(folders)}
+    variables = {**_ENVIRONMENT, "PATH": os.pathsep.join(folders)}
     if git_dir is None:
-        return {**os.environ, **own}
+        return {**os.environ, **variables}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return {**inherited, **own, **_NO_CONFIGURATION, "GIT_DIR": git_dir}
+    return {**inherited, **variables, **_NO_CONFIGURATION, "GIT_DIR": git_dir}

@@ -343,9 +343,9 @@ def test_writers_are_recorded_into_the_runs_of_the_stand_in(tacho, python):
     assert done.returncode == 0, done.stderr.decode()
     assert tacho.runs() == ["plain", "synced"]
     for name in ("plain", "synced"):
-        found = steps_of(tacho, name)
-        assert [value for _, value in found["charts/value"]] == [step / 2 for step in range(5)]
-        assert [value for _, value in found["rates/a"]] == list(range(5))
+        recorded = steps_of(tacho, name)
+        assert [value for _, value in recorded["charts/value"]] == [step / 2 for step in range(5)]
+        assert [value for _, value in recorded["rates/a"]] == list(range(5))
         texts = [event["text"] for event in tacho.records(name, "event") if event["name"] == "text"]
         assert texts == ["all good"]
         assert config_of(tacho, name) == {"lr": 0.1, "depth": 3}

@@ -229,8 +229,8 @@ def test_scope_is_checked_before_the_request_is_read(guarded: Guarded):
     for row in TABLE:
         if row.scope in {"control", "write"}:
             target = row.request.partition("?")[0] + "?unknown=1"
-            answer = guarded.request(target, headers, content=b"not JSON")
-            assert answer.status_code == 403, (row, answer.text)
+            response = guarded.request(target, headers, content=b"not JSON")
+            assert response.status_code == 403, (row, response.text)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.request} {row.scope}")

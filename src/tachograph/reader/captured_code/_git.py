@@ -107,7 +107,7 @@ def _kill(pid: int) -> None:
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # before it leads its own group, and where there are none
+    with contextlib.suppress(OSError):  # it may not lead a group yet, and some systems have none
         os.kill(pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
 

@@ -63,7 +63,7 @@ def _restrict(name: str, group: int, *, for_group: bool, dir_fd: int | None = No
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
             file_info = os.fstat(descriptor)
-            # A file with a second name may be one from somewhere else, which nobody else shall be able to read.
+            # A hard link may lead to a file outside of this folder, which the group must not be able to read.
             for_group = for_group and (stat.S_ISDIR(file_info.st_mode) or file_info.st_nlink == 1)
             if file_info.st_uid == os.geteuid():
                 os.fchmod(descriptor, _private_mode(file_info, for_group=False))
