@@ -127,7 +127,7 @@ def _parse_signals(texts: tuple[str, ...]) -> dict[str, list[str]]:
 def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
     parts: list[RenderableType] = []
     failures = []
-    if diagnosis.state in {RunState.FAILED, RunState.CRASHED}:
+    if diagnosis.state is not None and diagnosis.state.is_failure:
         failures.append(_failure("The run", diagnosis.state, diagnosis.reason))
     ranks = diagnosis.failed_ranks
     failures += [_failure(f"Rank {view.rank}", view.state, view.error or view.reason) for view in ranks[:_MAX_RANKS]]

@@ -17,8 +17,6 @@ from tachograph.records import METRIC_KINDS, freeze, is_frozen, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
 
-_FAILURES = {RunState.FAILED, RunState.CRASHED}
-
 
 class Diagnosis(msgspec.Struct):
     """The findings of the rules."""
@@ -48,7 +46,7 @@ class Diagnosis(msgspec.Struct):
     @property
     def has_failed(self) -> bool:
         """Whether the run itself or one of its ranks failed or crashed, whatever the rules found."""
-        return self.state in _FAILURES or bool(self.failed_ranks)
+        return bool(self.failed_ranks) or (self.state is not None and self.state.is_failure)
 
 
 def diagnose(
@@ -96,7 +94,7 @@ def diagnose(
     if folder is not None:
         run = overview(folder)
         diagnosis.state, diagnosis.reason = run.state, run.reason
-        diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state in _FAILURES]
+        diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state.is_failure]
     return diagnosis
 
 

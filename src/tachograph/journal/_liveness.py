@@ -59,6 +59,11 @@ class RunState(str, enum.Enum):
     CRASHED = "crashed"
     STALE = "stale"
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether the run failed or crashed."""
+        return self in {RunState.FAILED, RunState.CRASHED}
+
     def __str__(self) -> str:
         return self.value
 

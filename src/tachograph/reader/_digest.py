@@ -183,7 +183,7 @@ class RunDigest:
     @property
     def failure(self) -> Failure | None:
         """Why the last attempt failed; None if it did not."""
-        if not self._attempts or self.state not in {RunState.FAILED, RunState.CRASHED}:
+        if not self._attempts or not self.state.is_failure:
             return None
         last = self._attempts[-1]
         started_at = time_of(last.start)
