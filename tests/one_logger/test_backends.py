@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal as signals
+import socket
 from typing import Any
 
+import psutil
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -297,6 +299,38 @@ def test_unusable_wandb_config_fails_at_configuration(script, tmp_path, exporter
     assert code == 1 and "ExportError" in err and "s3cret" not in last
     assert not (tmp_path / "logs").exists()  # no run was started
     assert "s3cret" not in repr(Config(api_key="s3cret"))
+
+
+def test_dead_wandb_server_delays_neither_setup_nor_exit(script, tmp_path):
+    source = """
+        import sys
+        from tachograph.one_logger import *
+        exporter = globals()[sys.argv[1]](Config(host=sys.argv[2], api_key="0123456789" * 4, save_dir="saved"))
+        config = OneLoggerConfig(application_name="app", session_tag_or_fn=sys.argv[3], world_size_or_fn=1)
+        TrainingTelemetryProvider.instance().with_base_config(config).with_exporter(exporter).configure_provider()
+        print(exporter._client._process.pid, flush=True)
+        with application(), timed_span("work"):
+            pass
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        servers = {
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "refused": "http://127.0.0.1:9",
+            "unresolvable": "http://no-such-host.invalid",
+        }
+        classes = (WandBExporterAsync, WandBExporterSync, WandBExporterAsync)
+        env = {"TACHO_EXIT_TIMEOUT_S": "1", "WANDB_MODE": "online", "TACHO_CONSOLE": "1"}
+        programs = [
+            script(source, exporter_class.__name__, url, name, env=env, cwd=tmp_path)
+            for exporter_class, (name, url) in zip(classes, servers.items(), strict=True)
+        ]
+        for name, program in zip(servers, programs, strict=True):
+            out = program.process.stdout.read()
+            assert program.process.wait(60) == 0, program.process.stderr.read()  # W&B itself waits 90 s
+            assert "did not receive all records" in out
+            assert "work" in [record.get("name") for record in journal(f"app-{name}")]
+            (pid,) = [int(line) for line in out.splitlines() if line.isdigit()]
+            wait_for(lambda pid=pid: not psutil.pid_exists(pid))
 
 
 def test_missing_wandb_names_the_remedy(script, tmp_path):

@@ -20,6 +20,7 @@ from tachograph.one_logger import (
     LoggerExporter,
     Span,
     TrainingTelemetryConfig,
+    UnreachableError,
     application,
     checkpoint_save,
     get_recorder,
@@ -27,6 +28,7 @@ from tachograph.one_logger import (
     training_iteration,
     training_loop,
 )
+from tachograph.one_logger._relay import ExporterSink
 from tests.conftest import HANG_S, wait_for
 from tests.one_logger.conftest import exported, journal
 
@@ -374,6 +376,25 @@ def test_failure_to_close_is_reported(configure):
         pass
     (reason,) = losses()
     assert "FailsToClose.close failed: ConnectionError: upload failed" in reason
+
+
+def test_records_wait_for_an_unreachable_receiver():
+    class Unreachable(CollectingExporter):
+        def export_start(self, span):
+            if self.num_calls < 20:
+                self.num_calls += 1
+                raise UnreachableError("no route")
+            super().export_start(span)
+
+    exporter, reports = Unreachable(), []
+    sink = ExporterSink(exporter, "exporter-x", lambda *report: reports.append(report))
+    records = [{"event": "span_start", "time": 2e9, "span_id": name, "name": name} for name in ("first", "second")]
+    for _ in range(20):
+        with pytest.raises(UnreachableError):
+            sink.write(records)
+    sink.write(records)
+    assert exporter.calls == [("start", "first"), ("start", "second")]
+    assert (sink.num_lost, reports) == (0, [])
 
 
 def test_loss_of_the_last_record_is_reported(configure):

@@ -54,7 +54,7 @@ from tachograph.one_logger._config import (
 )
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
-from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
+from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError, UnreachableError
 from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
 from tachograph.one_logger._names import ApplicationType, CheckPointType, NVTXColor
 from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
@@ -169,6 +169,7 @@ __all__ = [
     "TrainingTelemetryAttributes",
     "TrainingTelemetryConfig",
     "TrainingTelemetryProvider",
+    "UnreachableError",
     "ValidationMetricsUpdateAttributes",
     "WandBExporterAsync",
     "WandBExporterSync",

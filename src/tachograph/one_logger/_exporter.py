@@ -12,7 +12,7 @@ from tachograph.exceptions import TachographError
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.spans import Event, Span
 
-__all__ = ["BaseExporter", "ExportError", "Exporter"]
+__all__ = ["BaseExporter", "ExportError", "Exporter", "UnreachableError"]
 
 
 class ExportError(TachographError):
@@ -25,6 +25,10 @@ class ExportError(TachographError):
     def __init__(self, message: str = "", *, may_retry: bool = True) -> None:
         super().__init__(message)
         self.may_retry = may_retry
+
+
+class UnreachableError(ExportError):
+    """The receiver of an exporter cannot be reached. All records wait until it can; none is dropped."""
 
 
 class Exporter(ABC):

@@ -25,7 +25,7 @@ from typing import Any
 from tachograph.journal import RunFolder
 from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
-from tachograph.one_logger._exporter import Exporter
+from tachograph.one_logger._exporter import Exporter, UnreachableError
 from tachograph.records import RESERVED_FIELDS, finite_or_none
 from tachograph.spans import (
     EVENT_FIELDS,
@@ -57,7 +57,7 @@ class ExporterSink:
     """Calls an exporter for each record of a span or an event.
 
     A call that raises is repeated at once, and then after growing pauses. A record that fails too often, or that the
-    exporter refuses for good, is dropped and counted; the exporter stays in use.
+    exporter refuses for good, is dropped and counted; the exporter stays in use. An `UnreachableError` drops nothing.
     """
 
     def __init__(self, exporter: Exporter, name: str, report: Callable[[str, str, str], None]) -> None:
@@ -131,6 +131,9 @@ class ExporterSink:
                 num_tries += 1
                 self._num_failures += 1
                 self._latest_error = f"{type(error).__name__}: {error!s:.200}"
+                if isinstance(error, UnreachableError):
+                    self._num_failures = 0
+                    raise
                 if self._num_failures >= _MAX_ATTEMPTS or getattr(error, "may_retry", True) is False:
                     self._drop(record)
                     return

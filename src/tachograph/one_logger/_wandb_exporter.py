@@ -3,8 +3,9 @@
 W&B has no spans. The attributes of a span are logged when it starts and stops, the attributes of an event when it
 occurs, under names that a `MetricNamingStrategy` chooses.
 
-Both exporters are called in a thread of their own. They differ in where the client of W&B runs: in this process, or in
-a child process, where it meets neither the W&B runs of the program nor its exit.
+Both exporters are called in a thread of their own, and run the client of W&B in a child process: it meets neither the
+W&B runs of the program nor its exit. A server that cannot be reached delays the program by `_OPEN_WAIT_S` once. The
+child keeps connecting, and records wait in the journal until it has succeeded.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tachograph._base.detached import DetachedProcess
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
-from tachograph.one_logger._exporter import BaseExporter, ExportError
+from tachograph.one_logger._exporter import BaseExporter, ExportError, UnreachableError
 from tachograph.one_logger._wandb_process import WandbReply, WandbRequest
-from tachograph.records import mask_text
 from tachograph.spans import Attribute, Attributes, Event, Span
 
 __all__ = [
@@ -39,7 +39,11 @@ __all__ = [
 ]
 
 _DEFAULT_HOST = "https://api.wandb.ai"
-_OPEN_TIMEOUT_S = 120.0
+_IMPORT_TIMEOUT_S = 120.0
+_OPEN_WAIT_S = 5.0
+"""How long `initialize` waits for the W&B run. A wrong key or a missing one is found sooner."""
+_RETRY_WAIT_S = 1.0
+"""How long a record waits for the W&B run before the exporter's thread pauses."""
 _LOG_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 120.0
 
@@ -98,16 +102,8 @@ class FlatMetricNamingStrategy(MetricNamingStrategy):
         return attribute.name
 
 
-class _Client(Protocol):
-    """A W&B run, here or in another process."""
-
-    def log(self, metrics: dict[str, Any]) -> None: ...
-
-    def finish(self, exit_code: int) -> None: ...
-
-
 class _WandBExporter(BaseExporter):
-    """Builds metrics; a subclass chooses where the client runs.
+    """Builds metrics and logs them.
 
     Args:
         config: the W&B run: a `Config`, or a dict with its fields.
@@ -130,15 +126,11 @@ class _WandBExporter(BaseExporter):
                 f"metric_naming_strategy must be a MetricNamingStrategy, got {type(metric_naming_strategy).__name__}"
             )
         self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
-        self._client: _Client | None = None
+        self._client: _WandbProcess | None = None
         self._exit_code = 0
 
-    @abstractmethod
-    def _open(self, config: dict[str, Any]) -> _Client:
-        """Start the W&B run."""
-
     def initialize(self) -> None:
-        """Start the W&B run.
+        """Start the W&B run. If the server does not answer for a while, the run is started as soon as it does.
 
         Raises:
             ExportError: if W&B is not installed or refuses the config.
@@ -148,7 +140,7 @@ class _WandBExporter(BaseExporter):
             config["host"] = ""  # so that WANDB_BASE_URL applies
         config["save_dir"] = os.path.abspath(config["save_dir"])  # the program may change its working directory
         try:
-            self._client = self._open(config)
+            self._client = _WandbProcess(config)
         except ImportError as error:
             raise ExportError(f"W&B is not installed ({error}): pip install 'tachograph[wandb]'") from error
         self._exit_code = 0
@@ -204,23 +196,12 @@ def _items(attributes: Attributes) -> list[Attribute]:
     return list(attributes.values())
 
 
-class WandBExporterSync(_WandBExporter):
-    """Logs to W&B with a client in this process."""
-
-    def _open(self, config: dict[str, Any]) -> _Client:
-        from tachograph.one_logger._wandb_client import WandbClient
-
-        try:
-            return WandbClient(config, os.getpid())
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - W&B may raise anything
-            raise ExportError(f"the W&B run cannot be started: {mask_text(str(error))}") from None
-
-
 class WandBExporterAsync(_WandBExporter):
     """Logs to W&B with a client in a child process, which ends after the program."""
 
-    def _open(self, config: dict[str, Any]) -> _Client:
-        return _WandbProcess(config)
+
+class WandBExporterSync(_WandBExporter):
+    """The same as `WandBExporterAsync`, because a client in this process could delay its exit."""
 
 
 class _WandbProcess:
@@ -233,42 +214,74 @@ class _WandbProcess:
             raise ExportError(f"the process of the W&B exporter cannot be started: {error}") from error
         self._numbers = itertools.count()
         self._replies: queue.SimpleQueue[WandbReply | None] = queue.SimpleQueue()
+        self._is_open = False
+        self._open_error = ""
+        """Why the last attempt to start the run failed."""
         threading.Thread(target=self._read_replies, name="tachograph-wandb-exporter", daemon=True).start()
         try:
-            self._call(_OPEN_TIMEOUT_S, "open", config, os.getpid())
+            self._call(_IMPORT_TIMEOUT_S, "import")
+            self._open_number = self._send("open", config, os.getpid())
+            if not self._wait_until_open(_OPEN_WAIT_S) and self._open_error:
+                raise ExportError(self._open_error)
         except ExportError as error:
-            self._process.close_requests()
+            self._abandon()
             if "ImportError" in str(error) or "ModuleNotFoundError" in str(error):
                 raise ImportError(str(error)) from None
             raise
 
     def log(self, metrics: dict[str, Any]) -> None:
+        if not self._wait_until_open(_RETRY_WAIT_S):
+            raise UnreachableError(self._open_error or "W&B has not started the run yet")
         self._call(_LOG_TIMEOUT_S, "log", metrics)
 
     def finish(self, exit_code: int) -> None:
+        if not self._wait_until_open(_RETRY_WAIT_S):
+            self._abandon()
+            return
         try:
             self._call(_FINISH_TIMEOUT_S, "finish", exit_code)
         finally:
             self._process.close_requests()
+
+    def _abandon(self) -> None:
+        self._process.kill()
+        self._process.close_requests()
+
+    def _wait_until_open(self, timeout_s: float) -> bool:
+        """Return whether the run has started; the child process repeats an attempt that fails."""
+        if not self._is_open:
+            reply = self._reply_to(self._open_number, timeout_s)
+            if reply is not None:
+                self._is_open, self._open_error = not reply.error, reply.error
+        return self._is_open
 
     def _read_replies(self) -> None:
         for line in self._process.replies():
             self._replies.put(decode_json(line, WandbReply))
         self._replies.put(None)
 
-    def _call(self, timeout_s: float, method: str, *arguments: Any) -> None:
+    def _send(self, method: str, *arguments: Any) -> int:
         number = next(self._numbers)
         self._process.send(WandbRequest(number, method, arguments))
+        return number
+
+    def _call(self, timeout_s: float, method: str, *arguments: Any) -> None:
+        reply = self._reply_to(self._send(method, *arguments), timeout_s)
+        if reply is None:
+            raise ExportError(f"W&B did not finish a call of {method} within {timeout_s:g} s")
+        if reply.error:
+            raise ExportError(reply.error)
+
+    def _reply_to(self, number: int, timeout_s: float) -> WandbReply | None:
+        """Wait for the reply to a request; return None at the timeout."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 reply = self._replies.get(timeout=max(deadline_s - time.monotonic(), 0.0))
             except queue.Empty:
-                raise ExportError(f"W&B did not finish a call of {method} within {timeout_s:g} s") from None
+                return None
             if reply is None:
                 self._replies.put(None)  # for the next call
                 raise ExportError("the process of the W&B exporter has ended")
             if reply.number == number:  # not the reply to a call that took too long
-                if reply.error:
-                    raise ExportError(reply.error)
-                return
+                return reply
