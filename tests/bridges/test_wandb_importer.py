@@ -104,6 +104,17 @@ def test_every_value_arrives(wandb_folder, logs):
     assert "opaque" not in (logs / "My-run-1-2" / "metrics.jsonl").read_text()
 
 
+def test_files_are_found_at_any_depth(wandb_folder, tmp_path, logs):
+    deep_folder = tmp_path / "project" / "experiments" / "a" / "b" / "wandb"
+    shutil.copytree(wandb_folder, deep_folder)
+    shutil.copytree(wandb_folder, tmp_path / "project" / "copy" / "of" / "it" / "wandb")
+    assert describe(tmp_path / "project") is None  # only if the format is named
+    expected = {report.run: report.num_records for report in import_runs("wandb", [wandb_folder], str(logs / "1"))}
+    for number, path in enumerate((tmp_path / "project", deep_folder.parent), 2):
+        reports = import_runs("wandb", [path], str(logs / str(number)))
+        assert {report.run: report.num_records for report in reports} == expected
+
+
 def test_exit_code_and_attempts_arrive(wandb_folder, logs):
     reports = import_runs("wandb", [wandb_folder], str(logs))
     assert sorted(report.run for report in reports) == ["My-run-1-2", "failed", "resumed"]

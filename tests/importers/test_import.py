@@ -13,7 +13,7 @@ import pytest
 
 import tachograph
 from tachograph.exceptions import ConfigError
-from tachograph.importers import import_runs
+from tachograph.importers import describe, import_runs
 from tachograph.journal import RunFolder, compress_journal
 from tachograph.store import Store
 from tests.cli.test_cli import tacho
@@ -78,6 +78,73 @@ def test_trainer_state_brings_end_and_best_result(tmp_path, logs):
     assert list(history.series("loss").steps) == [10, 40]
     assert history.attempts[-1].start["max_steps"] == 40
     assert len(history.attempts) == 1
+
+
+def write_state(folder, rows, **fields):
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {"log_history": rows, "max_steps": 40, **fields}
+    (folder / "trainer_state.json").write_text(json.dumps(state, sort_keys=True))
+
+
+def test_checkpoints_of_a_training_are_one_run(tmp_path, logs):
+    """Whichever of them are named, in any order, with the values that later ones lost."""
+    rows = [{"step": step, "epoch": step / 10, "loss": 9.0 - step} for step in (1, 5, 10, 15, 20)]
+    early_value = {"step": 5, "epoch": 0.5, "eval_loss": 3.5}
+    output = tmp_path / "out"
+    write_state(output / "checkpoint-5", [*rows[:2], early_value])
+    write_state(output / "checkpoint-10", [*rows[:2], {**rows[2], "loss": -1.0}])  # replaced by later checkpoints
+    write_state(output / "checkpoint-20", rows[2:])
+    (output / "checkpoint-100").mkdir()
+    (output / "checkpoint-100" / "trainer_state.json").write_text('{"log_history": [{"st')  # was killed meanwhile
+    paths = sorted(output.glob("checkpoint-*"))
+    orders = [[output], paths, paths[::-1], [path / "trainer_state.json" for path in paths], [paths[0]]]
+    journals = []
+    for number, order in enumerate(orders):
+        report = only(import_runs("trainer_state", order, str(logs / str(number))))
+        assert (report.run, report.outcome, report.num_rows) == ("out", "created", 6)
+        assert "checkpoint-100" in report.damage[0].path
+        journals.append((logs / str(number) / "out" / "metrics.jsonl").read_bytes())
+    assert len(set(journals)) == 1
+    history = tachograph.read(logs / "0" / "out")
+    assert list(history.series("loss").values) == [row["loss"] for row in rows]
+    assert list(history.series("eval_loss").steps) == [5]
+    # Later states continue the run, also the one that the Trainer writes at the end.
+    write_state(output / "checkpoint-100", [*rows[2:], {"step": 30, "loss": 0.5}])
+    write_state(output, [*rows[2:], {"step": 30, "loss": 0.5}, {"step": 40, "train_runtime": 9.0}], global_step=200)
+    report = only(import_runs("trainer_state", paths, str(logs / "0")))
+    assert (report.outcome, report.num_rows, report.damage) == ("updated", 2, [])
+    assert steps_of(logs / "0" / "out") == [1, 5, 5, 10, 15, 20, 30, 40]
+
+
+def test_folder_of_trainings_gives_a_run_for_each(tmp_path, logs):
+    for trial in ("run-0", "deep/er/run-1"):
+        write_state(tmp_path / "sweep" / trial / "checkpoint-5", [{"step": 5, "loss": 1.0}])
+        write_state(tmp_path / "sweep" / trial / "checkpoint-10", [{"step": 5, "loss": 1.0}, {"step": 10, "loss": 2.0}])
+    reports = import_runs("trainer_state", [tmp_path / "sweep"], str(logs))
+    assert [(report.run, report.num_rows) for report in reports] == [("deep-er-run-1", 2), ("run-0", 2)]
+    assert describe(tmp_path / "sweep") is None  # a folder that contains a state somewhere may be anything
+
+
+def test_texts_of_a_trainer_state_are_imported(tmp_path, logs):
+    facts = {"best_model_checkpoint": "out/checkpoint-5", "best_metric": 0.5, "total_flos": 1e9}
+    config = {"trial_name": "second", "trial_params": {"lr": "1e-3"}, "save_steps": 5}
+    callbacks = {"TrainerControl": {"args": {}}, "EarlyStoppingCallback": {}}
+    row = {"step": 5, "loss": "0.25", "phase": "warm-up", "is_good": True, "nested": {"a": 1, "b": "x"}, "none": None}
+    write_state(tmp_path / "out" / "checkpoint-5", [row], stateful_callbacks=callbacks, epoch=1, **facts, **config)
+    report = only(import_runs("trainer_state", [tmp_path / "out"], str(logs)))
+    assert report.left_out == {"state of a callback": 2}
+    history = tachograph.read(logs / "out")
+    (step,) = history.records("step")
+    expected = {"loss": 0.25, "phase": "warm-up", "is_good": True, "nested.a": 1, "nested.b": "x"}
+    assert step == {"event": "step", "global_step": 5, **expected}
+    assert (history.summary, history.config) == (facts, config)
+    # Tables have numbers only; the report counts the other values.
+    (tmp_path / "a.csv").write_text("step,loss,note,empty\n1,0.5,x,\n2,0.5,y,\n")
+    report = only(import_runs("csv", [tmp_path / "a.csv"], str(logs)))
+    assert report.left_out == {"value that is not a number": 2}
+    with open(tmp_path / "a.csv", "a") as file:
+        file.write("3,0.5,z,\n")
+    assert only(import_runs("csv", [tmp_path / "a.csv"], str(logs))).left_out == {"value that is not a number": 2}
 
 
 def test_journal_under_another_name_keeps_its_kinds(tmp_path, logs):

@@ -26,7 +26,7 @@ from tachograph._base.files import open_to_append, read_small, replace_file, wri
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.importers._read import find_runs
-from tachograph.importers._source import Damage, Position, RunSource
+from tachograph.importers._source import Damage, Position, RowSource, RunSource
 from tachograph.journal import (
     JournalFollower,
     RunFolder,
@@ -130,7 +130,7 @@ def import_runs(
     reports: list[ImportReport] = []
     for path in paths:
         try:
-            sources += find_runs(format_name, path)
+            sources += (source for source in find_runs(format_name, path) if not _is_repeated(source, sources))
         except ConfigError as error:
             if len(paths) == 1:
                 raise
@@ -156,6 +156,13 @@ def import_runs(
         report.damage, report.left_out = source.damage, dict(source.left_out)
         reports.append(report)
     return reports
+
+
+def _is_repeated(source: RunSource, sources: list[RunSource]) -> bool:
+    """Return whether another path has led to the same rows, as each checkpoint of a training does."""
+    return isinstance(source, RowSource) and any(
+        isinstance(other, RowSource) and (other.id, other.path) == (source.id, source.path) for other in sources
+    )
 
 
 def _describe_error(error: Exception) -> str:

@@ -17,6 +17,7 @@ from tachograph.exceptions import ConfigError
 __all__ = ["read_json_fields", "read_json_rows"]
 
 _MAX_VALUE_CHARS = 8 << 20
+_MAX_FIELDS = 100
 _READ_CHARS = 256 << 10
 _SPACE = " \t\r\n"
 
@@ -47,14 +48,14 @@ def read_json_rows(file: IO[str], path: Path, name: str) -> Iterator[Any]:
         raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
 
 
-def read_json_fields(file: IO[str], path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return some fields of an object, without keeping the others; if the text is damaged, the fields before that."""
+def read_json_fields(file: IO[str], path: Path, *, skip: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an object except some, and no more than `_MAX_FIELDS`; if it is damaged, those before."""
     text = _JsonText(file, path)
     fields: dict[str, Any] = {}
     with contextlib.suppress(ConfigError):
         if text.next_character() == "{":
             for key in text.names():
-                if key in names:
+                if key not in skip and len(fields) < _MAX_FIELDS:
                     fields[key] = text.value()
                 elif text.next_character() == "[":
                     for _ in text.items():

@@ -16,7 +16,7 @@ from tachograph.importers._importer import Importer
 from tachograph.importers._rows import rows_to_records
 from tachograph.importers._source import Damage, RowSource, RunSource
 
-__all__ = ["IMPORTERS", "describe", "find_runs", "read_log"]
+__all__ = ["IMPORTERS", "describe", "find_runs", "has_runs", "read_log"]
 
 # In the order in which they are tried. The output folder of a Trainer may hold files of W&B and TensorBoard as well,
 # and its `trainer_state.json` has more to offer.
@@ -63,6 +63,16 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     return rows_to_records(_rows_before_truncation(_read_rows(name, importer, log)))
 
 
+def has_runs(importer: Importer, path: Path) -> bool:
+    """Return whether an importer reads a path, or finds logs anywhere below it.
+
+    Only for an importer that was named: a folder that contains a log somewhere is not a log of this format.
+    """
+    if importer.detects(path):
+        return True
+    return path.is_dir() and hasattr(importer, "detects_below") and bool(importer.detects_below(path))
+
+
 def find_runs(name: str, path: str | os.PathLike[str]) -> list[RunSource]:
     """Return the runs at a path, as the importer of that name sees them.
 
@@ -73,7 +83,7 @@ def find_runs(name: str, path: str | os.PathLike[str]) -> list[RunSource]:
     log = Path(path)
     if not log.exists():
         raise ConfigError(f"{os.fspath(path)!r} does not exist")
-    if not importer.detects(log):
+    if not has_runs(importer, log):
         other_format = describe(log)
         if other_format is not None:
             hint = f"tacho import {other_format.replace('_', '-')} {os.fspath(path)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,11 +27,18 @@ def field_name(name: str) -> str:
     return f"{name}_" if name in _RECORD_FIELDS else name
 
 
-def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows_to_records(
+    rows: Iterable[Mapping[str, Any]], left_out: Counter[str] | None = None, *, keeps_texts: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield a step record for each row.
 
-    A row without a step is one step after the previous row. Values that are not numbers are ignored. Where rows have
-    times but no duration, `sec_per_step` is computed from the difference.
+    A row without a step is one step after the previous row. Where rows have times but no duration, `sec_per_step` is
+    computed from the difference.
+
+    Args:
+        rows: the rows.
+        left_out: counts the values that are not part of a record.
+        keeps_texts: whether texts and other values that are not numbers become part of the records.
     """
     last_step, last_time_s, last_timed_step = -1, None, -1
     for row in rows:
@@ -45,8 +53,14 @@ def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         if time_s is not None:
             record["time"] = time_s
         for name, value in row.items():
-            if name not in STEP_NAMES and name not in TIME_NAMES and (number := _parse_number(value)) is not None:
+            if name in STEP_NAMES or name in TIME_NAMES or value is None:
+                continue
+            if (number := _parse_number(value)) is not None:
                 record[field_name(str(name))] = number
+            elif keeps_texts:
+                record[field_name(str(name))] = value
+            elif left_out is not None and not (isinstance(value, str) and not value.strip()):  # an empty cell
+                left_out["value that is not a number"] += 1
         if time_s is not None:
             if last_time_s is not None and step > last_timed_step and 0 < time_s - last_time_s < _MAX_STEP_S:
                 record.setdefault("sec_per_step", (time_s - last_time_s) / (step - last_timed_step))

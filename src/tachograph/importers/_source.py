@@ -128,6 +128,7 @@ class RowSource(RunSource):
         left_out: the counter that `rows` adds to.
         start: fields for the `start` record.
         last: returns records that follow the rows, such as the `end` record.
+        keeps_texts: whether values that are not numbers are imported as well.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class RowSource(RunSource):
         left_out: Counter[str] | None = None,
         start: dict[str, Any] | None = None,
         last: Callable[[], list[dict[str, Any]]] = list,
+        keeps_texts: bool = False,
     ) -> None:
         super().__init__(path, source_id, name)
         self.damage = damage
@@ -148,6 +150,7 @@ class RowSource(RunSource):
         self._rows = rows
         self._start = start or {}
         self._last = last
+        self._keeps_texts = keeps_texts
 
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the records of the rows after a position; the last one may be incomplete."""
@@ -156,15 +159,16 @@ class RowSource(RunSource):
         last_time_s: float | None = None
         last_row: tuple[dict[str, Any], Position] | None = None
         number = checksum = 0
-        for record in rows_to_records(self._rows_up_to_damage()):
+        dropped_values: Counter[str] = Counter()
+        rows = self._rows_up_to_damage()
+        for record in rows_to_records(rows, dropped_values, keeps_texts=self._keeps_texts):
             number += 1
             checksum = zlib.crc32(repr(record).encode("utf-8", "backslashreplace"), checksum)
             last_time_s = record.get("time", last_time_s)
-            if number < num_imported:
-                continue
-            if number == num_imported:
-                if checksum != imported_checksum:
+            if number <= num_imported:
+                if number == num_imported and checksum != imported_checksum:
                     raise source_changed(self.path)
+                dropped_values.clear()
                 continue
             if record["event"] == "start" and start is not None:
                 start |= record
@@ -183,6 +187,7 @@ class RowSource(RunSource):
             last_row = record, {"rows": number, "checksum": checksum}
         if number < num_imported:
             raise source_changed(self.path)
+        self.left_out.update(dropped_values)
         time = {} if last_time_s is None else {"time": last_time_s}
         last_records = [{**record, **({} if "time" in record else time)} for record in self._last()]
         if start is not None and (last_records or last_row):

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from tachograph._base.detached import DetachedProcess, ReplyChannel, read_requests
 from tachograph.exceptions import ConfigError
 from tachograph.importers._import import import_runs
-from tachograph.importers._read import IMPORTERS, describe
+from tachograph.importers._read import IMPORTERS, describe, has_runs
 
 __all__ = ["LogWatcher", "WatchedLog", "main"]
 
@@ -46,7 +46,7 @@ class WatchedLog(NamedTuple):
         importer = IMPORTERS.load(name)()
         if not os.path.exists(path):
             raise ConfigError(f"{text!r}: {path!r} does not exist")
-        if not importer.detects(Path(path)) and (other := describe(path)) is not None:
+        if not has_runs(importer, Path(path)) and (other := describe(path)) is not None:
             raise ConfigError(f"{text!r}: {path!r} is not a {format_name} log but a {other.replace('_', '-')} log")
         return cls(name, os.path.abspath(path))
 
@@ -100,7 +100,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
 def _import(log: WatchedLog, log_dir: str) -> Iterator[str]:
     """Import new records; yield the problems."""
     try:
-        if IMPORTERS.load(log.format)().detects(Path(log.path)):  # otherwise nothing has been logged yet
+        if has_runs(IMPORTERS.load(log.format)(), Path(log.path)):  # otherwise nothing has been logged yet
             for report in import_runs(log.format, [log.path], log_dir):
                 if report.error is not None:
                     yield f"{report.source}: {report.error}"

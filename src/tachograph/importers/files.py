@@ -10,7 +10,7 @@ from typing import IO
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["file_type", "open_text", "read_lines"]
+__all__ = ["file_type", "find_below", "find_nearby", "open_text", "read_lines"]
 
 _MAX_LINE_CHARS = 8 << 20
 _MAX_EXPANSION = 200
@@ -23,6 +23,23 @@ def file_type(path: Path) -> str:
     if not path.is_file():
         return ""
     return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def find_nearby(path: Path, suffix: str) -> list[Path]:
+    """Return the files with a suffix at a path: the file itself, or the ones in a folder, also two folders below it.
+
+    Each is in the result once, although tools add links to the latest run.
+    """
+    if path.is_file():
+        return [path] if path.suffix == suffix else []
+    files = (file for pattern in ("*", "*/*", "*/*/*") for file in path.glob(pattern + suffix))
+    return sorted({file.resolve() for file in files if file.is_file()})
+
+
+def find_below(path: Path, suffix: str) -> list[Path]:
+    """Return the files that `find_nearby` finds, and the ones anywhere below a folder. Links are not followed."""
+    files = (file.resolve() for file in path.rglob(f"*{suffix}") if file.is_file())
+    return sorted({*find_nearby(path, suffix), *files})
 
 
 def open_text(path: Path) -> IO[str]:

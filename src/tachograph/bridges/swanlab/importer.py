@@ -22,6 +22,7 @@ from tachograph._base.files import read_small
 from tachograph._base.typed import decode_json
 from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_single_run
 from tachograph.importers.chunked_file import read_chunked_records
+from tachograph.importers.files import find_below, find_nearby
 from tachograph.importers.protobuf import as_double, as_signed, as_text, read_fields
 from tachograph.records import CONFIG_CHANGED, RESERVED_FIELDS
 
@@ -59,24 +60,32 @@ class SwanLabImporter:
 
     def detects(self, path: Path) -> bool:
         """Return whether the path is a `.swanlab` file, or a folder that has one."""
-        return bool(_swanlab_files(path))
+        return bool(find_nearby(path, ".swanlab"))
+
+    def detects_below(self, path: Path) -> bool:
+        """Return whether there is such a file anywhere in a folder."""
+        return bool(find_below(path, ".swanlab"))
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the metrics of a run."""
-        folder_names = {file.parent.name for file in _swanlab_files(path)}
+        folder_names = {file.parent.name for file in find_below(path, ".swanlab")}
         return read_single_run(self.runs(path), path, "swanlab", choices=folder_names)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
         groups: dict[str, list[tuple[float, Path, dict[str, Any]]]] = {}
-        for file in _swanlab_files(path):
+        for file in find_below(path, ".swanlab"):
             start = _read_start(file)
             # Without a start the file is damaged at its beginning, which reading it will report.
             id_parts = (start.get("workspace"), start.get("project"), start.get("id"))
             source_id = "/".join(filter(None, id_parts)) or str(file.resolve())
             groups.setdefault(source_id, []).append((start.get("time", 0.0), file, start))
         sources: list[RunSource] = []
-        for source_id, group in groups.items():
+        for source_id, group_with_copies in groups.items():
+            group_with_copies.sort(key=lambda item: item[1].stat().st_size)
+            group = list(
+                {(item[0], item[1].name): item for item in group_with_copies}.values()
+            )  # of copies, the largest
             group.sort(key=lambda item: item[:2])
             start = group[0][2]
             name = start.get("name") or start.get("id") or group[0][1].stem
@@ -309,11 +318,3 @@ def _read_start(file: Path) -> dict[str, Any]:
                 if number == _START and isinstance(content, bytes):
                     return _parse_start(content)
     return {}
-
-
-def _swanlab_files(path: Path) -> list[Path]:
-    """Return the files at a path."""
-    if path.is_file():
-        return [path] if path.suffix == ".swanlab" else []
-    files = (file for pattern in ("*.swanlab", "*/*.swanlab", "*/*/*.swanlab") for file in path.glob(pattern))
-    return sorted({file.resolve() for file in files if file.is_file()})

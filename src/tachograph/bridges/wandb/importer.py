@@ -23,6 +23,7 @@ from tachograph.bridges.wandb._values import (
 )
 from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_single_run
 from tachograph.importers.chunked_file import read_chunked_records
+from tachograph.importers.files import find_below, find_nearby
 from tachograph.importers.protobuf import as_signed, as_text, read_fields
 from tachograph.records import CONFIG_CHANGED, SUMMARY
 
@@ -49,16 +50,20 @@ class WandbImporter:
 
     def detects(self, path: Path) -> bool:
         """Return whether the path is a `.wandb` file, or a folder that has one or an exported run."""
-        return bool(_wandb_files(path)) or find_export(path) is not None
+        return bool(find_nearby(path, ".wandb")) or find_export(path) is not None
+
+    def detects_below(self, path: Path) -> bool:
+        """Return whether there is such a file anywhere in a folder."""
+        return bool(find_below(path, ".wandb"))
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the history of a run."""
-        folder_names = {file.parent.name for file in _wandb_files(path)}
+        folder_names = {file.parent.name for file in find_below(path, ".wandb")}
         return read_single_run(self.runs(path), path, "wandb", choices=folder_names)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
-        files = _wandb_files(path)
+        files = find_below(path, ".wandb")
         folder = find_export(path)
         if not files and folder is not None:
             return [open_export(folder)]
@@ -69,7 +74,10 @@ class WandbImporter:
             source_id = "/".join(filter(None, (run.get("project"), run.get("id")))) or str(file.resolve())
             groups.setdefault(source_id, []).append((run.get("time", 0.0), file, run))
         sources: list[RunSource] = []
-        for source_id, group in groups.items():
+        for source_id, group_with_copies in groups.items():
+            # Of copies of a file, such as the one of `latest-run` where links were copied as folders, the largest.
+            group_with_copies.sort(key=lambda item: (item[1].stat().st_size, item[1].parent.name))
+            group = list({(time_s, file.name): (time_s, file, run) for time_s, file, run in group_with_copies}.values())
             group.sort(key=lambda item: item[:2])
             run = group[0][2]
             name = run.get("name") or run.get("id") or group[0][1].stem
@@ -177,11 +185,3 @@ def _read_run(file: Path) -> dict[str, Any]:
                 if _MESSAGES.get(number) == "run" and isinstance(content, bytes):
                     return parse_run(content)
     return {}
-
-
-def _wandb_files(path: Path) -> list[Path]:
-    """Return the files at a path, each once: W&B adds a link to the latest run."""
-    if path.is_file():
-        return [path] if path.suffix == ".wandb" else []
-    files = (file for pattern in ("*.wandb", "*/*.wandb", "*/*/*.wandb") for file in path.glob(pattern))
-    return sorted({file.resolve() for file in files if file.is_file()})
