@@ -296,6 +296,31 @@ def test_accumulated_batches_train_like_one_batch(make_trainer, data):
         torch.testing.assert_close(found[1][1][name], value, rtol=1e-3, atol=1e-5)
 
 
+def test_padding_of_packed_rows_changes_nothing(make_trainer):
+    """Packed rows have no attention mask, so their padding looks like one more sample, but has no labels."""
+    whole = [{key: value for key, value in row.items() if key != "attention_mask"} for row in packed()[::4]]
+    filling = {"input_ids": torch.zeros(6).long(), "labels": torch.full((6,), -100), "position_ids": torch.arange(6)}
+    padded = [{key: torch.cat([value, filling[key]]) for key, value in row.items()} for row in whole]
+    found = []
+    for data in (whole, padded):
+        trainer, _ = diffusing(make_trainer, data=data, per_device_train_batch_size=1)
+        trainer.train()
+        metrics = [logged(trainer, key) for key in ("loss", "plugin/diffusion/mask_ratio")]
+        found.append((metrics, weights(trainer.model)))
+    assert found[1][0] == [pytest.approx(values, rel=1e-5) for values in found[0][0]]
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_step_without_labels_has_no_loss(make_trainer):
+    data = [{**row, "labels": torch.full_like(row["labels"], -100)} for row in rows()]
+    trainer, _ = diffusing(make_trainer, data=data, tokenizer=make_tokenizer(), config={"generate_samples": True})
+    before = weights(trainer.model)
+    trainer.train()
+    assert logged(trainer, "loss") == [0.0] * 4
+    assert all(torch.equal(before[name], value) for name, value in weights(trainer.model).items())
+
+
 def test_unweighted_loss_is_divided_by_accumulated_batches(make_trainer):
     means = []
     for accumulation in (1, 4):

@@ -45,3 +45,12 @@ def test_logprobs_field_trains_as_the_teacher_does(make_job):
 def test_dataset_without_logprobs_is_an_error(make_job):
     with pytest.raises(TachographError, match="no log-probabilities of a teacher.*set `logprobs_field`"):
         make_job(plugins=["kd"]).run()
+
+
+def test_teacher_keeps_packed_samples_apart(make_job):
+    """The loss of all samples in one packed row equals the loss of the samples in rows of their own."""
+    options = {"plugins": ["kd"], "kd_teacher": "./teacher", "max_steps": 1, "sequence_len": 256}
+    alone = make_job(**options, micro_batch_size=16).run()
+    packed = make_job(**options, micro_batch_size=1, sample_packing=True)
+    assert len(packed.check().data.train) == 1
+    assert packed.run().metrics["train_loss"] == pytest.approx(alone.metrics["train_loss"], rel=1e-5)

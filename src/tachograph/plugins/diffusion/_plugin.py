@@ -210,7 +210,7 @@ class DiffusionPlugin(BasePlugin):
         options = self.options.diffusion
         ids, padding, labels = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("labels")
         positions = inputs.get("position_ids")
-        segments = find_segments(ids, padding, positions)
+        segments = find_segments(ids, padding, positions, labels)
         noisy = forward_process(
             ids,
             padding,
@@ -253,10 +253,8 @@ class DiffusionPlugin(BasePlugin):
         if not batches or any("input_ids" not in batch for batch in batches):
             return None
         if all(batch.get("labels") is not None for batch in batches):
-            counts = [
-                find_segments(batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids")).num_samples
-                for batch in batches
-            ]
+            keys = ("input_ids", "attention_mask", "position_ids", "labels")
+            counts = [find_segments(*(batch.get(key) for key in keys)).num_samples for batch in batches]
             return torch.stack(counts).sum()
         if self.options.diffusion.importance_weighting:
             return torch.tensor(sum(batch["input_ids"].numel() for batch in batches))
@@ -281,7 +279,7 @@ class DiffusionPlugin(BasePlugin):
 
     def _report(self, loss: DiffusionLoss, noisy: NoisyBatch, segments: Segments, labels: torch.Tensor | None) -> None:
         report, num_masked = self.report, loss.num_masked
-        num_tokens = (segments.ids > 0).sum()
+        num_tokens = (segments.ids > 0).sum().clamp(min=1)
         report.count("num_masked_tokens", num_masked)
         report.add("mask_ratio", num_masked / num_tokens, num_tokens)
         report.add("avg_p_mask", noisy.probability.sum() / num_tokens, num_tokens)
@@ -291,7 +289,7 @@ class DiffusionPlugin(BasePlugin):
             report.add("importance_weight_avg", loss.weight / num_masked, num_masked)
         if labels is not None:
             num_answers = ((labels != -100) & (segments.ids > 0)).sum()
-            num_samples = segments.num_samples
+            num_samples = segments.num_samples.clamp(min=1)
             report.add("answer_ratio", num_answers / num_tokens, num_tokens)
             report.add("avg_answer_length", num_answers / num_samples, num_samples)
 
@@ -366,9 +364,8 @@ class DiffusionPlugin(BasePlugin):
             lengths = row.get("seq_lengths")  # of the samples in a row that TRL packed
             if positions is not None:
                 ids = torch.as_tensor(row["input_ids"])[None]
-                self._keep_examples(
-                    ids, _row_tensor(row.get("labels")), find_segments(ids, None, _row_tensor(positions))
-                )
+                labels = _row_tensor(row.get("labels"))
+                self._keep_examples(ids, labels, find_segments(ids, None, _row_tensor(positions), labels))
                 continue
             end = lengths[0] if lengths else None
             labels = row.get("labels")
@@ -378,7 +375,9 @@ class DiffusionPlugin(BasePlugin):
 
     def _keep_examples(self, ids: torch.Tensor, labels: torch.Tensor | None, segments: Segments) -> None:
         num_samples = self.options.diffusion.num_generation_samples
-        for row in range(min(len(ids), num_samples - len(self._examples))):
+        for row in segments.is_first.any(dim=1).nonzero().flatten().tolist():
+            if len(self._examples) >= num_samples:
+                return
             is_sample = segments.ids[row] == segments.ids[row][segments.is_first[row]][0]  # the first of a packed row
             own_labels = None if labels is None else labels[row][is_sample].tolist()
             self._add_example(ids[row][is_sample].tolist(), own_labels)
@@ -424,7 +423,7 @@ class DiffusionTrainerMixin:
             parallelism = getattr(trainer.accelerator, "parallelism_config", None)
             sharing = int(getattr(parallelism, "non_data_parallel_size", 1) or 1)
             num_items = trainer.accelerator.gather(num_items).sum() // sharing
-        return num_items
+        return num_items.clamp(min=1)  # a step without any label has a loss of 0
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

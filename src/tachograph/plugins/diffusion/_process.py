@@ -96,14 +96,21 @@ class DiffusionLoss(NamedTuple):
 
 
 def find_segments(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
 ) -> Segments:
     """Return where the samples of a batch are.
+
+    With labels, a segment without any is padding: a packed row has no attention mask, and its padding looks like one
+    more sample.
 
     Args:
         input_ids: token ids of the shape (rows, positions).
         attention_mask: 0 for padding, and 1 for tokens or the number of the sample in a packed row.
         position_ids: positions in the sample; a packed row counts from 0 again where a sample begins.
+        labels: labels, -100 for tokens without a loss.
     """
     ids = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.dtype)
     starts = torch.ones_like(input_ids, dtype=torch.bool)
@@ -113,7 +120,11 @@ def find_segments(
         starts[:, 1:] |= position_ids[:, 1:] <= position_ids[:, :-1]
     positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
     first = torch.where(starts, positions, 0).cummax(dim=1).values
-    return Segments(torch.where(ids > 0, starts.cumsum(dim=1), 0), first)
+    is_token = ids > 0
+    if labels is not None:
+        num_labels = torch.zeros_like(first).scatter_add_(1, first, (is_token & (labels != -100)).to(first.dtype))
+        is_token = is_token & (num_labels.gather(1, first) > 0)
+    return Segments(torch.where(is_token, starts.cumsum(dim=1), 0), first)
 
 
 def mask_probability(
@@ -186,7 +197,7 @@ def forward_process(
         mask: which tokens to mask, instead of random ones; padding and special tokens still are not.
         generator: the source of random numbers, on the CPU.
     """
-    segments = find_segments(input_ids, attention_mask, position_ids)
+    segments = find_segments(input_ids, attention_mask, position_ids, labels)
     noise = draw_noise(input_ids.shape, generator).to(input_ids.device, non_blocking=True)
     if t is None:
         t = noise[..., 0].gather(1, segments.first)  # one number per sample

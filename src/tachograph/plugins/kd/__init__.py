@@ -183,6 +183,9 @@ class KDPlugin(BasePlugin):
         except (OSError, ValueError) as error:
             raise self._teacher_error(error) from error
         teacher.requires_grad_(False).eval().to(trainer.args.device)
+        # With a cache, models do not look for the samples of a packed row: each would attend to the ones before it.
+        for config in (teacher.config, teacher.config.get_text_config()):
+            config.use_cache = False
         teacher_head = OutputHead(self, teacher)
         self._check_vocabulary(teacher_head.vocabulary, head.vocabulary)
         teacher_head.patch()
