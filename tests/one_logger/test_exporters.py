@@ -14,6 +14,7 @@ from tachograph.one_logger import (
     Attributes,
     CheckPointStrategy,
     Event,
+    ExportCustomizationMode,
     Exporter,
     ExportError,
     FileExporter,
@@ -28,6 +29,7 @@ from tachograph.one_logger import (
     training_iteration,
     training_loop,
 )
+from tachograph.one_logger import StandardTrainingJobSpanName as Names
 from tachograph.one_logger._relay import ExporterSink
 from tests.conftest import HANG_S, wait_for
 from tests.one_logger.conftest import exported, journal
@@ -348,6 +350,70 @@ def test_iterations_without_loop_report_in_application(configure):
 def losses() -> list[str]:
     """Return the reported losses of exporters, in order."""
     return [record["reason"] for record in journal() if "telemetry_data" in str(record.get("kind"))]
+
+
+def test_events_of_excluded_spans_are_not_exported(configure, provider):
+    provider.with_export_customization(ExportCustomizationMode.WHITELIST_SPANS, [Names.TRAINING_LOOP, "seen"])
+    exporter = CollectingExporter()
+    configure(exporter)
+    with application(), training_loop(0), timed_span("hidden") as hidden:
+        get_recorder().event(hidden, Event.create("inside", {"span_name": "mine"}))
+        get_recorder().error(hidden, "reported", ValueError("x"))
+        with timed_span("seen") as seen:
+            get_recorder().event(seen, Event.create("shown"))
+        with contextlib.suppress(OSError), timed_span("failing"):
+            raise OSError("an exception is exported, whatever it ends")
+    assert exporter.calls == [
+        ("start", "training_loop"),
+        ("start", "seen"),
+        ("event", "shown"),
+        ("stop", "seen"),
+        ("error", "error"),
+        ("stop", "training_loop"),
+    ]
+    (inside,) = [record for record in journal() if record.get("name") == "inside"]
+    assert (inside["span_name"], inside["span_name_"]) == ("hidden", "mine")
+    assert "one_logger_initialization" in [record.get("name") for record in journal()]
+
+
+def test_metrics_follow_the_start_of_their_iteration(configure, provider):
+    provider.with_export_customization(ExportCustomizationMode.EXPORT_ALL_SPANS)
+    exporter = CollectingExporter()
+    config = TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4, log_every_n_train_iterations=1)
+    configure(exporter, telemetry_config=config)
+    with application(), training_loop(0):
+        for _ in range(20):
+            with training_iteration():
+                pass
+    iteration = [
+        ("start", "training_single_iteration"),
+        ("event", "training_metrics_update"),
+        ("stop", "training_single_iteration"),
+    ]
+    calls = exporter.calls[exporter.calls.index(("start", "training_loop")) + 1 :]
+    assert calls == [*(iteration * 20), ("stop", "training_loop"), ("stop", "application")]
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_checkpoint_before_the_first_iteration_has_progress(configure, in_loop):
+    config = TrainingTelemetryConfig(
+        perf_tag_or_fn="p",
+        global_batch_size_or_fn=4,
+        flops_per_sample_or_fn=5e11,
+        is_log_throughput_enabled_or_fn=True,
+    )
+    configure(telemetry_config=config)
+    with application(), training_loop(3) if in_loop else contextlib.nullcontext(), checkpoint_save(0):
+        pass
+    (event,) = [record["event"] for record in exported() if "save_checkpoint_success" in str(record)]
+    progress = {name: value for name, value in event["attributes"].items() if name.startswith("productive")}
+    assert progress == {
+        "productive_train_iterations": 3 if in_loop else 0,
+        "productive_train_samples": 12 if in_loop else 0,
+        "productive_train_iterations_sec": 0.0,
+        "productive_validation_iterations_sec": 0.0,
+        "productive_train_tflops": 6.0 if in_loop else 0.0,
+    }
 
 
 def test_refused_record_is_not_repeated(configure):

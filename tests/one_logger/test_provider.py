@@ -498,6 +498,8 @@ def test_misuse_raises_in_strict_mode(configure, misuse):
     configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
     with application(), training_loop(0), pytest.raises(OneLoggerError, match=MISUSES[misuse]):
         misuse()
+    messages = [record["error"]["attributes"]["error_message"] for record in exported() if "error" in record]
+    assert any(MISUSES[misuse] in message for message in messages)
 
 
 def test_strict_mode_accepts_correct_use(configure):

@@ -180,7 +180,7 @@ class ExporterSink:
             span = self._start_span(record)
             self._stop_span(span, record)
             return [lambda: exporter.export_start(span), lambda: exporter.export_stop(span)]
-        if event in {"event", "error"} and not self._is_repeated(record):
+        if event in {"event", "error"} and not _is_excluded(record) and not self._is_repeated(record):
             owner = self._spans.get(str(record.get("span_id"))) or self._application()
             return self._event_calls(record, owner) if owner is not None else self._run_event_calls(record)
         if event == "start":  # a new attempt: spans of one that was killed are still open
@@ -266,6 +266,16 @@ class ExporterSink:
             self._spans.pop(self._ended_span_ids.popleft(), None)
 
 
+def _is_excluded(record: dict[str, Any]) -> bool:
+    """Return whether an event belongs to a span that the filter excludes; an exception that ends one is exported."""
+    return "span_name" in record and (record["event"] == "event" or not _is_exception(record))
+
+
+def _is_exception(record: dict[str, Any]) -> bool:
+    """Return whether an error was recorded because it ended a span, not by a call of `error`."""
+    return str(record.get("where")).startswith("span ")
+
+
 def _timestamp(record: dict[str, Any]) -> TracingTimestamp:
     time_s = _number(record, "time") or 1.0
     return TracingTimestamp(time_s, time_s)
@@ -299,7 +309,7 @@ def _error_event(record: dict[str, Any]) -> ErrorEvent:
     where = str(record.get("where") or record.get("error_message") or "")
     return ErrorEvent(
         _timestamp(record),
-        f"Error in {where.removeprefix('span ')}: " if where.startswith("span ") else where,
+        f"Error in {where.removeprefix('span ')}: " if _is_exception(record) else where,
         str(kind) if kind else None,
         str(record.get("error_message", "")) if kind else None,
         str(record["traceback"]) if record.get("traceback") else None,

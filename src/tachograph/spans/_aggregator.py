@@ -192,10 +192,13 @@ class SpanAggregator:
             if extras.is_queued:
                 # A span that has stopped by now is written then, in one record if nothing refers to it before.
                 return records + (self.records.start(span) if span.stop_s is None else [])
-        records += self._add_stopped(plan, span)
-        if plan.is_recorded:
-            records += self.records.stop(span)
-        return records
+        if not plan.is_recorded:
+            return records + self._add_stopped(plan, span)
+        records += self.records.start_parent(span)
+        stop_records = self._add_stopped(plan, span)
+        if stop_records:  # such as the metrics that its stop completes: they follow its start
+            records += self.records.start(span)
+        return [*records, *stop_records, self.records.stop(span)]
 
     def _add_iterations(
         self,
@@ -462,7 +465,7 @@ class SpanAggregator:
         step = _int(span, "current_iteration")
         strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
         self._checkpoints.start(
-            max(0, job.num_completed - 1) if step is None else step, strategy, job.checkpoint_progress()
+            max(0, job.num_completed - 1) if step is None else step, strategy, job.checkpoint_progress(self.parameters)
         )
         return []
 
@@ -480,7 +483,7 @@ class SpanAggregator:
         attributes = {
             "checkpoint_strategy": strategy,
             "current_iteration": step,
-            **self._checkpoints.add_save(step, job.checkpoint_progress(), wall_s(steady_s)),
+            **self._checkpoints.add_save(step, job.checkpoint_progress(self.parameters), wall_s(steady_s)),
             "checkpoint_size": size.compute() if size is not None else None,
             "checkpoint_directory": path,
             "training_start_timestamp_sec": wall_s(job.loop_start_s) if job.loop_start_s is not None else None,

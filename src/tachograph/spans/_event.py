@@ -15,7 +15,7 @@ __all__ = ["EVENT_FIELDS", "Event", "EventName"]
 
 EventName = Enum | str
 
-EVENT_FIELDS = frozenset({"name", "span_id"})
+EVENT_FIELDS = frozenset({"name", "span_id", "span_name"})
 """Fields of an event record; an attribute with one of these names is stored with an underscore appended."""
 
 

@@ -88,13 +88,13 @@ class JobTotals:
         self.num_completed_at_validation = 0
         self.num_completed_at_testing = 0
 
-    def checkpoint_progress(self) -> dict[str, Any]:
-        """Return the progress that a checkpoint taken now would keep."""
+    def checkpoint_progress(self, parameters: Parameters) -> dict[str, Any]:
+        """Return the progress that a checkpoint taken now would keep, also before the first iteration."""
         samples = None
-        if self.num_samples is not None:
+        if self.num_samples is not None or parameters.global_batch_size is not None:
             samples = (self.samples_start or 0) + self.loop_samples
         tflops = None
-        if self.flops is not None:
+        if self.flops is not None or (samples is not None and parameters.flops_to_count is not None):
             tflops = ((self.flops_start or 0.0) + self.loop_flops) / 1e12
         return {
             "productive_train_iterations": self.num_completed,

@@ -128,18 +128,19 @@ class SpanRecorder:
         return _NO_GUARD if self.propagate_exceptions else guard(activity, functools.partial(_report_fault, self.run))
 
     def report_misuse(self, problem: str) -> None:
-        """Report a mistake in the use of spans, once, in the log and the journal; raise it if faults propagate."""
-        if self.propagate_exceptions:
-            raise TachographError(problem)
+        """Record a mistake in the use of spans, once, and log it; raise it instead if faults propagate."""
         if self._log_misuse(problem):
             self.run.report_error("span_misused", "", problem)
+        if self.propagate_exceptions:
+            raise TachographError(problem)
 
     def _log_misuse(self, problem: str) -> bool:
-        """Log a mistake in the use of spans; return False if that was done before."""
+        """Log a mistake in the use of spans, unless it is raised; return False if that was done before."""
         if problem in self._misuses or len(self._misuses) >= _MAX_MISUSES:
             return False
         self._misuses.add(problem)
-        warn("%s", problem)
+        if not self.propagate_exceptions:
+            warn("%s", problem)
         return True
 
     def _check_run(self) -> None:

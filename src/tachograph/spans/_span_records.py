@@ -28,8 +28,11 @@ class SpanRecordBuilder:
     def build(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[PendingRecord]:
         """Return a record that belongs to a span, or to its nearest ancestor that is recorded."""
         owner = self._recorded_ancestor(span)
+        fields = dict(fields)
+        if span is not None and span.name and owner is not span:
+            fields["span_name"] = span.name_str
         if owner is None:
-            return [PendingRecord(steady_s, event, dict(fields))]
+            return [PendingRecord(steady_s, event, fields)]
         records = self.start(owner)
         records.append(PendingRecord(steady_s, event, {**fields, "span_id": self._ids.text_of(owner)}))
         return records
@@ -53,26 +56,27 @@ class SpanRecordBuilder:
             inner = outer
         return records
 
-    def stop(self, span: Span) -> list[PendingRecord]:
+    def start_parent(self, span: Span) -> list[PendingRecord]:
+        """Return the start records of the ancestors of a span that are not in the journal yet."""
+        parent = self._recorded_ancestor(span._parent)
+        return self.start(parent) if parent is not None and not span.extras.is_written else []
+
+    def stop(self, span: Span) -> PendingRecord:
         """Return the stop record of a span, or its whole record if its start is not in the journal."""
         extras = span.extras
         assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has stopped
-        records: list[PendingRecord] = []
         if extras.is_written:
             event = "span_stop"
             fields: dict[str, Any] = {"span_id": self._ids.text_of(span), "name": span.name_str}
         else:
-            parent = self._recorded_ancestor(span._parent)
-            records += self.start(parent) if parent is not None else []
-            event, fields = "span", self._head(span, parent)
+            event, fields = "span", self._head(span, self._recorded_ancestor(span._parent))
             extras.is_written = True
         fields["duration_s"] = span.stop_s - span.start_s
         if extras.status != "ok":
             fields["status"] = extras.status
         if extras.attributes or extras.added_attributes or extras.stop_attributes:
             fields |= _to_json(attributes=span.attributes, stop_attributes=extras.stop_attributes)
-        records.append(PendingRecord(span.stop_s, event, fields))
-        return records
+        return PendingRecord(span.stop_s, event, fields)
 
     def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
         extras = span.extras
