@@ -16,6 +16,7 @@ from tachograph._base.clock import WallAnchor
 from tachograph.diagnostics import resolve_rules
 from tachograph.exceptions import ControlError, NoRunError
 from tachograph.journal import CsvMirror, RunFolder
+from tachograph.recorder import ObservedStep
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.records import StepTable, decode, decode_block, encode
@@ -306,6 +307,25 @@ def test_secret_in_error_message_is_masked():
     with pytest.raises(RuntimeError), run:
         raise RuntimeError(f"401 for {secret}")
     assert secret not in str(run.records)
+
+
+def test_rows_beside_the_loop_have_and_change_no_pace():
+    run = MemoryRun()
+    for step in range(3):
+        run.clock.advance(0.75)
+        run.log({"accuracy": 0.5}, ObservedStep(step))  # in the midst of the step
+        run.clock.advance(0.25)
+        run.log({"loss": 0.5}, step)
+    run.finish()
+    records = [(record["global_step"], "loss" in record, record.get("sec_per_step")) for record in steps(run)]
+    assert records == [
+        (0, False, None),
+        (0, True, None),
+        (1, False, None),
+        (1, True, 1.0),
+        (2, False, None),
+        (2, True, 1.0),
+    ]
 
 
 def test_wall_clock_jump_does_not_affect_sec_per_step():

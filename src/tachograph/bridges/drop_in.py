@@ -18,6 +18,7 @@ __all__ = [
     "histogram",
     "log_histogram",
     "num_values",
+    "place_row",
     "run_to_join",
 ]
 
@@ -59,6 +60,29 @@ class UnrecordedCalls:
     def _record(self) -> None:
         if self._calls:
             self._run.event("not_recorded", **self._calls)
+
+
+def place_row(run: Run, tool: str, step: int | None, count: int | None = None) -> tuple[int | None, dict[str, int]]:
+    """Return the step at which to record a row of another tracker, and a column for the script's step if it differs.
+
+    The steps of a loop that an integration observes are iterations. A script may count epochs, tokens or batches
+    instead; then the row belongs to the iteration in which it was logged. A count that starts at 1 is accepted.
+
+    Args:
+        run: the run that records the row.
+        tool: the name of the tracker.
+        step: the step that the script states.
+        count: the step that the tracker counts itself, used if nothing else is known.
+    """
+    row_step = getattr(run.span_recorder, "row_step", None)
+    observed_step = row_step() if row_step is not None else None
+    if observed_step is None:
+        return (count if step is None else step), {}
+    if step is None or step == observed_step:
+        return observed_step, {}
+    if step == observed_step + 1:
+        return type(observed_step)(step), {}
+    return observed_step, {f"{tool}_step": step}
 
 
 def run_to_join() -> Run | None:

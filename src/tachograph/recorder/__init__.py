@@ -1,7 +1,7 @@
 """The recorder: the `Run` that a training loop logs to, and the writer thread."""
 
 from tachograph.recorder._after_exit import append_after_exit
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, ObservedStep, PendingRecord
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
 from tachograph.recorder._losses import LossCounter
@@ -23,6 +23,7 @@ __all__ = [
     "ItemHandler",
     "LoggerCosts",
     "LossCounter",
+    "ObservedStep",
     "PendingRecord",
     "RankRun",
     "RecordBuilder",

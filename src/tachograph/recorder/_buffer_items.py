@@ -20,6 +20,7 @@ __all__ = [
     "ItemHandler",
     "LARGE_STEP_BYTES",
     "LargeItem",
+    "ObservedStep",
     "PendingRecord",
     "StepItem",
     "queued_at",
@@ -34,6 +35,13 @@ BACKPRESSURE_SIZE = 4096
 
 LARGE_STEP_BYTES = 16 << 10
 """A loop that logs steps larger than this takes the slow path, which counts bytes; see `Backpressure`."""
+
+
+class ObservedStep(int):
+    """The step of a loop that an integration observes and times: a row of it has no pace of its own.
+
+    Such rows are logged by something else at any moment of the step, so the time between two of them says nothing.
+    """
 
 
 class PendingRecord:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tachograph._base.clock import WallAnchor
 from tachograph._base.guard import warn
-from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRecord, StepItem
+from tachograph.recorder._buffer_items import BufferItem, ItemHandler, ObservedStep, PendingRecord, StepItem
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     AB_ARM,
@@ -248,7 +248,8 @@ class RecordBuilder:
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
         record.update((_escape_reserved(name), value) for name, value in metrics.items())
         record["global_step"] = number
-        self._add_pace(record, number, steady_s)
+        if type(step) is not ObservedStep:
+            self._add_pace(record, number, steady_s)
         return records + self._finish_step(record, steady_s)
 
     def _finish_step(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:

@@ -30,7 +30,7 @@ from tachograph.journal import Destination, RunFolder, remove_destination, write
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, RunLayer
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, size_bytes
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, ObservedStep, size_bytes
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder.collectors.completion_rows import completion_fields
@@ -251,7 +251,7 @@ class Run:
             self._num_careful_calls = max(self._num_careful_calls, _CAREFUL_AFTER_LARGE)
         elif self._num_careful_calls:
             self._num_careful_calls -= 1
-        if step is not None and type(step) is not int:
+        if step is not None and type(step) not in {int, ObservedStep}:
             step = freeze({"global_step": step}).get("global_step", step)
         if not backend.put((self.clock.steady_s(), step, metrics), num_bytes=num_bytes):
             backend.losses.add("the buffer was full")

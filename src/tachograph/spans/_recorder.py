@@ -58,6 +58,11 @@ class SpanRecorder:
         self.owns_run = False
         self.iteration_marker: str | None = None
         """The name of the integration that marks the iterations; no other one may."""
+        self.row_step: Callable[[], int | None] | None = None
+        """Returns the step of the loop that an integration observes, for a row that something else logs now.
+
+        None before the first step. An `ObservedStep` if the integration also records the pace of the loop.
+        """
         self.before_close: list[Callable[[], None]] = []
         """Called once, before the open spans are stopped, by integrations that still have something to record."""
         self.run_span: Span | None = None

@@ -351,6 +351,45 @@ def test_writers_are_recorded_into_the_runs_of_the_stand_in(tacho, python):
         assert config_of(tacho, name) == {"lr": 0.1, "depth": 3}
 
 
+def test_loop_is_observed_beside_the_stand_in(tacho, python):
+    """Losses, steps and pace are those of the loop, and a row of the script is at the iteration that logged it."""
+    tacho.write(
+        "train.py",
+        f"""
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        import wandb
+        wandb.init(project="p", name="rare")
+        for iteration in range(0, 9, 4):  # a row at the start, then after each four steps
+            wandb.log({{"iter": iteration, "lr": 0.5}})
+            train(4)
+        wandb.log({{"late": 1.0}}, step=1000)
+        wandb.finish()
+        wandb.init(project="p", name="each")
+        for (batch,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(40, 4)), batch_size=8):
+            loss = model(batch).square().mean()
+            wandb.log({{"train_loss": loss.item(), "lr": 0.1}})
+            loss.backward()
+            optimizer.step()
+        wandb.log({{"after": 1.0}})
+        """,
+    )
+    done = tacho.run(python, "train.py", options=("--as", "wandb"), env=OFFLINE)
+    assert done.returncode == 0, done.stderr.decode()
+    found = steps_of(tacho, "rare")
+    assert [step for step, _ in found["train_loss"]] == list(range(12))
+    assert found["iter"] == [(0, 0), (3, 4), (7, 8)]
+    assert (found["late"], found["wandb_step"]) == ([(11, 1.0)], [(11, 1000)])
+    assert len(found["lr"]) == 3, "the script logs it itself"
+    rows = tacho.records("rare", "step")
+    assert not any("sec_per_step" in row for row in rows if "iter" in row)
+    assert [row["global_step"] for row in rows if "sec_per_step" in row and "train_loss" in row] == list(range(1, 12))
+    found = steps_of(tacho, "each")
+    assert [step for step, _ in found["train_loss"]] == list(range(5)), "logged before the step of the optimizer"
+    assert [step for step, _ in found["after"]] == [4]
+    paced = [row["global_step"] for row in tacho.records("each", "step") if "sec_per_step" in row]
+    assert paced == [1, 2, 3, 4], "logged for the script, which logs all values itself"
+
+
 FRAMEWORKS = {
     "transformers": """
         import torch
@@ -358,9 +397,12 @@ FRAMEWORKS = {
         config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                              num_attention_heads=1, num_key_value_heads=1)
         rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
-        arguments = TrainingArguments("out", max_steps=3, logging_steps=1, report_to=["wandb"], use_cpu=True,
-                                      save_strategy="no", per_device_train_batch_size=2, run_name="theirs")
-        Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows).train()
+        arguments = TrainingArguments("out", max_steps=4, logging_steps=1, report_to=["wandb"], use_cpu=True,
+                                      eval_strategy="steps", eval_steps=2, save_strategy="no",
+                                      per_device_train_batch_size=2, run_name="theirs")
+        trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, eval_dataset=rows[:2])
+        trainer.train()
+        trainer.evaluate()
         """,
     "lightning": """
         import torch, lightning
@@ -379,9 +421,11 @@ FRAMEWORKS = {
             def configure_optimizers(self):
                 return torch.optim.SGD(self.parameters(), 0.1)
 
-        trainer = lightning.Trainer(max_epochs=1, logger=WandbLogger(project="p", name="theirs"), log_every_n_steps=1,
-                                    enable_checkpointing=False, accelerator="cpu")
-        trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))
+        trainer = lightning.Trainer(max_epochs=1, logger=WandbLogger(project="p", name="theirs"), log_every_n_steps=2,
+                                    enable_checkpointing=False, accelerator="cpu",
+                                    callbacks=[lightning.pytorch.callbacks.LearningRateMonitor()])
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=2))
+        print(sorted(trainer.logger.experiment.summary.keys()))
         """,
     "accelerate": """
         from accelerate import Accelerator
@@ -396,13 +440,22 @@ FRAMEWORKS = {
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_loggers_of_frameworks_accept_the_stand_in(tacho, python, framework):
-    """They ask for the version of the package first. A folder named wandb is no obstacle."""
+    """They ask for the version of the package first. A folder named wandb is no obstacle.
+
+    Rows have the steps of the trainer.
+    """
     pytest.importorskip(framework)
     (tacho.folder / "wandb").mkdir()
     tacho.write("train.py", FRAMEWORKS[framework])
     done = tacho.run(python, "train.py", options=("--as", "wandb"), env=OFFLINE)
     assert done.returncode == 0, done.stderr.decode()
     assert tacho.runs() == ["theirs"]
-    found = steps_of(tacho, "theirs")
-    assert len(found["train/loss" if framework == "transformers" else "loss"]) >= 3
+    found = {name: [step for step, _ in values] for name, values in steps_of(tacho, "theirs").items()}
+    if framework == "transformers":
+        assert (found["train/loss"], found["eval/loss"]) == ([1, 2, 3, 4], [2, 4, 4])
+    elif framework == "lightning":
+        assert (found["loss"], found["lr-SGD"]) == ([1, 3, 5], [0, 1, 3, 5]), "once, as without the stand-in"
+        assert b"'loss'" in done.stdout, "W&B's summary has it, too"
+    else:
+        assert found["loss"] == [0, 1, 2]
     assert not list((tacho.folder / "wandb").iterdir())

@@ -199,6 +199,7 @@ class IntegrationRun:
         self._methods.clear()
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
+        self._recorder.row_step = None
         self.governor.limit(live.settings.max_overhead, self._record_sampling)
         if self.owns_run:
             self._application = application(run=live).start_at(_process_start_msec())
@@ -301,8 +302,22 @@ class IntegrationRun:
 
     # Loops, iterations, phases -------------------------------------------------------------------------------------
 
-    def begin_loop(self, step: int = 0, target: int | None = None, *, start_s: float | None = None) -> None:
-        """Start the training loop at a step, now or at a time on `perf_counter`. End one that is still open."""
+    def begin_loop(
+        self,
+        step: int = 0,
+        target: int | None = None,
+        *,
+        start_s: float | None = None,
+        row_step: Callable[[], int | None] | None = None,
+    ) -> None:
+        """Start the training loop. End one that is still open.
+
+        Args:
+            step: the number of steps before it.
+            target: the number of steps at which training ends.
+            start_s: its start on `perf_counter`; now if not given.
+            row_step: returns the step to which a row belongs that the script logs with another tracker.
+        """
         if self.run is None:
             return
         self.end_loop()
@@ -316,6 +331,7 @@ class IntegrationRun:
         recorder = recorder_of(self.run)
         self._loop = scope.start(recorder, start_s)
         recorder.iteration_marker = self._framework
+        recorder.row_step = row_step or recorder.row_step
 
     def end_loop(self, error: BaseException | None = None) -> None:
         """End the training loop, if one is open. An unfinished iteration is discarded."""

@@ -43,8 +43,8 @@ from tachograph.integrations._common.loop_state import (
 from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
 from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
-from tachograph.recorder import Run, latest_run
-from tachograph.spans import Span, SpanRecorder, checkpoint_save, current_span, validation_loop
+from tachograph.recorder import ObservedStep, Run, latest_run
+from tachograph.spans import Span, SpanRecorder, checkpoint_save, current_span, recorder_of, validation_loop
 
 __all__ = ["CompiledFlags", "LoopObserver", "active_observer", "set_active_observer"]
 
@@ -103,6 +103,8 @@ class LoopObserver:
         self.logs_into_any = logs_into_any
         self._options = options
         self._use(integration or IntegrationRun("pytorch", options))
+        self.is_script_run: Callable[[Run], bool] = lambda run: False
+        """Returns whether a run that is not ours records a script written for other trackers: it is logged into."""
         self.logged_by_script: Collection[str] = ()
         """Names of metrics that the script logs itself, which are not logged again."""
         self.state = LoopState(self._sample)
@@ -155,14 +157,17 @@ class LoopObserver:
         return self.state.num_optimizer_steps
 
     @property
-    def last_step(self) -> int | None:
-        """The last step of the loop that is being recorded, or None if none is."""
+    def row_step(self) -> int | None:
+        """The step of the loop that is being recorded, for a row that the script logs now; None if there is none."""
         if not self.state.is_recording or not self._integration.is_open:
             return None
-        last = self.state.last_step + (
-            len(self.skipped_iterations.stops_s) if self.skipped_iterations is not None else 0
-        )
-        return last if last >= 0 else None
+        skipped = self.skipped_iterations
+        step = self.state.row_step
+        if skipped is not None and skipped.stops_s:
+            step = self.state.num_steps + skipped.num_begun - 1
+        if step < 0:
+            return None
+        return ObservedStep(step) if self._logs_values else step
 
     def expect_steps(self) -> None:
         """Use optimizer steps to find iterations: from now on they are reported."""
@@ -244,7 +249,9 @@ class LoopObserver:
             self.resume_sampling()
             return self.fetch(get)
         try:
-            return get()
+            batch = get()
+            iterations.has_batch = True
+            return batch
         except StopIteration:
             if self.skipped_iterations is not None:  # not a nested loader that has resumed sampling
                 self.resume_sampling()
@@ -480,7 +487,7 @@ class LoopObserver:
                         reason = "gradients are not finite"
                         self._integration.run.event("optimizer_step_skipped", step=step, reason=reason)
                 case EpochFinished(epoch, last_step):
-                    if self._integration.run is not None and (self._integration.owns_run or self.logs_into_any):
+                    if self._integration.run is not None and self._logs_values:
                         self._integration.run.log_epoch(epoch, step=last_step)
                 case ValidationStarted(start_s):
                     self._validation = self._integration.begin_span(validation_loop(), start_s)
@@ -506,19 +513,31 @@ class LoopObserver:
             for start_s, stop_s in iteration.waits:
                 integration.add_data_wait(start_s, stop_s)
             integration.end_iteration(iteration.step_s, marks=iteration.marks)
-        if integration.owns_run or self.logs_into_any:
+        if self._logs_values:
             values = self._values_of(iteration)
-            if values:
+            if values or (self.logged_by_script and iteration.records_values):
                 before, self._last_logged = self._last_logged, (iteration.step, iteration.step_s)
-                if self._is_closing and before is not None and iteration.step > before[0]:
-                    # Without a loader, a step is logged when the next one starts, and the last one when the run ends.
+                # Without a loader, a step is logged when the next one starts, and the last one when the run ends.
+                # A script that logs all values itself logs them at any moment of a step: the pace is ours to log.
+                if (self._is_closing or not values) and before is not None and iteration.step > before[0]:
                     values["sec_per_step"] = (iteration.step_s - before[1]) / (iteration.step - before[0])
+            if values:
                 run.log(values, step=iteration.step)
                 self.governor.values_handled()
-        if integration.owns_run and self.method == "inferred":
+        if self._controls_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
         if not iteration.is_manual and len(iteration.stepped) > 0:
             self._start_skipping()
+
+    @property
+    def _controls_run(self) -> bool:
+        """Whether the run is ours, or one of a script that does not know of us."""
+        integration = self._integration
+        return integration.owns_run or (integration.run is not None and self.is_script_run(integration.run))
+
+    @property
+    def _logs_values(self) -> bool:
+        return self._controls_run or self.logs_into_any
 
     def _values_of(self, iteration: Iteration) -> dict[str, Any]:
         """Return the metrics of an iteration that the script does not log itself."""
@@ -592,6 +611,7 @@ class LoopObserver:
         facts = {"optimizer": type(optimizer).__name__ if optimizer is not None else None, **self.facts}
         run = integration.begin(method=self.method, version=sys.modules["torch"].__version__, facts=facts)
         self._cannot_start = False
+        recorder_of(run).row_step = lambda: self.row_step
         integration.call_before_end(self.close)
         first_step = _steps_by_run.get(run, 0)
         if run.resumed:

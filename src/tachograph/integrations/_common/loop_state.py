@@ -224,9 +224,12 @@ class LoopState:
         return self.num_steps > 0 or self.current.step_s is not None
 
     @property
-    def last_step(self) -> int:
-        """The number of the last iteration that has come as far as an optimizer step; -1 if there is none."""
-        return self.num_steps - (self.current.step_s is None)
+    def row_step(self) -> int:
+        """The number of the iteration to which a row belongs that the script logs now; -1 if there is none.
+
+        An iteration begins with its batch; without a loader, it is the last one that an optimizer has stepped in.
+        """
+        return self.num_steps - (self.current.step_s is None and not self.current.waits)
 
     # Recording -----------------------------------------------------------------------------------------------------
 

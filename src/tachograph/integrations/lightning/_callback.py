@@ -182,7 +182,8 @@ class TachographCallback(EvaluationHooks):
         trainer_run.num_steps = trainer_run.num_steps if num_done is None else num_done
         parameters = self._job_parameters(trainer)
         job.configure(**parameters)
-        job.begin_loop(trainer_run.num_steps, parameters.get("train_iterations_target"))
+        target = parameters.get("train_iterations_target")
+        job.begin_loop(trainer_run.num_steps, target, row_step=lambda: trainer_run.row_step)
         trainer_run.timer = timer = StepTimer(
             job,
             is_cuda=trainer.strategy.root_device.type == "cuda",

@@ -16,7 +16,7 @@ from tachograph.integrations._common.integration_run import IntegrationRun, Name
 from tachograph.integrations.lightning._facts import trainer_config, trainer_facts, trainer_version
 from tachograph.integrations.lightning._step_timer import StepTimer
 from tachograph.reader import ParentRun
-from tachograph.recorder import Run, latest_run
+from tachograph.recorder import ObservedStep, Run, latest_run
 from tachograph.records import step_of
 from tachograph.settings import resolve_settings
 from tachograph.spans import Span, checkpoint_load, checkpoint_save, recorder_of
@@ -256,6 +256,15 @@ class TrainerRun:
     def step(self) -> int | None:
         """The number of the last completed step; None before the first."""
         return self.num_steps - 1 if self.num_steps > 0 else None
+
+    @property
+    def row_step(self) -> int | None:
+        """The step to which a row belongs that the script or another logger writes now; None before the first."""
+        loop = getattr(getattr(self.trainer, "fit_loop", None), "epoch_loop", None)
+        progress = getattr(getattr(loop, "batch_progress", None), "current", None)
+        is_in_batch = progress is not None and progress.ready > progress.processed
+        number = self.num_steps - 1 + is_in_batch
+        return ObservedStep(number) if number >= 0 else None
 
     def _has_open_span(self, name: Names) -> bool:
         """Return whether the user's own code has opened such a span; a second one would count the time twice."""

@@ -28,7 +28,7 @@ from tachograph.integrations.transformers._call_stack import find_trainer, is_ca
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
 from tachograph.integrations.transformers._loggers import time_loggers
 from tachograph.integrations.transformers._resume import log_parents, plan_run, read_run_file, write_run_file
-from tachograph.recorder import Run
+from tachograph.recorder import ObservedStep, Run
 from tachograph.settings import resolve_settings
 from tachograph.spans import (
     Span,
@@ -204,7 +204,11 @@ class TachographCallback(TrainerCallback):
         if self._load is not None and state.global_step:
             job.end_span(job.begin_span(checkpoint_load(), self._load[0]), at_s=self._load[1])
         self._load = None
-        job.begin_loop(state.global_step, state.max_steps)
+
+        def row_step() -> int | None:
+            return ObservedStep(state.global_step) if state.global_step else None
+
+        job.begin_loop(state.global_step, state.max_steps, row_step=row_step)
         self._is_cuda = args.device.type == "cuda"
         self._log_every = run.log_every
         self._num_since_log, self._busy_s = 0, 0.0

@@ -17,7 +17,7 @@ from tachograph.integrations.zero_code._configs import ConfigHooks
 from tachograph.integrations.zero_code._imports import Hook, ImportWatch, StandIns
 from tachograph.integrations.zero_code._launch_spec import LaunchSpec, report_to_launcher
 from tachograph.integrations.zero_code._script_values import ScriptValues
-from tachograph.integrations.zero_code._trackers import TrackerHooks
+from tachograph.integrations.zero_code._trackers import TrackerHooks, is_logged_by_trainer
 
 if TYPE_CHECKING:
     from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions
@@ -48,7 +48,6 @@ class _Child:
         self._options_and_run: tuple[RunOptions, IntegrationRun] | None = None
         self._values = ScriptValues(
             self._start_run,
-            lambda: self._observer.last_step if self._observer is not None else None,
             lambda fields: report_to_launcher(spec, "values", fields),
         )
 
@@ -84,12 +83,16 @@ class _Child:
         module.on_run_start.append(report)
 
     def _facade_imported(self, module: ModuleType) -> None:
-        """Also record values of other trackers, and the arguments of the script, into a run of the facade."""
+        """Also record the loop, values of other trackers and the arguments of the script into a run of the facade."""
 
-        def adopt(run: Any) -> None:
-            config = run.facts.get("config") or {}
-            run.update_config({name: value for name, value in self._values.config().items() if name not in config})
-            self._values.run_started(run)
+        def adopt(run: Any, wandb_run: Any) -> None:
+            from tachograph.bridges.wandb.facade.run import OtherRecords
+
+            wandb_run.share_with(OtherRecords(self._values.logged, is_logged_by_trainer))
+            if not self._values.records_into(run):
+                config = run.facts.get("config") or {}
+                run.update_config({name: value for name, value in self._values.config().items() if name not in config})
+                self._values.run_started(run)
 
         module.on_run_start.append(adopt)
 
@@ -115,6 +118,7 @@ class _Child:
             options, integration = self._shared_run()
             self._observer = LoopObserver(options, method="inferred", logs_into_any=False, integration=integration)
             self._observer.logged_by_script = self._values.logged
+            self._observer.is_script_run = self._values.records_into
             self._patches = TorchPatches(self._observer)
         return self._patches
 

@@ -38,18 +38,15 @@ class ScriptValues:
 
     Args:
         start_run: starts the run of this process, given the name of the tool.
-        last_step: returns the last step of the loop that is observed, or None if none is.
         report: reports rows and config to the launcher when the process ends without a run.
     """
 
     def __init__(
         self,
         start_run: Callable[[str], object],
-        last_step: Callable[[], int | None],
         report: Callable[[dict[str, Any]], None],
     ) -> None:
         self._start_run = start_run
-        self._last_step = last_step
         self._report = report
         self._lock = threading.RLock()  # trackers are also called from other threads
         self._config: dict[str, Any] = {}
@@ -82,6 +79,10 @@ class ScriptValues:
         for record in waiting:
             with guard("recording a call to another tool"):
                 record(run)
+
+    def records_into(self, run: Run) -> bool:
+        """Return whether it records into a run: one that an integration or our `wandb` has started."""
+        return run is self._run
 
     def _live_run(self) -> Run | None:
         run = self._run
@@ -153,7 +154,9 @@ class ScriptValues:
 
     def add_event(self, tool: str, name: str, step: Any, fields: Mapping[str, Any]) -> None:
         """Add an event such as a text."""
-        self._add(tool, lambda run: run.event(name, step=self._resolve_step(tool, _as_step(step))[0], **fields))
+        from tachograph.bridges.drop_in import place_row
+
+        self._add(tool, lambda run: run.event(name, step=place_row(run, tool, _as_step(step))[0], **fields))
 
     def add_histogram(self, tool: str, tag: str, values: Any, step: Any) -> None:
         """Add the distribution of an array."""
@@ -172,10 +175,10 @@ class ScriptValues:
         own_step: int | None = None,
         **fields: Any,
     ) -> None:
-        from tachograph.bridges.drop_in import log_histogram
+        from tachograph.bridges.drop_in import log_histogram, place_row
 
         def record(run: Run) -> None:
-            step_of_record, _ = self._resolve_step(tool, step, own_step)
+            step_of_record, _ = place_row(run, tool, step, own_step)
             log_histogram(run, tag, counts, edges, step=step_of_record, **fields)
 
         self._add(tool, record)
@@ -196,7 +199,9 @@ class ScriptValues:
         self.logged.update(row)
 
         def record(run: Run) -> None:
-            step_of_record, script_step = self._resolve_step(tool, step, own_step)
+            from tachograph.bridges.drop_in import place_row
+
+            step_of_record, script_step = place_row(run, tool, step, own_step)
             run.log({**row, **script_step}, step_of_record)
 
         self._add(tool, record, (own_step if step is None else step, row))
@@ -209,21 +214,6 @@ class ScriptValues:
         if self._not_recorded:
             run.event("not_recorded", **self._not_recorded)
             self._not_recorded.clear()  # the next run counts its own
-
-    def _resolve_step(
-        self, tool: str, step: int | None, own_step: int | None = None
-    ) -> tuple[int | None, dict[str, int]]:
-        """Return the step at which to record, and the one the script states if that is on another axis.
-
-        The steps of an observed loop are iterations. A script may count epochs, tokens or batches instead; then the
-        record belongs to the iteration in which it was made. A count that starts at 1 is accepted.
-        """
-        last = self._last_step()
-        if last is None:
-            return (own_step if step is None else step), {}
-        if step is None or step in (last, last + 1):
-            return (last if step is None else step), {}
-        return last, {f"{tool}_step": step}
 
     def _numbers(
         self,

@@ -8,6 +8,7 @@ record their values.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from tachograph.integrations.zero_code._calls import CallObserver, is_in
 from tachograph.integrations.zero_code._script_values import ScriptValues
 
-__all__ = ["TrackerHooks"]
+__all__ = ["TrackerHooks", "is_logged_by_trainer"]
 
 _RECORDED_OTHERWISE = ("transformers", "trl", "lightning.pytorch", "pytorch_lightning", "tachograph")
 """Trainers, whose values our callbacks record; and our own exporters, which send recorded values."""
@@ -35,6 +36,10 @@ _PLUMBING = (
     "wandb",
 )
 """Modules between a tracker and the code that logs with it."""
+
+
+_PASSES_METRICS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
+"""Modules that pass metrics to a logger which our callback of the trainer records under the same names."""
 
 
 class TrackerHooks:
@@ -193,12 +198,21 @@ def _parse(value: Any) -> Any:
     return parse_literal(value) if isinstance(value, str) else value
 
 
+def is_logged_by_trainer() -> bool:
+    """Return whether a trainer makes the present call to our `wandb`, with values that our callback records."""
+    return is_in(_caller(sys._getframe(1), (*_PLUMBING, "tachograph")), _PASSES_METRICS)
+
+
 def _is_recorded_otherwise(caller: FrameType) -> bool:
     """Return whether a trainer or our own code makes a call, and not the script or one of its own callbacks."""
-    frame: FrameType | None = caller
+    return is_in(_caller(caller, _PLUMBING), _RECORDED_OTHERWISE)
+
+
+def _caller(frame: FrameType | None, plumbing: tuple[str, ...]) -> str:
+    """Return the name of the module that makes a call, which passes through some other modules."""
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not is_in(module, _PLUMBING):
-            return is_in(module, _RECORDED_OTHERWISE)
+        module: str = frame.f_globals.get("__name__", "")
+        if not is_in(module, plumbing):
+            return module
         frame = frame.f_back
-    return False
+    return ""

@@ -4,6 +4,9 @@ Rows. W&B collects the values of a step into a row: ``log(values)`` completes th
 ``log(values, commit=False)`` adds to the row, ``log(values, step=n)`` moves on to the row of a step and leaves it open.
 Here, values with a step are recorded at once, and readers join the rows of a step. Values that were added with
 ``commit=False`` are pending until the row is completed.
+
+Steps. If an integration of ours observes the loop, its iterations are the steps of the run: a row is recorded at the
+iteration in which it was logged; see `place_row`. W&B's count of rows, which `Run.step` returns, is then only a count.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import glob as globbing
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from gc import is_tracked
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tachograph._base.files import make_folder, make_link
 from tachograph._base.guard import guard, warn
@@ -29,6 +32,7 @@ from tachograph.bridges.drop_in import (
     histogram,
     log_histogram,
     num_values,
+    place_row,
 )
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
 from tachograph.bridges.wandb.facade.config import RunConfig
@@ -41,11 +45,20 @@ from tachograph.recorder import DisabledRun, Run
 from tachograph.records import AlertRecord, is_array
 from tachograph.settings import Settings
 
-__all__ = ["AlertLevel", "DisabledWandbRun", "WandbRun"]
+__all__ = ["AlertLevel", "DisabledWandbRun", "OtherRecords", "WandbRun"]
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 _MAX_LIST = 32
 _SEVERITIES = {"INFO": "info", "WARN": "warning", "ERROR": "critical"}
+
+
+class OtherRecords(NamedTuple):
+    """What else records the run of a script: `tacho run`."""
+
+    script_names: set[str]
+    """Gets the names of all metrics that the script logs, which nothing else needs to log."""
+    is_duplicate: Callable[[], bool]
+    """Returns whether the row that is being logged comes from a trainer whose values are recorded anyway."""
 
 
 class AlertLevel(Enum):
@@ -77,6 +90,7 @@ class WandbRun:
         "_num_alerts",
         "_on_finish",
         "_once_keys",
+        "_other_records",
         "_pending",
         "_project",
         "_run",
@@ -134,6 +148,7 @@ class WandbRun:
         self._once_keys: set[str] = set()
         self._alert_times: dict[str, float] = {}
         self._num_alerts = 0
+        self._other_records: OtherRecords | None = None
         RunEndCallback(run, self._flush)
         self.settings = settings
 
@@ -271,20 +286,34 @@ class WandbRun:
 
     # Logging -------------------------------------------------------------------------------------------------------
 
+    def share_with(self, other_records: OtherRecords) -> None:
+        """Log rows with regard to what else records the run."""
+        self._other_records = other_records
+        self._is_plain = False
+
     def log(
         self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: bool | None = None
     ) -> None:
         """Record a row of values; see the module. Never raises."""
         # The fast path. A dict that the garbage collector does not track holds only numbers and texts.
-        if self._is_plain and step is None and commit is None and type(data) is dict and not is_tracked(data):
-            number = self._step
-            self._run.log(data, number if "global_step" not in data else _row_step(data, number))
-            self._step = number + 1
+        if (
+            self._is_plain
+            and step is None
+            and commit is None
+            and type(data) is dict
+            and not is_tracked(data)
+            and "global_step" not in data
+            and self._run.span_recorder is None
+        ):
+            self._run.log(data, self._step)
+            self._step += 1
             self._last.update(data)
             return
         with guard("logging a row"):
             self._log(data, step, commit)
-            self._is_plain = not (self._pending or self._metrics or self._is_finished)
+            self._is_plain = not (
+                self._pending or self._metrics or self._is_finished or self._other_records is not None
+            )
 
     def _log(self, data: Any, step: Any, commit: bool | None) -> None:
         if self._is_finished:
@@ -302,7 +331,7 @@ class WandbRun:
             self._pending.update({name: _copy_value(value) for name, value in data.items()})
         elif step is None:
             row = self._complete_row(data)
-            self._write(_row_step(row, self._step), row)
+            self._write(_row_step(row), row)
             self._step += 1
         else:
             self._log_at(step, dict(data), bool(commit))
@@ -314,7 +343,7 @@ class WandbRun:
         if commit:
             row = self._complete_row(row)
         elif self._pending and step > self._step:
-            self._write(self._step, self._complete_row({}))
+            self._write(None, self._complete_row({}))
         if row:
             self._write(step, row)
         self._step = max(self._step, step + 1 if commit else step)
@@ -323,7 +352,9 @@ class WandbRun:
         pending, self._pending = self._pending, {}
         return {**pending, **row}
 
-    def _write(self, step: int, row: dict[str, Any]) -> None:
+    def _write(self, script_step: int | None, row: dict[str, Any]) -> None:
+        """Record a row, with the step that the script states."""
+        step, step_column = self._place(script_step)
         row = with_step_metrics(row, self._metrics, self._summary)
         for metric in self._metrics:
             if metric.summary and metric.name.endswith("*"):
@@ -331,9 +362,16 @@ class WandbRun:
         values = self._plain_values(row, "", step)
         if values.get("global_step", step) != step:
             values["global_step_"] = values.pop("global_step")  # the record has a step of its own
-        if values:
-            self._run.log(values, step)
+        others = self._other_records
+        if values and not (others is not None and others.is_duplicate()):
+            self._run.log({**values, **step_column}, step)
+            if others is not None:
+                others.script_names.update(values)
         self._summary.add_row({name: _copy_value(value) for name, value in values.items()})
+
+    def _place(self, script_step: int | None = None) -> tuple[int, dict[str, int]]:
+        step, step_column = place_row(self._run, "wandb", script_step, self._step)
+        return (self._step if step is None else step), step_column
 
     def _plain_values(self, row: Mapping[Any, Any], prefix: str, step: int) -> dict[str, Any]:
         """Return the values of a row that belong into a step record; record the others in their own way."""
@@ -429,7 +467,7 @@ class WandbRun:
                 severity=_SEVERITIES.get(name, "info"),
                 title=str(title),
                 message=str(text) or None,
-                global_step=self._step,
+                global_step=self._place()[0],
             ).to_record()
             self._run.add_record("alert", {key: value for key, value in record.items() if key != "event"})
 
@@ -593,7 +631,7 @@ class WandbRun:
         if self._is_finished:
             return
         if self._pending:
-            self._write(self._step, self._complete_row({}))
+            self._write(None, self._complete_row({}))
         results = self._summary.take_results()
         if results:
             self._run.log_summary(results)
@@ -642,10 +680,9 @@ def _unpickle_disabled(run_id: str, name: str, config: dict[str, Any], last_valu
     return run
 
 
-def _row_step(row: Mapping[str, Any], step: int) -> int:
+def _row_step(row: Mapping[str, Any]) -> int | None:
     """Return the `global_step` in a row if it has one, because W&B then plots the row against it."""
-    number = _integer(row.get("global_step"))
-    return step if number is None else number
+    return _integer(row.get("global_step"))
 
 
 def _integer(value: Any) -> int | None:

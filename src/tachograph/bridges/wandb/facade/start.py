@@ -33,8 +33,8 @@ _RESUME = ("allow", "must", "never", "auto")
 _lock = threading.RLock()
 active_runs: list[WandbRun] = []
 """The runs that have not ended; module functions use the last one."""
-on_run_start: list[Callable[[Run], None]] = []
-"""Functions to call with each run of ours that `init` starts."""
+on_run_start: list[Callable[[Run, WandbRun], None]] = []
+"""Functions to call with each run of ours that `init` starts or joins, and with its facade."""
 _defaults = WandbSettings()
 
 
@@ -183,7 +183,7 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     if active is not None and not is_own:  # an integration of ours has started it, and will end it
         active_config = active.facts.get("config", {})
         active.update_config({name: value for name, value in config.items() if name not in active_config})
-        return WandbRun(active, id=values.get("id") or active.id, is_ours=False, **common)
+        return _announce(active, WandbRun(active, id=values.get("id") or active.id, is_ours=False, **common))
     log_dir = os.path.join(os.fspath(values["dir"]), "logs") if values.get("dir") else None
     options: dict[str, Any] = {"log_dir": log_dir} if log_dir else {}
     options |= {"console": False} if is_silent else {}
@@ -198,13 +198,18 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
         name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=previous is not None, **options
     )
     recorder_run.print_line("wandb calls are recorded here; nothing is sent to W&B")
-    for function in on_run_start:
-        with guard("starting a run"):
-            function(recorder_run)
     first_step = 0 if last_step is None else last_step + 1
     display_name = str(values["name"]) if values.get("name") else None
     kind = WandbRun if recorder_run.enabled else DisabledWandbRun
-    return kind(recorder_run, id=run_id, name=display_name, is_ours=True, first_step=first_step, **common)
+    run = kind(recorder_run, id=run_id, name=display_name, is_ours=True, first_step=first_step, **common)
+    return _announce(recorder_run, run)
+
+
+def _announce(recorder_run: Run, run: WandbRun) -> WandbRun:
+    for function in on_run_start:
+        with guard("starting a run"):
+            function(recorder_run, run)
+    return run
 
 
 def _is_sent(config: Mapping[str, Any]) -> bool:
