@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
+import threading
+import weakref
 
 import msgspec
 import pytest
 
 import tachograph
+from tachograph.catalog import Catalog
 from tachograph.exceptions import RunNotFoundError
-from tachograph.journal import RunState, infer_writer_state, this_process
-from tachograph.store import Store
+from tachograph.journal import RunFolder, RunState, infer_writer_state, this_process
+from tachograph.store import Store, StoredRun, _run
 from tests.conftest import wait_for
 from tests.store import END, START, append, files_opened, hears, opened, step, write
 
@@ -338,3 +342,44 @@ def test_reading_a_run_does_not_change_the_list(tmp_path):
     before = store.runs()
     opened(folder, 1)
     assert store.runs() == before
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read from files."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+
+def test_a_catalog_and_a_store_read_a_journal_once(tmp_path):
+    for name in "ab":
+        # Too small for a segment, from which a second reader would read the columns.
+        write(tmp_path / name, [START, *(step(i, loss=0.5, text="x" * 100) for i in range(5_000)), END])
+    size = (tmp_path / "a" / "metrics.jsonl").stat().st_size
+    store = Store(tmp_path)
+    catalog = Catalog(tmp_path, open_run=store.share)
+    run = store.open("a")
+    run.refresh()
+    before = bytes_read()
+    (row,) = catalog.full_rows(["a"])
+    assert (row.get("loss.last"), bytes_read() - before < size / 2) == (0.5, True)
+    assert store.share(run.folder) is run
+    # Without a user, nothing stays open.
+    catalog.full_rows(["b"])
+    other = weakref.ref(store.share(RunFolder(tmp_path / "b")))
+    gc.collect()
+    assert other() is None
+
+
+def test_a_run_can_be_queried_while_it_is_read_in_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr(_run, "_SLICE_S", 0.0)  # a block
+    folder = write(tmp_path / "a", [START, *(step(i, loss=0.5, text="x" * 2_000) for i in range(10_000))])
+    run = StoredRun(folder)
+    thread = threading.Thread(target=run.refresh_in_slices)
+    thread.start()
+    shares = set()
+    while thread.is_alive():
+        with run.lock:
+            shares.add(run.indexed_share)
+    thread.join()
+    assert run.indexed_share == 1.0
+    assert any(0 < share < 1 for share in shares)

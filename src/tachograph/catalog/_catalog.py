@@ -126,7 +126,20 @@ class _Listing:
 class Catalog:
     """The runs below some log folders. Thread-safe."""
 
-    def __init__(self, *log_dirs: str | os.PathLike[str], uses_index: bool = True) -> None:
+    def __init__(
+        self,
+        *log_dirs: str | os.PathLike[str],
+        uses_index: bool = True,
+        open_run: Callable[[RunFolder], StoredRun] = StoredRun,
+    ) -> None:
+        """Open log folders.
+
+        Args:
+            log_dirs: the folders.
+            uses_index: whether to load and store the index.
+            open_run: returns a run to summarise; by default one that nothing else uses.
+        """
+        self._open_run = open_run
         self.folders = LogFolders(*log_dirs)
         self.log_dirs = self.folders.log_dirs
         self._uses_index = uses_index
@@ -365,18 +378,31 @@ class Catalog:
         Args:
             run_ids: the runs.
             columns: fields that will be read from the rows.
-            max_s: after this time, leave the remaining summaries brief; the next call continues.
+            max_s: see `complete_rows`.
 
         Raises:
             RunNotFoundError: if there is no such run.
         """
+        with self._lock:
+            return self.complete_rows([self.row(run_id) for run_id in run_ids], columns=columns, max_s=max_s)
+
+    def complete_rows(
+        self, rows: Sequence[RunRow], *, columns: Iterable[str] = (), max_s: float | None = None
+    ) -> list[RunRow]:
+        """Return rows that `row` returned with full summaries.
+
+        Args:
+            rows: the rows.
+            columns: fields that will be read from the rows.
+            max_s: after this time, leave the remaining summaries brief; the next call continues.
+        """
         step_values = [step_value for step_value in map(step_value_of, columns) if step_value is not None]
         with self._lock:
-            rows = [self.row(run_id) for run_id in run_ids]
-            entries = [self._row_cache[row.log_dir][row.name] for row in rows]
-            if entries:
-                self._complete(step_values, None if max_s is None else time.monotonic() + max_s, entries)
-            return [entry.row for entry in entries]
+            # A run may have been removed since.
+            entries = [self._row_cache[row.log_dir].get(row.name) for row in rows]
+            if existing := [entry for entry in entries if entry is not None]:
+                self._complete(step_values, None if max_s is None else time.monotonic() + max_s, existing)
+            return [row if entry is None else entry.row for row, entry in zip(rows, entries, strict=True)]
 
     # Reading
 
@@ -464,9 +490,9 @@ class Catalog:
         began_s = time.monotonic()
         if running is not None and may_change and not row.summary.is_full and began_s < running.next_s:
             return
-        run = StoredRun(folder) if running is None else running.run
+        run = self._open_run(folder) if running is None else running.run
         if row.summary.is_full:
-            run.refresh()
+            run.refresh_in_slices()
             summary = row.summary
         else:
             summary = full_summary(folder, run, row.summary)

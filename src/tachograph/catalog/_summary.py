@@ -111,7 +111,7 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
         OSError: if the journal cannot be read.
     """
     key = journal_key(stat_journal(folder.journal))
-    run.refresh()
+    run.refresh_in_slices()
     is_known = brief is not None and brief.journal == key
     summary = brief if brief and is_known else brief_summary(folder, key, read_heartbeat(folder.heartbeat))
     with run.lock:

@@ -113,8 +113,8 @@ def create_dashboard(
         needs_identity: Reject requests to the API whose identity the access gate did not find out.
     """
     log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
-    catalog = Catalog(*log_dirs)
-    store = Store(*log_dirs, known_overview=catalog.known_overview)
+    store = Store(*log_dirs, known_overview=lambda run: catalog.known_overview(run))  # noqa: PLW0108 - defined below
+    catalog = Catalog(*log_dirs, open_run=store.share)
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:

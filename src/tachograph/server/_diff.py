@@ -95,11 +95,10 @@ def _choose_named(catalog: Catalog, names: Sequence[str], columns: Sequence[str]
     existing, missing = [], []
     for name in names:
         try:
-            catalog.row(name)
-            existing.append(name)
+            existing.append(catalog.row(name))
         except RunNotFoundError:
             missing.append(name)
             if len(missing) == len(names):
                 raise
-    rows = catalog.full_rows(existing, columns=columns, max_s=_MAX_S)
+    rows = catalog.complete_rows(existing, columns=columns, max_s=_MAX_S)
     return _Selection(rows, len(rows), missing, catalog.indexed_share_for(columns, rows))

@@ -66,6 +66,8 @@ _MAX_MAPPED_BYTES = 16 << 20
 """If segments are larger than this in total, their pages are released after each query."""
 _MAX_CACHED_ROWS = 10_000
 _MAX_TRIES = 3
+_SLICE_S = 0.1
+_PAUSE_S = 0.001
 _knots_budget = KnotsBudget()
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -211,6 +213,14 @@ class StoredRun:
                 self._is_behind = bool(lines)
                 if not lines or time.monotonic() > deadline_s:
                     return self.version != version_before
+
+    def refresh_in_slices(self) -> None:
+        """Read all appended records; other threads can use the run in between."""
+        while True:
+            self.refresh(_SLICE_S)
+            if not self._is_behind:
+                return
+            time.sleep(_PAUSE_S)  # else this thread would lock the run again before a waiting one does
 
     def _restart(self) -> None:
         # A replaced journal may start with the same line; the counter still changes the generation.

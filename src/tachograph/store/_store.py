@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -78,6 +79,7 @@ class Store:
         self._listing_lock = threading.Lock()
         self._listed_runs: dict[str, _ListedRun] = {}
         self._open_runs: OrderedDict[str, StoredRun] = OrderedDict()
+        self._shared_runs: weakref.WeakValueDictionary[str, StoredRun] = weakref.WeakValueDictionary()
         self._compared_ids: set[str] = set()
         self._max_open = _MIN_OPEN_RUNS
         self._num_opened = 0
@@ -106,8 +108,7 @@ class Store:
             raise RunNotFoundError(f"no run {run_id[:200]!r} in the log folder{hint}")
         log_dir, name, folder = location
         path = os.fspath(folder.path)
-        # Two threads may build the same run at once; `setdefault` below keeps one of them.
-        run = self._open_runs.get(path) or StoredRun(folder)  # slow, so not inside the lock
+        run = self._open_runs.get(path) or self.share(folder)
         run_id = self.folders.id_of(log_dir, name)
         with self._lock:
             run = self._open_runs.setdefault(path, run)
@@ -118,6 +119,21 @@ class Store:
             self._num_opened += 1
             if self._num_opened % _MIN_OPEN_RUNS == 0:
                 self._close_excess()
+        return run
+
+    def share(self, folder: RunFolder) -> StoredRun:
+        """Return the run of a folder as long as someone uses it, so that several readers read its journal once.
+
+        Unlike `open`, this keeps nothing open and closes no other run.
+        """
+        path = os.fspath(folder.path)
+        with self._lock:
+            run = self._shared_runs.get(path)
+        if run is None:
+            # Two threads may build the same run at once; one of them is kept.
+            run = StoredRun(folder)  # slow, so not inside the lock
+            with self._lock:
+                run = self._shared_runs.setdefault(path, run)
         return run
 
     def keep_open(self, run_ids: Collection[str]) -> None:

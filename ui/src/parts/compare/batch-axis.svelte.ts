@@ -17,6 +17,8 @@ export interface BatchAxis {
 
 const maxProbed = 50;
 const maxWithMetrics = 8;
+/** The charts need the same journals; asking all the time would only slow down reading them. */
+const unreadPauseMs = 500;
 
 /** Create it during a component's initialisation. The value is null if equal steps are equal amounts of data. */
 export function batchAxis(runs: () => string[], versions: LiveVersions): Resource<BatchAxis | null> {
@@ -31,7 +33,10 @@ export function batchAxis(runs: () => string[], versions: LiveVersions): Resourc
 async function probe(runs: string[]): Promise<BatchAxis | null> {
   const query = { run: runs.slice(0, maxDiffRuns), column: [ranksField], code: false };
   let page = await api.getDiff(query);
-  while (page.indexed < 1) page = await api.getDiff(query);
+  while (page.indexed < 1) {
+    await new Promise((resolve) => setTimeout(resolve, unreadPauseMs));
+    page = await api.getDiff(query);
+  }
   const sizes = batchSizes(page);
   if (sizes === null) return null;
   const sample = sampleRuns(sizes, maxProbed);
