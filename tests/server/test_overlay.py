@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from tachograph.journal import RunFolder
+from tachograph.server import _overlay
+from tachograph.server._overlay_models import OverlayPage, OverlayQuery
+from tachograph.server._series_cache import SeriesCache
+from tachograph.store import Store, StoredRun
 from tests.conftest import wait_for
-from tests.store import END, START, append, step, write
+from tests.store import END, START, append, lines, step, write
 
 CONFIG = {"lr": 0.1, "seed": 1, "output_dir": "a"}
 
@@ -61,6 +68,88 @@ def test_points_per_line_shrink_with_the_number_of_runs(serve, tmp_path):
     assert get(served, "series", run=names, name="loss", points=16)["points"] == 16
     answer = served.client.get("/api/v1/series", params={"run": [f"n{i}" for i in range(501)], "name": "loss"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_query")
+
+
+@contextmanager
+def thinned_runs():
+    """Collect the names of the runs whose lines this thread computes."""
+    found = []
+    thins = StoredRun.series.__wrapped__.__code__
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code is thins:
+            found.append(frame.f_locals["self"].folder.name)
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+def overlay(store, cache, runs, **query):
+    page = _overlay.build_overlay_page(store, OverlayQuery(run=runs, name=["loss"], **query), cache)
+    return msgspec.json.decode(msgspec.json.encode(page), type=OverlayPage).runs
+
+
+def test_only_lines_of_runs_that_grew_are_thinned_again(tmp_path):
+    names = [f"r{i}" for i in range(20)]
+    for name in names:
+        write(tmp_path / name, [START, *(step(at, loss=float(at)) for at in range(100))])
+    store, cache = Store(tmp_path), SeriesCache()
+    while any(run.indexed_share < 1 for run in overlay(store, cache, names)):
+        pass
+    append(RunFolder(tmp_path / "r7"), [step(100, loss=-1.0)])
+    with thinned_runs() as thinned:
+        pages = overlay(store, cache, names)
+    assert thinned == ["r7"]
+    assert pages[7].series[0].lines[0].y[-1] == -1.0
+    for other in ({"x": "time"}, {"high": 5.0}, {"points": 50}):
+        with thinned_runs() as thinned:
+            pages = overlay(store, cache, names[:2], **other)
+        assert thinned == ["r0", "r1"]
+        assert pages == overlay(store, SeriesCache(), names[:2], **other)
+    # A replaced journal, although it is as long as the one before.
+    other = write(tmp_path / "other", [START, *(step(at, loss=float(at)) for at in range(99, -1, -1))])
+    other.journal.rename(tmp_path / "r0" / "metrics.jsonl")
+    assert overlay(store, cache, ["r0"])[0].series == overlay(Store(tmp_path), SeriesCache(), ["r0"])[0].series
+
+
+def test_a_run_that_is_being_read_is_thinned_when_it_doubled(tmp_path, monkeypatch):
+    monkeypatch.setattr(_overlay, "_MAX_TOTAL_REFRESH_S", 0.0)  # the test reads the journal, a block at a time
+    write(tmp_path / "a", [START])
+    with open(tmp_path / "a" / "metrics.jsonl", "ab") as file:
+        for first in range(0, 16_000, 1_000):
+            file.write(lines(step(at, loss=float(at), text="x" * 1_000) for at in range(first, first + 1_000)))
+    store, cache = Store(tmp_path), SeriesCache()
+    run = store.open("a")
+    num_blocks, page = 0, overlay(store, cache, ["a"])[0]
+    assert (page.indexed_share, page.series[0].lines) == (0.0, [])
+    with thinned_runs() as thinned:
+        while page.indexed_share < 1:
+            run.refresh(0.0)
+            num_blocks += 1
+            page = overlay(store, cache, ["a"])[0]
+            share = page.series[0].lines[0].num_points / 16_000
+            assert share == pytest.approx(page.indexed_share, abs=0.01)  # the share that the line covers
+            assert page.indexed_share > run.indexed_share / 2
+    assert num_blocks > 12
+    assert len(thinned) <= 6
+    assert page.series[0].lines[0].num_points == 16_000
+    append(RunFolder(tmp_path / "a"), [step(16_000, loss=1.0)])
+    assert overlay(store, cache, ["a"])[0].indexed_share < 1
+
+
+def test_cached_series_are_limited_in_bytes(tmp_path):
+    names = [f"r{i}" for i in range(4)]
+    for name in names:
+        write(tmp_path / name, [START, *(step(at, loss=0.5) for at in range(1_000)), END])
+    store, cache = Store(tmp_path), SeriesCache(max_bytes=30_000)
+    overlay(store, cache, names)
+    with thinned_runs() as thinned:
+        overlay(store, cache, ["r3", "r2"])
+        overlay(store, cache, ["r0"])
+    assert thinned == ["r0"]
 
 
 def test_live_run_grows_on_computed_axes(serve, tmp_path):

@@ -47,6 +47,7 @@ from tachograph.server._routes import (
     check_scope,
     handle_request,
 )
+from tachograph.server._series_cache import SeriesCache
 from tachograph.store import Store
 
 __all__ = ["LogDirs", "create_app", "create_dashboard"]
@@ -120,8 +121,10 @@ def create_dashboard(
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
     static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
+    series_cache = SeriesCache()
+    hooks = hooks or ServerHooks()
     routes = [
-        StarletteRoute(path, _api_endpoint(by_method, store, catalog, hooks or ServerHooks()), methods=list(by_method))
+        StarletteRoute(path, _api_endpoint(by_method, store, catalog, series_cache, hooks), methods=list(by_method))
         for path, by_method in by_path.items()
     ]
     routes += [
@@ -190,6 +193,7 @@ def _api_endpoint(
     routes: dict[str, Route],
     store: Store,
     catalog: Catalog,
+    series_cache: SeriesCache,
     hooks: ServerHooks,
 ) -> Endpoint:
     """Return the endpoint of one path, given its routes by method."""
@@ -205,7 +209,7 @@ def _api_endpoint(
             data = await request.body()
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
-        context = RequestContext(store, catalog, path, query, body, data, identity, hooks)
+        context = RequestContext(store, catalog, series_cache, path, query, body, data, identity, hooks)
         if route.path == HEALTH_PATH:  # also answered while all threads are busy
             return _respond(request, route, context)
         return await run_in_threadpool(_respond, request, route, context)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import msgspec
 
 from tachograph.catalog import Catalog, RunRow, group_rows
 from tachograph.exceptions import RunNotFoundError
@@ -23,6 +25,7 @@ from tachograph.server._overlay_models import (
     RunSeries,
     SeriesGroup,
 )
+from tachograph.server._series_cache import SeriesCache
 from tachograph.server._views import build_series, resolve_range
 from tachograph.store import Floats, SegmentError, Store, StoredRun, average_lines
 
@@ -45,26 +48,36 @@ class _OpenRun(NamedTuple):
     """Why the run could not be read."""
 
 
-def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
-    """Return the points of several runs."""
+def build_overlay_page(store: Store, query: OverlayQuery, cache: SeriesCache) -> OverlayPage:
+    """Return the points of several runs.
+
+    Args:
+        store: The runs.
+        query: The runs, the metrics and the range.
+        cache: The series of earlier responses, of the same store.
+    """
     names = list(dict.fromkeys(query.run))
     num_lines = len(names) * len(set(query.name))
     num_points = query.points or min(2_000, max(100, _MAX_POINTS // num_lines))
-    pages = []
+    pages: list[RunSeries | msgspec.Raw] = []
     for name, run, reason in _open_runs(store, names):
         if run is None:
             pages.append(RunSeries(run=name, reason=reason))
             continue
         try:
-            with run.lock:
-                series = build_series(run, query, num_points)
-                page = RunSeries(
-                    run=name, version=run.version, indexed_share=run.indexed_share, start=run.started_at, series=series
-                )
-            pages.append(page)
+            lines = (name, tuple(query.name), query.x, query.low, query.high, num_points)
+            pages.append(cache.get(run, lines, lambda name=name, run=run: _build_run(name, run, query, num_points)))  # type: ignore[misc]
         except SegmentError as error:
             pages.append(RunSeries(run=name, reason=str(error)))
-    return OverlayPage(runs=pages, points=num_points)
+    return OverlayPage(runs=cast(list[RunSeries], pages), points=num_points)
+
+
+def _build_run(name: str, run: StoredRun, query: OverlayQuery, num_points: int) -> RunSeries:
+    with run.lock:
+        series = build_series(run, query, num_points)
+        return RunSeries(
+            run=name, version=run.version, indexed_share=run.indexed_share, start=run.started_at, series=series
+        )
 
 
 def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:

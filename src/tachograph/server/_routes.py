@@ -56,6 +56,7 @@ from tachograph.server._models import (
 from tachograph.server._output import build_output_page, download_output
 from tachograph.server._overlay import build_grouped_series_page, build_overlay_page
 from tachograph.server._overlay_models import GroupedSeriesPage, GroupedSeriesQuery, OverlayPage, OverlayQuery
+from tachograph.server._series_cache import SeriesCache
 from tachograph.server._table import (
     act_on_runs,
     annotate_run,
@@ -119,6 +120,7 @@ class RequestContext(NamedTuple):
 
     store: Store
     catalog: Catalog
+    series_cache: SeriesCache
     path: dict[str, str]
     query: Any
     body: Any
@@ -357,7 +359,7 @@ ROUTES = [
         "GET",
         "/api/v1/series",
         "Return the points of one or more metrics of several runs; a run that has none states why.",
-        lambda context: build_overlay_page(context.store, context.query),
+        lambda context: build_overlay_page(context.store, context.query, context.series_cache),
         OverlayPage,
         OverlayQuery,
     ),
