@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -77,7 +78,13 @@ def test_page_follows_the_conventions_of_prometheus(logs):
     with start(logs, {"port": port}, system_interval_s=0.1) as run:
         log_everything(run)
         url = f"http://127.0.0.1:{port}/metrics"
-        page = wait_for(lambda: (text := fetch(url).read()).count(b"window_time") and b"host_cpu" in text and text)
+
+        def full_page():
+            with contextlib.suppress(urllib.error.URLError):  # not there yet
+                text = fetch(url).read()
+                return b"window_time" in text and b"host_cpu" in text and text
+
+        page = wait_for(full_page)
         assert fetch(url).headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         with pytest.raises(urllib.error.HTTPError, match="404"):
             fetch(f"http://127.0.0.1:{port}/other")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -17,7 +20,7 @@ import tachograph
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.reader import read
-from tachograph.sinks import SinkProcess, read_lags, start_sinks
+from tachograph.sinks import SINKS, SinkProcess, _config, read_lags, start_sinks
 from tests.conftest import lines_of, wait_for
 
 FOREVER_S = 900
@@ -279,6 +282,55 @@ def test_next_attempt_waits_for_the_export_of_the_last(logs, tmp_path, notes, im
     assert second.close(60)
     assert notes.calls() == ["open", "close", "open", "close"]
     assert len([note for note in notes.read() if note.get("record") == "end"]) == 1
+
+
+SLOW_PACKAGE = """
+import os, time
+while not os.path.exists({gate!r}):
+    time.sleep(0.05)
+raise ImportError("broken on this machine")
+"""
+
+
+def test_init_does_not_wait_for_the_packages_of_sinks(logs, tmp_path, monkeypatch, caplog):
+    """Whatever only they can tell costs the sink, and is reported."""
+    packages = ("mlflow", "swanlab", "tensorboard", "wandb")
+    for package in packages:
+        (tmp_path / "packages" / package).mkdir(parents=True)
+        (tmp_path / "packages" / package / "__init__.py").write_text(SLOW_PACKAGE.format(gate=str(tmp_path / "gate")))
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")  # the default needs a key
+    with tachograph.init("x", log_dir=str(logs), sinks=list(packages), git=False, exit_timeout_s=0.1) as run:
+        run.log(a=1.0, step=1)
+        (tmp_path / "gate").touch()  # only now can they be imported
+        wait_for(lambda: len(failed_sinks(logs)) == len(packages), "the errors")
+    assert all(f"sink {name!r} needs a package" in reason for name, reason in failed_sinks(logs).items())
+    assert all("broken on this machine" in reason for reason in failed_sinks(logs).values())
+    assert caplog.text.count("the run is recorded without this sink") == len(packages)
+    assert [lag.sink for lag in read_lags(RunFolder(logs / "x"))] == sorted(packages)  # `tacho sync` can repeat it
+
+
+def failed_sinks(logs):
+    errors = read(logs / "x").latest("telemetry_error")
+    return {record["field"]: record["reason"] for record in errors if record["kind"] == "sink_failed"}
+
+
+def test_missing_package_of_a_sink_is_an_error_of_init(logs, monkeypatch):
+    for name in ("mlflow", "swanlab", "tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ConfigError, match=rf"No module named '{name}'\): pip install 'tachograph\[{name}\]'"):
+            tachograph.init("x", log_dir=str(logs), sinks=[name])
+    assert not logs.exists()
+
+
+def test_option_checks_have_the_parameters_of_the_sinks():
+    for name, check in _config._OPTION_CHECKS.items():
+        check_options = importlib.import_module(f"tachograph.bridges.{check.module}").check_options
+        parameters = inspect.signature(SINKS.load(name)).parameters.values()
+        assert [(p.name, p.default) for p in inspect.signature(check_options).parameters.values()] == [
+            (p.name, p.default) for p in parameters
+        ], name
+    assert _config._OPTION_CHECKS.keys() == SINKS.built_in.keys()
 
 
 def test_option_that_cannot_be_passed_on_is_an_error(logs, importable):

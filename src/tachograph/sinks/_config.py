@@ -1,16 +1,23 @@
-"""Builds the sinks that the settings name. A missing package or a wrong option fails here, before the run starts."""
+"""Builds the sinks that the settings name, and checks their options.
+
+Importing the package of a tool takes seconds, and longer on a busy machine. So each built-in sink has a function that
+checks its options without the package. The training process calls it before the run starts, and does not wait for the
+process of the sink, which finds the other mistakes.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 from tachograph._base.registry import Registry
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.sinks._sink import Sink
 
-__all__ = ["SINKS", "build_sinks"]
+__all__ = ["SINKS", "build_sinks", "check_sink"]
 
 SINKS = Registry(
     "sink",
@@ -24,6 +31,57 @@ SINKS = Registry(
         "wandb": "tachograph.bridges.wandb.sink:WandbSink",
     },
 )
+
+
+class _OptionCheck(NamedTuple):
+    module: str
+    """The module below `tachograph.bridges` that has `check_options`, with the parameters of the sink."""
+    packages: tuple[str, ...] = ()
+    """The packages that the sink needs."""
+
+
+_OPTION_CHECKS = {
+    "mlflow": _OptionCheck("mlflow.options", ("mlflow",)),
+    "otlp": _OptionCheck("otlp.options", ("opentelemetry", "grpc")),
+    "prometheus": _OptionCheck("prometheus.sink"),
+    "swanlab": _OptionCheck("swanlab.options", ("swanlab",)),
+    "tensorboard": _OptionCheck("tensorboard.options", ("tensorboard",)),
+    "wandb": _OptionCheck("wandb.options", ("wandb",)),
+}
+
+
+def check_sink(name: str, options: Mapping[str, Any]) -> bool:
+    """Check the options of a built-in sink without importing its packages.
+
+    Returns:
+        Whether it is a built-in sink. Other sinks can only be checked by building them.
+
+    Raises:
+        ConfigError: if a package is missing or an option is wrong.
+    """
+    if name not in _OPTION_CHECKS:
+        return False
+    check = _OPTION_CHECKS[name]
+    for package in check.packages:
+        if not _is_installed(package):
+            raise ConfigError(
+                f"sink {name!r} needs a package that is not installed (No module named {package!r}): "
+                f"pip install 'tachograph[{name}]'"
+            )
+    check_options = import_module(f"tachograph.bridges.{check.module}").check_options
+    _check_options(name, check_options, options)
+    try:
+        check_options(**options)
+    except ConfigError as error:
+        raise ConfigError(f"sink {name!r}: {error}") from None
+    return True
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # a module that a program put there by hand
+        return True
 
 
 def build_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[Sink]:

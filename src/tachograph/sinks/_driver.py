@@ -54,7 +54,7 @@ try:
 except ImportError:  # Windows: two processes may export the same records
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["SinkDriver", "SinkLag", "backoff_s", "lock_export", "read_lags"]
+__all__ = ["SinkDriver", "SinkLag", "backoff_s", "create_cursor", "lock_export", "read_lags"]
 
 _POLL_INTERVAL_S = 1.0
 _MAX_BACKOFF_S = 60.0
@@ -89,6 +89,15 @@ def read_lags(folder: RunFolder) -> list[SinkLag]:
             if num_records:
                 lags.append(SinkLag(path.stem.removeprefix("sink-"), num_records, cursor.error))
     return lags
+
+
+def create_cursor(folder: RunFolder, sink: str) -> None:
+    """Create the cursor of a sink that is new to a run, so that `read_lags` counts all records as not accepted."""
+    path = folder.private / f"sink-{sink}.json"
+    with contextlib.suppress(OSError):
+        if not path.exists():
+            folder.private.mkdir(exist_ok=True)
+            replace_file(path, msgspec.json.encode(_Cursor(0)), below=folder.path)
 
 
 def lock_export(folder: RunFolder, sink: str) -> int | None:

@@ -8,8 +8,10 @@ reads its replies.
 
 The life of the process:
 
-1. It starts before the run does, builds the sink and replies `ready` or `error`. So a missing package or a wrong
-   option is still an error of `init`, before the run folder exists.
+1. It starts before the run does, builds the sink and replies `ready` or `error`. The training process has checked the
+   options of a built-in sink before, and does not wait: importing the package of a tool takes seconds. An error that
+   only the package can find, such as an unknown scheme of an address, costs the sink alone. Other sinks are waited for,
+   so that a wrong option is an error of `init`, before the run folder exists.
 2. It gets the run folder and drives the sink with a `SinkDriver`. Failures are replies, which the training process
    records as `telemetry_error`.
 3. When the run ends, it gets a last request. The training process waits for the reply `done`, at most for the rest of
@@ -32,10 +34,14 @@ from typing import Any
 import msgspec
 
 from tachograph._base.detached import DetachedProcess
+from tachograph._base.guard import warn
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
+from tachograph.records import mask_text
+from tachograph.sinks._config import SINKS, check_sink
+from tachograph.sinks._driver import create_cursor
 
 __all__ = ["Attach", "Build", "Close", "Move", "Reply", "SinkProcess", "start_sinks"]
 
@@ -143,6 +149,8 @@ class SinkProcess:
             report: called for each failure with its kind, the sink's name and the reason.
         """
         self._folder, self._report = folder, report
+        if self._error is not None:
+            self._report_build_error(self._error)
 
     @property
     def pid(self) -> int:
@@ -158,6 +166,8 @@ class SinkProcess:
     def start(self) -> None:
         """Start to follow the journal."""
         assert self._folder is not None  # noqa: S101 - `attach` comes first
+        if self.name in SINKS.built_in:  # its process may take longer to get there than the run lasts
+            create_cursor(self._folder, self.name)
         self._process.send(Attach(str(self._folder.path), self._give_up_s))
 
     def move(self, folder: RunFolder) -> None:
@@ -184,7 +194,7 @@ class SinkProcess:
                 self._handle(decode_json(line, Reply))
         if not self._ready_event.is_set():
             self._fail_to_build(f"sink {self.name!r}: its process ended while it was starting")
-        elif not self._is_closing:
+        elif not self._is_closing and self._error is None:
             with contextlib.suppress(Exception):
                 reason = "the process of the sink ended unexpectedly; a resumed run exports the rest"
                 self._report("sink_failed", self.name, reason)
@@ -203,14 +213,19 @@ class SinkProcess:
             self._finished_event.set()
 
     def _fail_to_build(self, reason: str) -> None:
-        self._error = reason
+        self._error = mask_text(reason)
         self._ready_event.set()
-        with contextlib.suppress(Exception):  # of a run that did not wait for it
+        if self._folder is not None:  # otherwise `wait_until_ready` raises it, or `attach` reports it
+            self._report_build_error(self._error)
+
+    def _report_build_error(self, reason: str) -> None:
+        with contextlib.suppress(Exception):
+            warn("%s; the run is recorded without this sink", reason)
             self._report("sink_failed", self.name, reason)
 
 
 def start_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[SinkProcess]:
-    """Start a process for each sink and wait until all sinks are built.
+    """Check the options of all sinks and start a process for each; wait for sinks that are not built in.
 
     Args:
         options_by_name: the options of each sink, by its name; `Settings.sinks` has this form.
@@ -218,6 +233,7 @@ def start_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[SinkPr
     Raises:
         ConfigError: if a sink is unknown or broken, its package is missing, or an option is wrong.
     """
+    checked_names = {name for name, options in options_by_name.items() if check_sink(name, options)}
     processes: list[SinkProcess] = []
     try:
         for name, options in options_by_name.items():
@@ -225,7 +241,8 @@ def start_sinks(options_by_name: Mapping[str, Mapping[str, Any]]) -> list[SinkPr
         deadline_s = time.monotonic() + _READY_TIMEOUT_S
         names: dict[str, str] = {}
         for name, process in zip(options_by_name, processes, strict=True):
-            process.wait_until_ready(max(deadline_s - time.monotonic(), 0.1))
+            if name not in checked_names:
+                process.wait_until_ready(max(deadline_s - time.monotonic(), 0.1))
             if process.name in names:
                 raise ConfigError(
                     f"sinks: {name!r} and another sink are both named {process.name!r}; remove one of them"

@@ -31,6 +31,7 @@ from mlflow import MlflowClient, environment_variables
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from tachograph.bridges.mlflow.options import check_options
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten, is_number, step_of
@@ -78,11 +79,7 @@ class MlflowSink:
     name = "mlflow"
 
     def __init__(self, tracking_uri: str | None = None, experiment: str | None = None, artifacts: bool = True) -> None:
-        for option, value in {"tracking_uri": tracking_uri, "experiment": experiment}.items():
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
-        if not isinstance(artifacts, bool):
-            raise ConfigError(f"artifacts must be true or false, got {artifacts!r}")
+        check_options(tracking_uri, experiment, artifacts)
         self._tracking_uri = tracking_uri or mlflow.get_tracking_uri()
         self._experiment = experiment
         self._artifacts = artifacts

@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from tachograph._base.http import DeliveryError, post
 from tachograph._base.version import __version__
-from tachograph.bridges.otlp._options import OtlpTarget
+from tachograph.bridges.otlp.options import OtlpTarget
 
 __all__ = ["Rejection", "RefusedError", "Transport", "connect"]
 

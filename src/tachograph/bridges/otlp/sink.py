@@ -21,8 +21,8 @@ from opentelemetry.sdk.resources import OTELResourceDetector
 
 from tachograph._base.version import __version__
 from tachograph.bridges.otlp._encoder import OtlpEncoder, OtlpMessages
-from tachograph.bridges.otlp._options import OtlpOptions, OtlpTarget, resolve_targets
 from tachograph.bridges.otlp._transport import RefusedError, Rejection, Transport, connect
+from tachograph.bridges.otlp.options import OtlpOptions, OtlpTarget, check_options, resolve_targets
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS
@@ -60,10 +60,9 @@ class OtlpSink:
         service_name: str | None = None,
         signals: list[str] | None = None,
     ) -> None:
+        check_options(endpoint, protocol, headers, timeout, compression, insecure, service_name, signals)
         options = OtlpOptions(endpoint, protocol, headers, timeout, compression, insecure)
         self._targets: list[OtlpTarget] = resolve_targets(options, signals)
-        if service_name is not None and (not isinstance(service_name, str) or not service_name.strip()):
-            raise ConfigError(f"service_name must be a non-empty string, got {service_name!r}")
         environment = dict(OTELResourceDetector().detect().attributes)
         self._attributes = {"service.name": "tachograph", **environment}
         if service_name is not None:

@@ -25,7 +25,7 @@ from tachograph.bridges.prometheus._text import TOO_MANY_NAMES, RunMetrics
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 
-__all__ = ["PrometheusSink"]
+__all__ = ["PrometheusSink", "check_options"]
 
 _PORT = 9797
 _HOST = "127.0.0.1"
@@ -33,6 +33,18 @@ _BIND_TIMEOUT_S = 15.0
 """How long to wait for the port: the sink of an earlier attempt may be about to end."""
 _MAX_FILE_AGE_S = 86_400.0
 _FILE_PREFIX = "tachograph-"
+
+
+def check_options(
+    port: int | None = None, host: str | None = None, textfile: str | os.PathLike[str] | None = None
+) -> None:
+    """Raise `ConfigError` for an invalid option of `PrometheusSink`; whether the port is free is found out later."""
+    if port is not None and (type(port) is not int or not 0 < port < 1 << 16):
+        raise ConfigError(f"port must be a number from 1 to 65535, got {port!r}")
+    if host is not None and (not isinstance(host, str) or not host):
+        raise ConfigError(f"host must be a non-empty string, got {host!r}")
+    if textfile is not None:
+        _check_folder(textfile)
 
 
 class PrometheusSink:
@@ -49,10 +61,7 @@ class PrometheusSink:
     def __init__(
         self, port: int | None = None, host: str | None = None, textfile: str | os.PathLike[str] | None = None
     ) -> None:
-        if port is not None and (type(port) is not int or not 0 < port < 1 << 16):
-            raise ConfigError(f"port must be a number from 1 to 65535, got {port!r}")
-        if host is not None and (not isinstance(host, str) or not host):
-            raise ConfigError(f"host must be a non-empty string, got {host!r}")
+        check_options(port, host, textfile)
         self._folder = None if textfile is None else _check_folder(textfile)
         self._file: Path | None = None
         self.on_rejected: Callable[[int, str, str], None] = lambda num_items, items, reason: None

@@ -14,7 +14,6 @@ same as before, so SwanLab ignores the values that it already has. The next atte
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import re
 import threading
@@ -27,16 +26,14 @@ import msgspec
 import swanlab
 
 from tachograph._base.files import make_folder
-from tachograph.bridges.swanlab.config import SWANLAB_MODES
-from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.bridges.swanlab.options import check_dashboard, check_options, missing_key
+from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
 from tachograph.sinks import scalar_metrics
 
 __all__ = ["SwanLabSink"]
 
-_PROJECT = re.compile(r"[0-9A-Za-z_+.-]{1,100}")
-_WORKSPACE = re.compile(r"[0-9A-Za-z_-]{1,25}")
 _MAX_NAME_CHARS = 512
 _MAX_DESCRIPTION_CHARS = 1024
 _MAX_TAGS = 30
@@ -98,24 +95,10 @@ class SwanLabSink:
         completions: bool = True,
         max_rows: int = 128,
     ) -> None:
-        _check_texts(
-            project=project, workspace=workspace, mode=mode, experiment_name=experiment_name, description=description,
-            api_host=api_host, web_host=web_host, log_dir=log_dir,
+        check_options(
+            project, workspace, mode, experiment_name, description, api_key, api_host, web_host, log_dir, completions,
+            max_rows,
         )  # fmt: skip
-        if api_key is not None and (not isinstance(api_key, str) or not api_key.strip()):
-            raise ConfigError("api_key must be a non-empty string")  # never quoted
-        if mode is not None and mode not in SWANLAB_MODES:
-            raise ConfigError(
-                f"mode must be one of {', '.join(SWANLAB_MODES)}, got {mode!r}{did_you_mean(mode, SWANLAB_MODES)}"
-            )
-        if project is not None and not _PROJECT.fullmatch(project):
-            raise ConfigError(f"project must be at most 100 letters, digits or any of _-+., got {project!r}")
-        if workspace is not None and not _WORKSPACE.fullmatch(workspace):
-            raise ConfigError(f"workspace must be at most 25 letters, digits or any of _-, got {workspace!r}")
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ConfigError(f"max_rows must be an integer of at least 1, got {max_rows!r}")
-        if not isinstance(completions, bool):
-            raise ConfigError(f"completions must be true or false, got {completions!r}")
         self._project = project
         self._workspace = workspace
         self._name = experiment_name
@@ -299,12 +282,6 @@ class _FlushCounter(swanlab.Callback):  # type: ignore[misc]
                     self._num_flushed = self.num_expected
 
 
-def _check_texts(**options: Any) -> None:
-    for option, value in options.items():
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
-
-
 def _read_settings(options: dict[str, str | None]) -> Any:
     """Return SwanLab's settings: these options, else its environment variables, files and login."""
     try:
@@ -322,15 +299,9 @@ def _check_mode(settings: Any) -> None:
         ConfigError: with the remedy.
     """
     if settings.mode == "online" and not settings.api_key:
-        raise ConfigError(
-            f"mode 'cloud' needs an API key for {settings.api_host}. Set SWANLAB_API_KEY, run `swanlab login`, or set "
-            "swanlab_api_key in the config (the option api_key of the sink). The modes 'offline' and 'local' need none"
-        )
-    if settings.mode == "local" and importlib.util.find_spec("swanboard") is None:
-        raise ConfigError(
-            "mode 'local' needs SwanLab's dashboard, which is not installed: pip install 'swanlab[dashboard]'. "
-            "The mode 'offline' needs nothing"
-        )
+        raise missing_key(settings.api_host)
+    if settings.mode == "local":
+        check_dashboard()
 
 
 def _process_settings(settings: Any) -> Any:

@@ -19,7 +19,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from tachograph._base.files import make_folder
-from tachograph.exceptions import ConfigError
+from tachograph.bridges.tensorboard.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
 from tachograph.sinks import scalar_metrics
@@ -39,8 +39,7 @@ class TensorBoardSink:
     name = "tensorboard"
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
-        if log_dir is not None and (not isinstance(log_dir, (str, os.PathLike)) or not os.fspath(log_dir)):
-            raise ConfigError(f"log_dir must be a path, got {log_dir!r}")
+        check_options(log_dir)
         # Resolved now, because training code may change the working directory.
         self._log_dir = None if log_dir is None else os.path.abspath(log_dir)
         self._writer: Any = None

@@ -15,14 +15,13 @@ from typing import Any
 import wandb
 
 from tachograph._base.files import make_folder
-from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.bridges.wandb.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY
 from tachograph.sinks import scalar_metrics
 
 __all__ = ["WandbSink", "client_settings"]
 
-_MODES = ("online", "offline", "disabled", "shared")
 _ALERT_LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 _MAX_TABLE_ROWS = 1_000
 
@@ -59,11 +58,7 @@ class WandbSink:
         mode: str | None = None,
         group: str | None = None,
     ) -> None:
-        for option, value in {"project": project, "entity": entity, "mode": mode, "group": group}.items():
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
-        if mode is not None and mode not in _MODES:
-            raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}{did_you_mean(mode, _MODES)}")
+        check_options(project, entity, mode, group)
         self._project = project
         self._entity = entity
         self._mode: Any = mode

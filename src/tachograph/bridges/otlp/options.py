@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from opentelemetry.util.re import parse_env_headers
-
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["SIGNALS", "OtlpOptions", "OtlpTarget", "resolve_targets"]
+__all__ = ["SIGNALS", "OtlpOptions", "OtlpTarget", "check_options", "resolve_targets"]
 
 SIGNALS = ("traces", "logs", "metrics")
 """In the order in which they are sent."""
@@ -61,6 +59,22 @@ def resolve_targets(options: OtlpOptions, signals: Any = None) -> list[OtlpTarge
         ConfigError: if an option or a variable is invalid.
     """
     return [_resolve(options, signal) for signal in _check_signals(signals)]
+
+
+def check_options(
+    endpoint: str | None = None,
+    protocol: str | None = None,
+    headers: Mapping[str, str] | str | None = None,
+    timeout: float | None = None,
+    compression: str | None = None,
+    insecure: bool | None = None,
+    service_name: str | None = None,
+    signals: list[str] | None = None,
+) -> None:
+    """Raise `ConfigError` for an invalid option of `OtlpSink`, without importing the client."""
+    resolve_targets(OtlpOptions(endpoint, protocol, headers, timeout, compression, insecure), signals)
+    if service_name is not None and (not isinstance(service_name, str) or not service_name.strip()):
+        raise ConfigError(f"service_name must be a non-empty string, got {service_name!r}")
 
 
 def _check_signals(signals: Any) -> list[str]:
@@ -150,6 +164,8 @@ def _parse_headers(value: Any, origin: str) -> dict[str, str]:
     """Return the headers. Messages never quote a value: it may be a token."""
     if value is None:
         return {}
+    from opentelemetry.util.re import parse_env_headers
+
     headers = dict(parse_env_headers(value, liberal=True)) if isinstance(value, str) else value
     if not isinstance(headers, Mapping) or (value and not headers):
         raise ConfigError(f"{origin} must be a mapping of names to texts, or a text such as 'api-key=…,tenant=…'")

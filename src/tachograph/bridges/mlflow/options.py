@@ -1,0 +1,16 @@
+"""Checks the options of the sink without importing MLflow, which takes seconds."""
+
+from __future__ import annotations
+
+from tachograph.exceptions import ConfigError
+
+__all__ = ["check_options"]
+
+
+def check_options(tracking_uri: str | None = None, experiment: str | None = None, artifacts: bool = True) -> None:
+    """Raise `ConfigError` for an invalid option of `MlflowSink`."""
+    for option, value in {"tracking_uri": tracking_uri, "experiment": experiment}.items():
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
+    if not isinstance(artifacts, bool):
+        raise ConfigError(f"artifacts must be true or false, got {artifacts!r}")

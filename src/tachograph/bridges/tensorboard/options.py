@@ -1,0 +1,15 @@
+"""Checks the options of the sink without importing TensorBoard, which takes seconds."""
+
+from __future__ import annotations
+
+import os
+
+from tachograph.exceptions import ConfigError
+
+__all__ = ["check_options"]
+
+
+def check_options(log_dir: str | os.PathLike[str] | None = None) -> None:
+    """Raise `ConfigError` for an invalid option of `TensorBoardSink`."""
+    if log_dir is not None and (not isinstance(log_dir, (str, os.PathLike)) or not os.fspath(log_dir)):
+        raise ConfigError(f"log_dir must be a path, got {log_dir!r}")
