@@ -27,25 +27,25 @@ def cost_us() -> Cost:
     ours, encoding = [], []
     for _ in range(7):
         engine = RuleEngine()
-        ours.append(_timed(lambda engine=engine: [engine.observe_steps(_NAMES, values) for values in tables]))
-        encoding.append(_timed(lambda: [StepTable.encode(_NAMES, values, _ROWS) for values in tables]))
+        ours.append(_timed(lambda engine=engine: [engine.observe_steps(_NAMES, columns) for columns in tables]))
+        encoding.append(_timed(lambda: [StepTable.encode(_NAMES, columns) for columns in tables]))
     per_step = 1e6 / (_ROWS * _TABLES)
     all_us = statistics.median(ours) * per_step
     return Cost(all_us, all_us / (statistics.median(encoding) * per_step), f"steps with {', '.join(_NAMES[2:])}")
 
 
-def _tables() -> list[list[float]]:
+def _tables() -> list[list[tuple[float, ...]]]:
     source = random.Random(1)
     tables = []
     for table in range(_TABLES):
-        values: list[float] = []
+        rows: list[list[float]] = []
         for row in range(_ROWS):
             step = table * _ROWS + row
             took_s = 0.01 * (1 + source.gauss(0, 0.02))
             loss = 2 + 3 / (1 + step / 500) + source.gauss(0, 0.05)
             norm = 1 + abs(source.gauss(0, 0.2))
-            values += [1.7e9 + step * 0.01, step, loss, 3e-4 * (1 - step / 1e6), norm, took_s, 8 / took_s]
-        tables.append(values)
+            rows.append([1.7e9 + step * 0.01, step, loss, 3e-4 * (1 - step / 1e6), norm, took_s, 8 / took_s])
+        tables.append(list(zip(*rows, strict=True)))
     return tables
 
 

@@ -71,10 +71,14 @@ def observe_singly(rows: list[list[Any]]) -> list[Record]:
     return [alert for row in rows for alert in engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})]
 
 
+def columns_of(rows: list[list[Any]]) -> list[list[Any]]:
+    return [[row[index] for row in rows] for index in range(len(NAMES))]
+
+
 def observe_batched(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
     engine, alerts = RuleEngine(), []
     for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        alerts += engine.observe_steps(NAMES, [value for row in rows[begin:end] for value in row])
+        alerts += engine.observe_steps(NAMES, columns_of(rows[begin:end]))
     return alerts
 
 
@@ -113,7 +117,7 @@ def test_single_and_batched_steps_can_alternate() -> None:
     for begin in range(0, 4000, 50):
         part = rows[begin : begin + 50]
         if begin % 100:
-            alerts += engine.observe_steps(NAMES, [value for row in part for value in row])
+            alerts += engine.observe_steps(NAMES, columns_of(part))
         else:
             for row in part:
                 alerts += engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})
@@ -127,7 +131,7 @@ def test_batched_steps_with_evaluations_give_the_same_alerts() -> None:
     for at, took_s in enumerate(times):
         row = [1000.0 + at, at, 2.0, took_s]
         alerts[0].extend(single.observe({"event": "step", **dict(zip(names, row, strict=True))}))
-        alerts[1].extend(batched.observe_steps(names, row))
+        alerts[1].extend(batched.observe_steps(names, [[value] for value in row]))
     assert list(map(encode, alerts[0])) == list(map(encode, alerts[1]))
 
 
@@ -136,7 +140,7 @@ def test_numpy_values_give_encodable_alerts() -> None:
     engine, alerts = RuleEngine(), []
     for row in troubled(random.Random(1), 3000):
         kinds = [float, int, numpy.float32, numpy.float64, numpy.float32, numpy.float64, *[numpy.float64] * 4]
-        alerts += engine.observe_steps(NAMES, [kind(value) for kind, value in zip(kinds, row, strict=True)])
+        alerts += engine.observe_steps(NAMES, [[kind(value)] for kind, value in zip(kinds, row, strict=True)])
     assert len(checked(alerts)) > 5
 
 
@@ -146,7 +150,8 @@ def test_numpy_step_number_is_encodable() -> None:
     engine = RuleEngine()
     for at in range(100):
         alerts += engine.observe_steps(
-            ("time", "global_step", "loss"), [1000.0 + at, numpy.int64(at), math.nan if at == 50 else 2.0 + at % 3]
+            ("time", "global_step", "loss"),
+            [[1000.0 + at], [numpy.int64(at)], [math.nan if at == 50 else 2.0 + at % 3]],
         )
     assert checked(alerts)
 
@@ -292,7 +297,7 @@ def test_alert_ids_are_unique_over_attempts() -> None:
     engine, ids = RuleEngine(), []
     for attempt in range(3):
         engine.observe(START)
-        alerts = engine.observe_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
+        alerts = engine.observe_steps(NAMES, columns_of(troubled(random.Random(attempt), 4000)))
         ids += [alert["id"] for alert in checked(alerts) if alert["status"] == "opened"]
     assert len(ids) == len(set(ids)) > 12
 
@@ -342,7 +347,7 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
     def observe_more(first: int, num_rows: int) -> None:
         rows = troubled(source, num_rows)
-        engine.observe_steps(NAMES, [value for row in rows for value in row])
+        engine.observe_steps(NAMES, columns_of(rows))
         for at in range(first, first + num_rows // 10):
             engine.observe(
                 system(
@@ -375,10 +380,10 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
 def test_time_per_step_does_not_grow_with_the_run() -> None:
     engine, rows = RuleEngine(), troubled(random.Random(1), 4000)
-    values, took_s = [value for row in rows for value in row], []
+    columns, took_s = columns_of(rows), []
     for _ in range(12):
         begin = time.thread_time()
-        engine.observe_steps(NAMES, values)
+        engine.observe_steps(NAMES, columns)
         took_s.append(time.thread_time() - begin)
     assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
 
@@ -419,7 +424,7 @@ def read_alerts(records: list[Record]) -> AlertHistory:
 
 def test_reader_merges_records_of_each_alert() -> None:
     engine = RuleEngine()
-    alerts = engine.observe_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
+    alerts = engine.observe_steps(NAMES, columns_of(troubled(random.Random(1), 4000)))
     reader = read_alerts([START, *alerts])
     opened = [alert for alert in alerts if alert["status"] == "opened"]
     assert [alert.id for alert in reader.alerts()] == [alert["id"] for alert in opened]
@@ -477,9 +482,9 @@ def test_rules_do_not_change_records() -> None:
 
 def test_engine_without_rules_reports_nothing() -> None:
     engine = RuleEngine({})
-    rows = [value for row in troubled(random.Random(1), 1000) for value in row]
-    assert engine.observe_steps(NAMES, rows) == [] and engine.tick(1e9) == [] and engine.num_open == (0, 0)
-    assert RuleEngine(resolve_rules(None)).observe_steps(NAMES, rows)
+    columns = columns_of(troubled(random.Random(1), 1000))
+    assert engine.observe_steps(NAMES, columns) == [] and engine.tick(1e9) == [] and engine.num_open == (0, 0)
+    assert RuleEngine(resolve_rules(None)).observe_steps(NAMES, columns)
 
 
 @pytest.mark.parametrize("every", [200, 500])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+import sys
 import threading
 import time
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import tachograph
 from tachograph.journal import RunFolder, _claim, is_csv_current, read_records, rebuild_csv
 from tachograph.journal._csv import FIRST_COLUMNS, CsvMirror
+from tachograph.records import StepTable
 from tests.conftest import lines_of, wait_for
 
 
@@ -208,12 +210,14 @@ def test_layout_caches_are_bounded(logs):
     names = [f"m{number}" for number in range(40)]
     picks = random.Random(0)
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
-        for step in range(3000):
-            run.log(dict.fromkeys(picks.sample(names, 8), 1.0), step=step)
+        for step in range(0, 3000, 10):
+            metrics = dict.fromkeys(picks.sample(names, 8), 1.0)
+            for repeated_step in range(step, step + 10):
+                run.log(metrics, step=repeated_step)
         run.flush()
         assert len(run.backend.files._mirror._layouts) <= 256
-        assert len(run.backend._separators) <= 256
-        assert len(run.backend._builder._columns) <= 256
+        assert len(run.backend._builder._layouts) <= 256
+    assert 0 < len(sys.modules[StepTable.__module__]._row_types) <= 256
 
 
 def test_journal_is_written_during_a_mirror_rewrite(logs):

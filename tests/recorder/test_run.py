@@ -576,7 +576,7 @@ def num_calls_to_write_and_mirror(values, folder) -> int:
     profile = cProfile.Profile()
     profile.enable()
     records = engine.observe(builder.process(items[1:]), folder)
-    data = b"".join(item.lines({}) if isinstance(item, StepTable) else encode(item) + b"\n" for item in records)
+    data = b"".join(item.lines if isinstance(item, StepTable) else encode(item) + b"\n" for item in records)
     mirror.add(records, 0, len(data))
     StepTable.from_records(decode_block(data) or map(decode, data.splitlines()))
     profile.disable()

@@ -296,14 +296,24 @@ ROWS = st.lists(
 )
 
 
+def csv_of(table: StepTable) -> bytes:
+    return table.csv_rows(range(len(table.names)))
+
+
+def csv_cell(value: float) -> str:
+    return encode({"": value}).decode()[4:-1].strip('"')
+
+
 @given(ROWS)
 def test_table_lines_equal_single_encoding(rows):
     names = ("time", "global_step", 'flag,with:odd"name')
-    table = StepTable.encode(names, [value for row in rows for value in row], len(rows))
+    table = StepTable.encode(names, list(zip(*rows, strict=True)))
     assert table is not None
     records = [{"event": "step", **dict(zip(names, row, strict=True)), "nan_inf_detected": False} for row in rows]
-    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
-    assert [piece.tokens for piece in StepTable.from_records(records)] == [table.tokens]
+    assert table.lines == b"".join(encode(record) + b"\n" for record in records)
+    assert list(table.records()) == records
+    (again,) = StepTable.from_records(records)
+    assert (again.names, again.columns) == (table.names, table.columns)
 
 
 ANY_ROWS = st.lists(st.tuples(st.floats(), st.floats(), st.integers(), st.booleans()), min_size=1, max_size=20)
@@ -312,22 +322,26 @@ ANY_ROWS = st.lists(st.tuples(st.floats(), st.floats(), st.integers(), st.boolea
 @given(ANY_ROWS)
 def test_table_of_any_floats_equals_single_encoding(rows):
     names = ("time", "train_loss", "global_step", "flag")
-    table = StepTable.encode(names, [value for row in rows for value in row], len(rows))
+    table = StepTable.encode(names, list(zip(*rows, strict=True)))
     assert table is not None
     records = [
         {"event": "step", **dict(zip(names, row, strict=True)), "nan_inf_detected": not all(map(math.isfinite, row))}
         for row in rows
     ]
-    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
-    assert len(table.values) == len(table.names) * len(rows)
+    assert table.lines == b"".join(encode(record) + b"\n" for record in records)
+    assert all(map(same, table.records(), records))
     (again,) = StepTable.from_records(records)
-    assert again.lines({}) == table.lines({})
+    assert again.names == table.names and csv_of(again) == csv_of(table)
+    assert csv_of(table).decode().splitlines() == [
+        ",".join(csv_cell(row[name]) for name in table.names) for row in records
+    ]
 
 
 def test_table_keeps_the_flag_that_its_records_state():
     records = [{"event": "step", "time": 1.0, "x": math.nan, "nan_inf_detected": False}] * 2
     (table,) = StepTable.from_records(records)
-    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
+    assert all(map(same, table.records(), records))
+    assert csv_of(table) == b"1.0,NaN,false\n" * 2
 
 
 @given(st.lists(st.dictionaries(TEXTS, VALUES, max_size=4), min_size=1, max_size=5))
@@ -347,13 +361,14 @@ def test_kind_is_always_a_text():
 
 @pytest.mark.parametrize("value", [None, "text", [1], {"a": 1}, object(), np.array(1.0), np.datetime64("NaT")])
 def test_table_rejects_values_that_are_not_plain_numbers(value):
-    assert StepTable.encode(("time", "x"), [1.0, value], 1) is None
+    assert StepTable.encode(("time", "x"), [[1.0], [value]]) is None
+    assert StepTable.encode(("time", "x"), [[1.0, 2.0], [0.5, value]]) is None
 
 
 def test_table_accepts_numpy_scalars():
-    table = StepTable.encode(("time", "x"), [1.0, np.float32(0.5)], 1)
+    table = StepTable.encode(("time", "x"), [[1.0], [np.float32(0.5)]])
     assert table is not None
-    assert decode(table.lines({}))["x"] == 0.5
-    table = StepTable.encode(("time", "x"), [1.0, np.float32("-inf")], 1)
+    assert decode(table.lines)["x"] == 0.5
+    table = StepTable.encode(("time", "x"), [[1.0], [np.float32("-inf")]])
     assert table is not None
-    assert decode(table.lines({})) == {"event": "step", "time": 1.0, "x": -math.inf, "nan_inf_detected": True}
+    assert decode(table.lines) == {"event": "step", "time": 1.0, "x": -math.inf, "nan_inf_detected": True}

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -184,27 +184,26 @@ class RuleEngine:
             self._tick(time_s)
         return self._drain()
 
-    def observe_steps(self, names: tuple[str, ...], values: list[Any]) -> list[dict[str, Any]]:
+    def observe_steps(self, names: tuple[str, ...], columns: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Feed step records of one layout to the rules; return the alert records they cause.
 
         Args:
-            names: the field of each value in a row; `time` and `global_step` are among them.
-            values: numbers, row after row.
+            names: the field of each column; `time` and `global_step` are among them.
+            columns: numbers, as many in each column.
         """
         layout = self._layout_of(names)
-        context, tracker, width = self._context, self._tracker, len(names)
-        time_at, step_at = names.index("time"), names.index("global_step")
+        context, tracker = self._context, self._tracker
+        times_s, steps = columns[names.index("time")], columns[names.index("global_step")]
         handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
-        for row in range(0, len(values), width):
-            context.time_s = values[row + time_at]
-            context.step = values[row + step_at]
+        for row, (time_s, step) in enumerate(zip(times_s, steps, strict=True)):
+            context.time_s, context.step = time_s, step
             for column, handle, _ in handlers:
-                handle(values[row + column])
+                handle(columns[column][row])
             if tracker.num_cooling_down:
                 tracker.close_expired()
             if self._skips_step_time and not layout.evaluations:
                 self._skips_step_time, handlers = False, layout.handlers
-        self._skips_step_time = self._skips_step_time or bool(values and layout.evaluations)
+        self._skips_step_time = self._skips_step_time or bool(times_s and layout.evaluations)
         context.num_progress += 1
         return self._drain()
 

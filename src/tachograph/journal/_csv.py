@@ -17,6 +17,7 @@ is resumed first, the new file is discarded, because the mirror of the new write
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -43,7 +44,7 @@ from tachograph.journal._claim import lock_run_folder
 from tachograph.journal._files import open_journal, stat_journal
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import JournalFollower, count_records, read_records
-from tachograph.records import Encodable, StepTable, decode, to_json
+from tachograph.records import Encodable, StepTable, to_json
 
 __all__ = ["CsvMirror", "is_csv_current", "rebuild_csv"]
 
@@ -111,7 +112,7 @@ class CsvMirror:
         self._fd = -1
         self._columns: dict[str, int] = {}
         self._csv_bytes = 0
-        self._layouts: dict[tuple[str, ...], tuple[list[int] | None, list[bytes], bytes]] = {}
+        self._layouts: dict[tuple[str, ...], list[int | msgspec.Raw]] = {}
         self._rewrite_ended_at = float("-inf")
         self._rewrite_took_s = 0.0
         self._cursor_saved_at = time.monotonic()
@@ -269,7 +270,7 @@ class CsvMirror:
         if not isinstance(record, StepTable):
             return self._row(record)
         if OVERFLOW_COLUMN in self._columns and not self._columns.keys() >= set(record.names):
-            return b"".join(self._row(decode(line)) for line in record.lines({}).splitlines())
+            return b"".join(map(self._row, record.records()))
         return self._table_rows(record)
 
     def _row(self, record: dict[str, Any]) -> bytes:
@@ -293,25 +294,19 @@ class CsvMirror:
             if len(self._layouts) >= 256:
                 self._layouts.clear()
             layout = self._layouts[table.names] = self._layout(table.names)
-        return table.csv_rows(*layout)
+        return table.csv_rows(layout)
 
-    def _layout(self, names: tuple[str, ...]) -> tuple[list[int] | None, list[bytes], bytes]:
-        """Return the arguments of `StepTable.csv_rows`: order of the tokens, bytes before each, end of a row."""
-        columns = self._columns
-        order = sorted(range(len(names)), key=lambda index: columns[names[index]])
-        constants = dict.fromkeys(range(len(columns)), b"")
-        constants.update({columns[name]: text for name, text in StepTable.CONSTANTS})
-        separators: list[bytes] = []
-        column = 0
-        for index in order:
-            end = columns[names[index]]
-            separators.append(b"".join(constants[gap] + b"," for gap in range(column, end)))
-            if column > 0:
-                separators[-1] = b"," + separators[-1]
-            column = end + 1
-        tail = b"".join(b"," + constants[gap] for gap in range(column, len(columns))) + b"\n"
-        separators[0] = tail + separators[0]
-        return (None if order == list(range(len(names))) else order), separators, tail
+    def _layout(self, names: tuple[str, ...]) -> list[int | msgspec.Raw]:
+        """Return the cells of a row of a table, for `StepTable.csv_rows`: neighbours that are constant are joined."""
+        constants = dict(StepTable.CONSTANTS)
+        indices = {name: index for index, name in enumerate(names)}
+        layout: list[int | msgspec.Raw] = []
+        for is_constant, group in itertools.groupby(self._columns, key=lambda name: name not in indices):
+            if is_constant:
+                layout.append(msgspec.Raw(b",".join(constants.get(name, b"") for name in group)))
+            else:
+                layout += [indices[name] for name in group]
+        return layout
 
 
 def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:

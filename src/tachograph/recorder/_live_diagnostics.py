@@ -59,7 +59,7 @@ class LiveDiagnostics:
             if engine is None:
                 continue
             if isinstance(record, StepTable):
-                result += self._run_rules(folder, engine.observe_steps, record.names, record.values)
+                result += self._run_rules(folder, engine.observe_steps, record.names, record.columns)
             else:
                 result += self._run_rules(folder, engine.observe, record)
         return result

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter, sub, truediv
+from typing import Any, NamedTuple
 
 from tachograph._base.clock import WallAnchor
 from tachograph._base.guard import warn
@@ -51,6 +52,16 @@ _MAX_CHARS = 8 << 20
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
 
 
+class _TableLayout(NamedTuple):
+    """How steps with the same metrics become a table."""
+
+    columns: tuple[str, ...]
+    get_values: Callable[[dict[str, Any]], tuple[Any, ...]]
+    """Returns the values of the metrics of a step. Raises a KeyError if one is missing."""
+    num_metrics: int
+    has_loss: bool
+
+
 class RecordBuilder:
     """Turns buffer items into records, in order."""
 
@@ -72,7 +83,7 @@ class RecordBuilder:
         self._reported_fields: set[str] = set()
         self._has_warned = False
         self._has_warned_of_lists = False
-        self._columns: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        self._layouts: dict[tuple[str, ...], _TableLayout | None] = {}
         self._latest: Mapping[str, Any] | None = None  # the last metrics that contain the loss
         self._handlers: dict[type, ItemHandler] = {}
         self._deferrable: set[type] = set()
@@ -100,24 +111,26 @@ class RecordBuilder:
     def process(self, items: Iterable[BufferItem]) -> list[Encodable]:
         """Return the records of some items. Only an unfinished window is kept back."""
         records: list[Encodable] = []
+        items = list(items)
         if has_device_scalars():
-            items = list(items)
             _read_device_scalars(items)
-        remaining = iter(items)
-        item = next(remaining, None)
-        while item is not None:
+        if self._window is None and self._build_one_table(items, records):
+            return records
+        position = 0
+        while position < len(items):
+            item = items[position]
             kind = type(item)
             if kind is tuple and self._window is None:
-                item = self._build_table(item, remaining, records)
+                position = self._build_next_table(items, position, records)
                 continue
             if kind in self._handlers:
-                item = self._handle_group(item, remaining, records)
+                position = self._handle_group(items, position, records)
                 continue
             if kind is tuple and self._window is not None:
                 records += self._add_to_window(self._window, *item)
             elif kind is PendingRecord:
                 records += self._build_pending(item)
-            item = next(remaining, None)
+            position += 1
         if self._window is not None and self._window.is_due:
             records += self._close_window()
         return records
@@ -159,84 +172,120 @@ class RecordBuilder:
 
     # Steps as a table ----------------------------------------------------------------------------------------------
 
-    def _build_table(
-        self, first: StepItem, remaining: Iterator[BufferItem], records: list[Encodable]
-    ) -> BufferItem | None:
-        """Build a table of a step and the steps after it with the same names; return the item that ends it.
+    def _build_one_table(self, items: list[BufferItem], records: list[Encodable]) -> bool:
+        """Build one table of all items; return False, and do nothing, if they do not fit into one.
 
-        This loop is most of the writer's work per step, so everything in it is a local.
+        Most chunks do, so this is most of the writer's work per step. Whatever is done here for each step is one call
+        for all of them.
         """
-        steady_s, step, metrics = first
+        if self._pace_step is None or set(map(type, items)) != {tuple}:
+            return False
+        times_s, steps, metrics = zip(*items, strict=True)
+        layout = self._layout_of(tuple(metrics[0]))
+        if layout is None or set(map(len, metrics)) != {layout.num_metrics} or set(map(type, steps)) != {int}:
+            return False
+        try:
+            rows = list(map(layout.get_values, metrics))
+        except KeyError:  # other names
+            return False
+        took_s, num_steps = self._differences(times_s, steps)
+        is_in_order = num_steps.count(1) == len(steps) or (min(num_steps) > 0 and max(num_steps) < _MAX_STEP)
+        if not is_in_order or min(took_s) <= 0:
+            return False
+        if layout.has_loss:
+            self._latest = metrics[-1]
+        self._add_table(layout, times_s, steps, rows, took_s, num_steps, records)
+        return True
+
+    def _build_next_table(self, items: list[BufferItem], start: int, records: list[Encodable]) -> int:
+        """Build a table of a step and the steps after it with the same names; return the position of the next item."""
+        steady_s, step, metrics = items[start]
         keys = tuple(metrics)
-        columns = self._columns_for(keys)
+        layout = self._layout_of(keys)
         last_step, last_s = self._pace_step, self._pace_s
-        if columns is None or last_step is None or not _follows(step, last_step, steady_s, last_s):
+        if layout is None or last_step is None or not _follows(step, last_step, steady_s, last_s):
             records += self._build_step(steady_s, step, metrics)
-            return next(remaining, None)
-        offset_s, samples = self._anchor.offset_s, self._samples_per_step
-        memory = {name: value for name, value in self.memory.items() if name not in keys}
-        constants = tuple(memory.values())
-        values: list[Any] = []
-        append = values.append
-        item: BufferItem | None = first
+            return start + 1
+        table_items: list[StepItem] = []
         deferred_items: list[BufferItem] = []
         latest: list[Mapping[str, Any] | None] = []
         deferrable = self._deferrable
-        has_loss = any(map(is_loss, keys))
-        while True:
-            num_steps, took_s = step - last_step, steady_s - last_s
-            append(offset_s + steady_s)
-            append(step)
-            values += metrics.values()
-            append(took_s / num_steps)
-            if samples:
-                append(samples * num_steps / took_s)
-            values += constants
-            last_step, last_s = step, steady_s
-            item = next(remaining, None)
-            while type(item) in deferrable:
+        position = start
+        while position < len(items):
+            item = items[position]
+            if type(item) in deferrable:
                 deferred_items.append(item)
-                latest.append(metrics if has_loss else self._latest)
-                item = next(remaining, None)
-            if type(item) is not tuple:
+                latest.append(metrics if layout.has_loss else self._latest)
+            elif type(item) is not tuple:
                 break
-            next_s, next_step, next_metrics = item
-            if tuple(next_metrics) != keys or not _follows(next_step, last_step, next_s, last_s):
-                break
-            steady_s, step, metrics = next_s, next_step, next_metrics
-        self._step = self._pace_step = last_step
-        self._pace_s = last_s
-        self._counts_steps = False
-        self._finish_table((*columns, *memory), values, records)
+            else:
+                next_s, next_step, next_metrics = item
+                if tuple(next_metrics) != keys or not _follows(next_step, last_step, next_s, last_s):
+                    break
+                last_s, last_step, metrics = item
+                table_items.append(item)
+            position += 1
+        times_s, steps, all_metrics = zip(*table_items, strict=True)
+        rows = list(map(layout.get_values, all_metrics))
+        self._add_table(layout, times_s, steps, rows, *self._differences(times_s, steps), records)
         if deferred_items:
             records += self._handle(deferred_items, latest)
-        if has_loss:
+        if layout.has_loss:
             self._latest = metrics
-        return item
+        return position
 
-    def _columns_for(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the column names of a table, or None if steps with these metrics cannot be in one."""
-        if keys not in self._columns:
-            if len(self._columns) >= _MAX_SHAPES:
-                self._columns.clear()
-            self._columns[keys] = self._make_columns(keys)
-        return self._columns[keys]
-
-    def _make_columns(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
-        if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
-            return None
-        rate_columns = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
-        return ("time", "global_step", *keys, *rate_columns)
-
-    def _finish_table(self, columns: tuple[str, ...], values: list[Any], records: list[Encodable]) -> None:
-        width = len(columns)
-        table = StepTable.encode(columns, values, len(values) // width)
+    def _add_table(
+        self,
+        layout: _TableLayout,
+        times_s: tuple[float, ...],
+        steps: tuple[int, ...],
+        rows: list[tuple[Any, ...]],
+        took_s: list[float],
+        num_steps: list[int],
+        records: list[Encodable],
+    ) -> None:
+        sec_per_step = took_s if num_steps.count(1) == len(steps) else list(map(truediv, took_s, num_steps))
+        offset_s, samples = self._anchor.offset_s, self._samples_per_step
+        columns = [[offset_s + time_s for time_s in times_s], steps, *zip(*rows, strict=True), sec_per_step]
+        if samples:
+            columns.append([samples / seconds for seconds in sec_per_step])
+        names = layout.columns
+        for name, value in self.memory.items():
+            if name not in names:
+                names = (*names, name)
+                columns.append([value] * len(steps))
+        self._step = self._pace_step = steps[-1]
+        self._pace_s = times_s[-1]
+        self._counts_steps = False
+        table = StepTable.encode(names, columns)
         if table is not None:
             records.append(table)
             return
-        for start in range(0, len(values), width):
-            row = dict(zip(columns, values[start : start + width], strict=True))
-            records += self._finish_step({"event": "step", **row}, self._pace_s)
+        for row in zip(*columns, strict=True):
+            records += self._finish_step({"event": "step", **dict(zip(names, row, strict=True))}, self._pace_s)
+
+    def _differences(self, times_s: tuple[float, ...], steps: tuple[int, ...]) -> tuple[list[float], list[int]]:
+        """Return the seconds and the number of steps between each step and the one before it."""
+        took_s = list(map(sub, times_s, (self._pace_s, *times_s)))
+        return took_s, list(map(sub, steps, (self._pace_step or 0, *steps)))
+
+    def _layout_of(self, keys: tuple[str, ...]) -> _TableLayout | None:
+        """Return how a table of steps with these metrics is built, or None if they cannot be in one."""
+        if keys not in self._layouts:
+            if len(self._layouts) >= _MAX_SHAPES:
+                self._layouts.clear()
+            self._layouts[keys] = self._make_layout(keys)
+        return self._layouts[keys]
+
+    def _make_layout(self, keys: tuple[str, ...]) -> _TableLayout | None:
+        if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
+            return None
+        rate_columns = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
+        get_values: Callable[[dict[str, Any]], tuple[Any, ...]]
+        # With a single key an itemgetter returns no tuple, and without one it cannot be made.
+        get_values = itemgetter(*keys) if len(keys) > 1 else lambda metrics: tuple(metrics[key] for key in keys)
+        columns = ("time", "global_step", *keys, *rate_columns)
+        return _TableLayout(columns, get_values, len(keys), has_loss=any(map(is_loss, keys)))
 
     # Steps one by one ----------------------------------------------------------------------------------------------
 
@@ -353,17 +402,13 @@ class RecordBuilder:
 
     # Other items ---------------------------------------------------------------------------------------------------
 
-    def _handle_group(
-        self, first: BufferItem, remaining: Iterator[BufferItem], records: list[Encodable]
-    ) -> BufferItem | None:
-        """Pass an item and those after it that have a handler to their handlers; return the item after them."""
-        items = [first]
-        item = next(remaining, None)
-        while type(item) in self._handlers:
-            items.append(item)
-            item = next(remaining, None)
-        records += self._handle(items, [self._latest] * len(items))
-        return item
+    def _handle_group(self, items: list[BufferItem], start: int, records: list[Encodable]) -> int:
+        """Pass an item and those after it that have a handler to their handlers; return the next position."""
+        end = start + 1
+        while end < len(items) and type(items[end]) in self._handlers:
+            end += 1
+        records += self._handle(items[start:end], [self._latest] * (end - start))
+        return end
 
     def _handle(self, items: Sequence[BufferItem], latest: Sequence[Mapping[str, Any] | None]) -> list[Encodable]:
         handlers = {self._handlers[kind] for kind in set(map(type, items))}

@@ -49,7 +49,7 @@ _CHUNK_BYTES = 512 << 10
 """Items, and bytes of large items, that are encoded in one go; bounds how long the interpreter lock is held."""
 
 _MAX_BATCH_BYTES = 8 << 20
-_PEEK_INTERVAL_S = 0.1
+_MIN_PEEK_INTERVAL_S = 0.1
 _NUM_PEEKED_ITEMS = 8
 _MAX_TICK_S = 0.5
 """Half of the second that may be lost with a killed process; the other half is for writing."""
@@ -65,9 +65,6 @@ _CHECK_S = 1.0
 _MEMORY_S = 1.0
 _COLLECT_S = 0.9
 """With a tick every half second, collected data is written after one second at most."""
-
-
-_WRAPPERS = (FlushMarker, LargeItem)
 
 
 class _Batch:
@@ -111,7 +108,7 @@ class Writer:
         self._batch = _Batch()
         self._last_write_took_s = 0.0
         self._last_write_at = 0.0
-        self._separators: dict[tuple[str, ...], list[bytes]] = {}
+        self._peek_interval_s = _MIN_PEEK_INTERVAL_S
         self._due_at: dict[str, float] = {}
         self._stopping = False
         self._finished_at: float | None = None
@@ -238,14 +235,19 @@ class Writer:
             self._has_ended.set()
 
     def _wait(self) -> None:
-        """Wait for the next tick, with a look at the buffer now and then: large steps must not pile up until then."""
+        """Wait for the next tick, with a look at the buffer now and then: large steps must not pile up until then.
+
+        To wake up costs more than to look, so a loop of small steps is looked at more and more rarely.
+        """
         tick_at = time.monotonic() + min(self._settings.flush_interval_s, _MAX_TICK_S)
         while (left_s := tick_at - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=min(left_s, _PEEK_INTERVAL_S))
+                self._wake.get(timeout=min(left_s, self._peek_interval_s))
                 break
             if self._has_large_step():
                 break
+            if self.buffer:
+                self._peek_interval_s = min(2 * self._peek_interval_s, _MAX_TICK_S)
         self.pressure.note_progress()
 
     def _has_large_step(self) -> bool:
@@ -260,6 +262,7 @@ class Writer:
         """Return whether an item is a large step that took the fast path, and divert `log` if so."""
         if type(item) is not tuple or size_bytes(item[2]) <= LARGE_STEP_BYTES:
             return False
+        self._peek_interval_s = _MIN_PEEK_INTERVAL_S
         self.on_large_step()
         return True
 
@@ -331,21 +334,25 @@ class Writer:
         popleft = self.buffer.popleft
         chunk: list[BufferItem] = []
         markers: list[FlushMarker] = []
-        max_items = min(len(self.buffer), _CHUNK_SIZE)
+        num_items = min(len(self.buffer), _CHUNK_SIZE)
         num_bytes = 0
-        while len(chunk) + len(markers) < max_items and num_bytes < _CHUNK_BYTES:
+        while num_items > 0 and num_bytes < _CHUNK_BYTES:
+            num_items -= 1
             item = popleft()
-            if type(item) in _WRAPPERS:
-                if type(item) is FlushMarker:
-                    markers.append(item)
-                    continue
+            if type(item) is FlushMarker:
+                markers.append(item)
+                continue
+            if type(item) is LargeItem:
                 num_bytes += item.num_bytes
                 item = self.pressure.take(item)
             if not chunk:
                 self.pressure.start_chunk(item)
                 if self._is_large(item):
-                    max_items = min(max_items, _CHUNK_BYTES // size_bytes(item[2]) + 1)
+                    num_items = min(num_items, _CHUNK_BYTES // size_bytes(item[2]))
             chunk.append(item)
+            while num_items > 0 and type(self.buffer[0]) is tuple:  # most items are
+                num_items -= 1
+                chunk.append(popleft())
         return chunk, markers, num_bytes
 
     def _add_to_batch(self, chunk: list[BufferItem]) -> None:
@@ -399,9 +406,7 @@ class Writer:
         encodable: list[Encodable] = []
         for record in records:
             try:
-                lines.append(
-                    record.lines(self._separators) if isinstance(record, StepTable) else encode(record) + b"\n"
-                )
+                lines.append(record.lines if isinstance(record, StepTable) else encode(record) + b"\n")
                 encodable.append(record)
             except Exception as fault:  # noqa: BLE001 - such as a number of ten thousand digits
                 self._count_fault(fault)

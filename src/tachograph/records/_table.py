@@ -1,9 +1,11 @@
 """Encode many step records with the same field names at once.
 
-Formatting floats dominates the cost of writing a record, and the journal and its CSV mirror need the same digits. So
-the numbers of a batch are encoded once, as one flat JSON array. The tokens between the commas are then joined twice,
-with different separators ("glue"): field names for the journal, commas for the CSV. Only numbers and bools can be
-encoded this way; for anything else `StepTable.encode` returns None and the caller encodes record by record.
+A table holds its values column by column, because most work on them is cheapest that way: checking that a column has
+only finite numbers takes one `sum`, and the diagnostic rules read the columns of a few signals. The rows are encoded
+in one call each for the journal and for its CSV mirror. A row of the journal is an object of a class that is created
+for its field names: making and encoding it costs less than encoding a dict. A row of the CSV is a tuple, in which
+`msgspec.Raw` stands for text that all rows share. Only numbers and bools can be in a table; for anything else
+`StepTable.encode` returns None and the caller encodes record by record.
 
 Nearly all rows are finite, so `nan_inf_detected` is normally a constant that costs nothing. A table with a NaN or an
 infinity has a column for it instead: a diverged run logs NaN at every step, which must not cost more than a number.
@@ -11,155 +13,194 @@ infinity has a column for it instead: a diverged run logs NaN at every step, whi
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from tachograph.records._codec import mark_non_finite
 from tachograph.records._values import is_array
 
 __all__ = ["Encodable", "StepTable"]
 
+Column = Sequence[Any]
 
-def _number(value: Any) -> Any:
-    """Return the value of a numpy scalar. Reject arrays: their owner could change them before they are encoded."""
-    if hasattr(type(value), "setflags") and not is_array(value):
-        return value.item()
-    raise TypeError(type(value).__name__)
-
-
-_encode = msgspec.json.Encoder(enc_hook=_number).encode
 _FLAG = "nan_inf_detected"
-_TAIL = b',"nan_inf_detected":false}\n'
-_TAIL_AFTER_FLAG = b"}\n"
+_MAX_ROW_TYPES = 256
+_MAX_ROW_TYPE_NAMES = 256
+_MIN_ROW_TYPE_ROWS = 8
+"""A class costs about as much as encoding thirty rows, so it is made only for field names that may come again."""
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+_row_types: dict[tuple[str, ...], Callable[..., Any]] = {}
+
+_NUMBER_TYPES = frozenset({float, int, bool})
+_MARKERS = ("NaN", "Infinity", "-Infinity")
+_CSV_MARKERS = tuple(msgspec.Raw(marker.encode()) for marker in _MARKERS)
 
 
 class StepTable:
-    """Step records with the same field names: their values row by row, and the encoded token of each value."""
+    """Step records with the same field names: their values column by column, and their lines in the journal."""
 
-    __slots__ = ("names", "num_rows", "tokens", "values")
+    __slots__ = ("_unusual", "columns", "lines", "names", "num_rows")
 
     CONSTANTS: tuple[tuple[str, bytes], ...] = (("event", b"step"), (_FLAG, b"false"))
-    """Fields that have the same value in every row, and no token, unless they are among the names."""
+    """Fields that have the same value in every row, and no column, unless they are among the names."""
 
-    def __init__(self, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int) -> None:
+    def __init__(self, names: tuple[str, ...], columns: list[Column], unusual: Iterable[int] = ()) -> None:
         self.names = names
-        self.values = values
-        self.tokens = tokens
-        self.num_rows = num_rows
+        self.columns = columns
+        self.num_rows = len(columns[0])
+        self.lines = b""
+        """The rows as lines of the journal."""
+        self._unusual = tuple(unusual)  # indices of columns with a value that is not finite
 
     @classmethod
-    def encode(cls, names: tuple[str, ...], values: list[Any], num_rows: int) -> StepTable | None:
-        """Encode the concatenated values of all rows; return None if one is neither a number nor a bool.
+    def encode(cls, names: tuple[str, ...], columns: Iterable[Column]) -> StepTable | None:
+        """Encode columns of the same length; return None if a value is neither a number nor a bool.
 
         If a value is NaN or infinite, the table gets a column `nan_inf_detected`, unless the names contain it.
         """
         try:
-            text = _encode(values)[1:-1]
-        except Exception:  # noqa: BLE001 - a type unknown to msgspec
+            table = cls._from_columns(names, columns)
+            table.lines = table._encode_lines()
+        except Exception:  # noqa: BLE001 - a type that cannot be added or encoded
             return None
-        # A quote means text, a bracket or brace means nesting, and an "n" is from null: None, NaN or infinity.
-        if b'"' in text or b"[" in text or b"{" in text:
-            return None
-        tokens = text.split(b",")
-        if len(tokens) != len(names) * num_rows:
-            return None
-        return (
-            cls._mark_non_finite(names, values, tokens, num_rows)
-            if b"n" in text
-            else cls(names, values, tokens, num_rows)
-        )
+        return table
 
     @classmethod
-    def _mark_non_finite(
-        cls, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int
-    ) -> StepTable | None:
-        """Replace each null by the marker of its value; return None if one of the values is None."""
-        width = len(names)
-        flags = [False] * num_rows
-        index = -1
-        with contextlib.suppress(ValueError):  # no further null
-            while True:
-                index = tokens.index(b"null", index + 1)
-                value = values[index]
-                number = value.item() if hasattr(value, "item") else value
-                if not isinstance(number, float):
-                    return None
-                tokens[index] = b'"%s"' % mark_non_finite(number).encode()
-                flags[index // width] = True
-        if _FLAG in names:
-            return cls(names, values, tokens, num_rows)
-        flag_tokens = [b"true" if flag else b"false" for flag in flags]
-        wide_values = _add_column(values, flags, width)
-        return cls((*names, _FLAG), wide_values, _add_column(tokens, flag_tokens, width), num_rows)
+    def _from_columns(cls, names: tuple[str, ...], columns: Iterable[Column]) -> StepTable:
+        """Return a table without its lines.
+
+        Raises:
+            Exception: if a value is neither a number nor a bool.
+        """
+        numbers: list[Column] = []
+        unusual: list[int] = []
+        for column in columns:
+            total: Any = sum(column) if type(column[0]) in _NUMBER_TYPES else None
+            if type(total) is float:
+                if total - total != 0:  # NaN or infinite, or the sum of large numbers is
+                    unusual.append(len(numbers))
+            elif type(total) is not int:
+                column = [_number(value) for value in column]  # noqa: PLW2901
+                unusual.append(len(numbers))
+            numbers.append(column)
+        unusual = [index for index in unusual if not all(_are_finite(numbers[index]))]
+        if unusual and _FLAG not in names:
+            finite_rows = zip(*(_are_finite(numbers[index]) for index in unusual), strict=True)
+            return cls((*names, _FLAG), [*numbers, [False in row for row in finite_rows]], unusual)
+        return cls(names, numbers, unusual)
 
     @classmethod
     def from_records(cls, records: Iterable[dict[str, Any]]) -> list[Encodable]:
-        """Combine consecutive step records with the same field names into tables; return other records unchanged."""
+        """Combine consecutive step records with the same field names into tables; return other records unchanged.
+
+        The tables have no lines.
+        """
         pieces: list[Encodable] = []
         for keys, group in itertools.groupby(records, key=tuple):
             rows = list(group)
             table = None
-            if keys[:1] == ("event",) and keys[-1:] == (_FLAG,) and all(row["event"] == "step" for row in rows):
-                if all(row[_FLAG] is False for row in rows):
-                    table = cls._from_rows(rows, keys[1:-1])
-                if table is None or _FLAG in table.names:  # the records state the flag: never infer it
-                    table = cls._from_rows(rows, keys[1:])
+            is_table = len(keys) > 2 and keys[0] == "event" and keys[-1] == _FLAG
+            if is_table and all(row["event"] == "step" for row in rows):
+                table = cls._from_rows(rows, keys)
             pieces += rows if table is None else [table]
         return pieces
 
     @classmethod
-    def _from_rows(cls, rows: list[dict[str, Any]], names: tuple[str, ...]) -> StepTable | None:
-        end = 1 + len(names)
-        values = list(itertools.chain.from_iterable(tuple(row.values())[1:end] for row in rows))
-        return cls.encode(names, values, len(rows))
+    def _from_rows(cls, rows: list[dict[str, Any]], keys: tuple[str, ...]) -> StepTable | None:
+        columns = list(zip(*map(dict.values, rows), strict=True))[1:]
+        try:
+            table = cls._from_columns(keys[1:], columns)
+        except Exception:  # noqa: BLE001 - a value that is not a number
+            return None
+        if not table._unusual and all(flag is False for flag in columns[-1]):
+            return cls(keys[1:-1], table.columns[:-1])
+        return table
 
-    def lines(self, glue_cache: dict[tuple[str, ...], list[bytes]]) -> bytes:
-        """Return the rows as journal lines; `glue_cache` holds the glue of each tuple of names."""
-        tail = _TAIL_AFTER_FLAG if _FLAG in self.names else _TAIL
-        separators = glue_cache.get(self.names)
-        if separators is None:
-            first, *rest = (_encode(name) for name in self.names)
-            separators = [tail + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
-            if len(glue_cache) >= 256:
-                glue_cache.clear()
-            glue_cache[self.names] = separators
-        return self.join(None, separators, tail)
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as records."""
+        for row in zip(*self.columns, strict=True):
+            record = {"event": "step", **dict(zip(self.names, row, strict=True))}
+            record.setdefault(_FLAG, False)
+            yield record
 
-    def csv_rows(self, order: list[int] | None, separators: list[bytes], tail: bytes) -> bytes:
-        """Return the rows of a CSV, in which the markers of NaN and infinity have no quotes; see `join`."""
-        rows = self.join(order, separators, tail)
-        return rows.replace(b'"', b"") if _FLAG in self.names else rows
+    def _encode_lines(self) -> bytes:
+        return _encode_lines(list(map(_row_type(self.names, self.num_rows), *self._marked_columns(_MARKERS))))
 
-    def join(self, order: list[int] | None, separators: list[bytes], tail: bytes) -> bytes:
-        """Join the tokens of all rows.
+    def csv_rows(self, cells: Iterable[int | msgspec.Raw]) -> bytes:
+        """Return the rows of a CSV.
 
         Args:
-            order: the order of the tokens within a row; None keeps the order of `names`.
-            glue: the bytes before each token of a row; the first starts with `tail`, which ends the previous row.
-            tail: the bytes at the end of a row.
+            cells: the content of a row: indices of columns, and texts that are the same in all rows. They are joined
+                with commas.
         """
-        width = len(self.names)
-        pieces = [b""] * (2 * len(self.tokens))
-        pieces[0::2] = separators * self.num_rows
-        if order is None:
-            pieces[1::2] = self.tokens
-        else:
-            for position, index in enumerate(order):
-                pieces[2 * position + 1 :: 2 * width] = self.tokens[index::width]
-        return b"".join(pieces)[len(tail) :] + tail
+        columns = self._marked_columns(_CSV_MARKERS)
+        parts = (columns[cell] if isinstance(cell, int) else itertools.repeat(cell, self.num_rows) for cell in cells)
+        lines = _encode_lines(list(zip(*parts, strict=True)))
+        return lines.replace(b"[", b"").replace(b"]", b"")
+
+    def _marked_columns(self, markers: Sequence[Any]) -> list[Column]:
+        """Return the columns, with markers instead of NaN and infinities."""
+        if not self._unusual:
+            return self.columns
+        nan, high, low = markers
+        columns = list(self.columns)
+        for index in self._unusual:
+            columns[index] = [
+                value if value - value == 0 else high if value > 0 else low if value < 0 else nan
+                for value in columns[index]
+            ]
+        return columns
 
 
-def _add_column(cells: list[Any], column: list[Any], width: int) -> list[Any]:
-    """Return a table of rows of `width` cells with one more cell at the end of each row."""
-    wide = [None] * (len(cells) + len(column))
-    for index in range(width):
-        wide[index :: width + 1] = cells[index::width]
-    wide[width :: width + 1] = column
-    return wide
+def _are_finite(column: Column) -> list[bool]:
+    return [value - value == 0 for value in column]
+
+
+def _number(value: Any) -> float:
+    """Return a number or bool, or the value of a numpy scalar.
+
+    Raises:
+        TypeError: for anything else, also for an array: its owner could change it before it is encoded.
+    """
+    if hasattr(type(value), "setflags") and not is_array(value):
+        value = value.item()
+    if isinstance(value, (int, float)):
+        return value
+    raise TypeError(type(value).__name__)
+
+
+def _row_type(names: tuple[str, ...], num_rows: int) -> Callable[..., Any]:
+    """Return what makes a row that is encoded as a record, from the values of the names."""
+    row_type = _row_types.get(names)
+    if row_type is not None:
+        return row_type
+    if len(names) > _MAX_ROW_TYPE_NAMES or num_rows < _MIN_ROW_TYPE_ROWS:
+        return _record_maker(names)
+    attributes = [f"field_{index}" for index in range(len(names))]
+    fields: list[Any] = [(attribute, Any) for attribute in attributes]
+    renamed_fields = dict(zip(attributes, names, strict=True))
+    if _FLAG not in names:
+        fields.append((_FLAG, bool, False))
+    try:
+        row_type = msgspec.defstruct("Row", fields, rename=renamed_fields, tag_field="event", tag="step", gc=False)
+    except ValueError:  # a name with a quote, a backslash or a control character
+        row_type = _record_maker(names)
+    if len(_row_types) >= _MAX_ROW_TYPES:
+        _row_types.clear()
+    _row_types[names] = row_type
+    return row_type
+
+
+def _record_maker(names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
+    def make_record(*values: Any) -> dict[str, Any]:
+        record = {"event": "step", **dict(zip(names, values, strict=True))}
+        record.setdefault(_FLAG, False)
+        return record
+
+    return make_record
 
 
 Encodable = StepTable | dict[str, Any]

@@ -110,7 +110,7 @@ class _MemoryWriter:
         self._anchor.follow()
         items = [self.buffer.popleft() for _ in range(len(self.buffer))]
         for item in self._builder.process(items):
-            lines = item.lines({}) if isinstance(item, StepTable) else encode(item)
+            lines = item.lines if isinstance(item, StepTable) else encode(item)
             self.records += [decode(line) for line in lines.splitlines()]
         for reason, num_records in self.losses.drain().items():
             self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
