@@ -353,9 +353,21 @@ def test_metadata_is_kept_as_given(configure):
     flat = ["team:x", "sizes:[1, 2]", "try:1"]
     for name in ("one_logger_initialization", "update_training_telemetry_config"):
         assert events(name)[0]["custom_metadata"] == flat
-    attributes = TrainingTelemetryAttributes.create(log_every_n_train_iterations=1, custom_metadata=given)
+    attributes = TrainingTelemetryAttributes.create("perf", 4, log_every_n_train_iterations=1, custom_metadata=given)
     assert attributes.custom_metadata == flat
     assert Attributes({"metadata": {"team": "x"}})["metadata"].value == {"team": "x"}
+
+
+def test_strategies_may_be_texts(provider, tmp_path):
+    strategies = {
+        "error_handling_strategy": "propagate_exceptions",
+        "telemetry_config": {**TRAINING, "save_checkpoint_strategy": "async"},
+    }
+    (tmp_path / "strategies.json").write_text(json.dumps(strategies))
+    provider.with_base_config(OneLoggerConfig(application_name="app", session_tag_or_fn="s", world_size_or_fn=1))
+    provider.with_config_override_from_json_file(tmp_path / "strategies.json").configure_provider()
+    assert provider.config.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+    assert provider.config.telemetry_config.save_checkpoint_strategy is CheckPointStrategy.ASYNC
 
 
 def test_overrides_alone_are_a_config(provider):

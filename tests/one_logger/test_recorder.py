@@ -6,9 +6,17 @@ import pytest
 
 import tachograph
 from tachograph import one_logger
-from tachograph.one_logger import Event, TracingTimestamp, get_recorder
+from tachograph.one_logger import (
+    DefaultRecorder,
+    Event,
+    ExportCustomizationMode,
+    OneLoggerError,
+    TracingTimestamp,
+    get_recorder,
+)
 from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
 from tests.conftest import HANG_S, lines_of
+from tests.one_logger.test_exporters import CollectingExporter
 
 
 def test_timestamp_objects_set_start_and_stop(logs):
@@ -44,6 +52,91 @@ def test_span_gets_the_parent_and_attributes_of_start(tacho_run):
     records = [record for record in tacho_run.records if record.get("name") == "inner"]
     assert [record.get("start_attributes") for record in records if record["event"] != "span_stop"] == [{"b": 2}]
     assert (records[-1]["attributes"], records[-1]["stop_attributes"]) == ({"a": 1}, {"c": 3})
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_default_recorder_exports_without_a_provider(provider, monkeypatch, tmp_path, has_run):
+    del provider  # it is not configured
+    run = tachograph.init("x", log_dir=str(tmp_path / "logs")) if has_run else None
+    exporter = CollectingExporter()
+    recorder = DefaultRecorder([exporter], ExportCustomizationMode.BLACKLIST_SPANS, ["hidden"])
+    recorder.close()  # nothing to close yet
+    assert exporter.num_initialized == 0
+    outer = recorder.start("outer")
+    recorder.stop(recorder.start("hidden"))
+    recorder.event(outer, Event.create("inside"))
+    recorder.error(outer, "bad", ValueError("x"))
+    recorder.start("left_open")
+    recorder.close()
+    assert exporter.calls == [
+        ("start", "outer"),
+        ("event", "inside"),
+        ("error", "error"),
+        ("start", "left_open"),
+        ("stop", "left_open"),
+        ("stop", "outer"),
+    ]
+    assert (exporter.num_initialized, exporter.num_closed) == (1, 1)
+    if run is not None:
+        assert run.status == "running"
+        run.finish()
+
+
+def train(calls: object, loop: str) -> None:
+    """Run a job with the callbacks of a module or of a recorder."""
+
+    def call(name: str, *arguments: object) -> None:
+        getattr(calls, f"on_{name}")(*arguments)
+
+    call("app_start")
+    for phase in ("distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"):
+        call(f"{phase}_start")
+        call(f"{phase}_end")
+    call(f"{loop}_start", 0)
+    for step in range(3):
+        call("training_single_iteration_start")
+        call("training_single_iteration_end")
+        call("save_checkpoint_start", step)
+        call("save_checkpoint_success", step)
+        call("save_checkpoint_end")
+    call(f"{loop}_end")
+    for phase in ("validation", "testing"):
+        call(f"{phase}_start")
+        if phase == "validation":
+            call("validation_single_iteration_start")
+            call("validation_single_iteration_end")
+        call(f"{phase}_end")
+    call("app_end")
+
+
+def test_recorder_has_the_callbacks_as_methods(configure):
+    shapes = []
+    for calls, loop in ((one_logger, "train"), (get_recorder, "training_loop")):
+        exporter = CollectingExporter()
+        provider = configure(exporter)
+        train(calls() if callable(calls) else calls, loop)
+        shapes.append(exporter.calls)
+        provider.reset()
+    assert shapes[0] == shapes[1]
+    assert ("event", "save_checkpoint_success") in shapes[1] and ("event", "validation_metrics_update") in shapes[1]
+    configure(CollectingExporter(), enable_for_current_rank=False)
+    train(get_recorder(), "training_loop")
+
+
+def test_recorder_methods_use_timestamps(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        now = TracingTimestamp.now()
+        minute_ago = TracingTimestamp.for_timestamp(now.seconds_since_epoch - 60)
+        span = get_recorder().on_training_loop_start(5, 20, train_tokens_target=9, start_time=minute_ago)
+        get_recorder().on_training_loop_end(now)
+        assert span.duration_msec() == pytest.approx(60_000, abs=1000)
+        assert span.attributes.get_int_value("train_tokens_target") == 9
+        assert run.status == "running"
+
+
+def test_default_recorder_rejects_other_objects():
+    with pytest.raises(OneLoggerError, match="DefaultRecorder expects an Exporter, got str"):
+        DefaultRecorder(["file"])
 
 
 def test_standard_events_have_the_attributes_of_their_sets(tacho_run):

@@ -14,6 +14,7 @@ from tachograph.one_logger import (
     ErrorEvent,
     Event,
     OneLoggerError,
+    Span,
     TelemetryDataError,
     Timer,
     TracingTimestamp,
@@ -125,7 +126,42 @@ def test_attributes_have_documented_field_order(name):
     with pytest.raises(OneLoggerError, match="is not one of"):
         kind.create(*range(len(fields)), nonsense=1)
     with pytest.raises(OneLoggerError, match="is required"):
-        getattr(kind(), next(iter(field for field, known in kind.fields().items() if known.is_mandatory)))
+        getattr(
+            kind(),
+            next(name for name, field in kind.fields().items() if field.is_mandatory and not field.may_be_unknown),
+        )
+
+
+def test_methods_have_documented_parameters():
+    parameters = {
+        "Attributes.add_attributes": "self other_attributes",
+        "Attributes.get_int_value": "self attribute_name",
+        "Attributes.get_str_value": "self attribute_name",
+        "Attributes.merge": "attributes other",
+        "ExporterConfigManager.create_exporters_from_config": "exporters_config training_telemetry_config",
+        "ExporterConfigManager.generate_export_config": "direct_config config_file_path",
+        "TrainingTelemetryProvider.with_base_config": "self one_logger_config",
+        "TrainingTelemetryProvider.with_config_override": "self partial_config",
+        "TrainingTelemetryProvider.with_config_override_from_json_file": "self file_path",
+        "TrainingTelemetryProvider.with_config_override_from_config_server": "self config_server_url",
+    }
+    for path, names in parameters.items():
+        kind, method = path.split(".")
+        signature = inspect.signature(getattr(getattr(one_logger, kind), method))
+        assert list(signature.parameters) == names.split(), path
+
+
+def test_attributes_without_batch_size_may_be_read_but_not_created():
+    with pytest.raises(OneLoggerError, match="train_samples_start is required"):
+        one_logger.TrainingLoopAttributes.create(train_iterations_start=0)
+    assert one_logger.TrainingLoopAttributes().train_samples_start is None
+
+
+def test_span_without_recorder_keeps_the_wall_time_of_its_stop():
+    span = Span.create("x", start_time=TracingTimestamp(1_000.0, 5.0))
+    span.stop(stop_time=TracingTimestamp(1_100.0, 6.0))
+    assert (span.duration_msec(), span.stop_event.timestamp.seconds_since_epoch) == (1000, 1_100.0)
+    assert Span.from_json(span.to_json()).stop_event == span.stop_event
 
 
 def test_callbacks_have_documented_parameters():
@@ -150,7 +186,7 @@ def test_attributes_convert_merge_and_check_types():
         1, "x", True,
     )  # fmt: skip
     assert attributes.get_int_value("nothing") is None
-    with pytest.raises(OneLoggerError, match="'b' must be an integer, got 'x'"):
+    with pytest.raises(OneLoggerError, match="Attribute b must be an integer, got 'x'"):
         attributes.get_int_value("b")
     with pytest.raises(OneLoggerError, match="must be of one type"):
         Attribute("mixed", [1, "x"])

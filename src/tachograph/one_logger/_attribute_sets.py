@@ -33,11 +33,18 @@ _SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
 
 
 class AttributeField:
-    """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing."""
+    """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing.
 
-    def __init__(self, kind: str | type[Enum], *, is_mandatory: bool = True) -> None:
+    Args:
+        kind: the type of the value.
+        is_mandatory: whether `create` requires it.
+        may_be_unknown: whether events that are recorded may lack it although it is mandatory.
+    """
+
+    def __init__(self, kind: str | type[Enum], *, is_mandatory: bool = True, may_be_unknown: bool = False) -> None:
         self.kind = kind
         self.is_mandatory = is_mandatory
+        self.may_be_unknown = may_be_unknown
         self.name = ""
 
     def __set_name__(self, _owner: type, name: str) -> None:
@@ -49,7 +56,7 @@ class AttributeField:
         if self.name in attributes:
             value = attributes[self.name].value
             return self.kind(value) if isinstance(self.kind, type) and value in list(self.kind) else value
-        if self.is_mandatory:
+        if self.is_mandatory and not self.may_be_unknown:
             raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
         return None
 
@@ -90,13 +97,14 @@ def _flatten(value: Any) -> Any:
 
 _mandatory = AttributeField
 _optional = partial(AttributeField, is_mandatory=False)
+_unknown_without_batch_size = partial(AttributeField, may_be_unknown=True)
 
 
 class TrainingLoopAttributes(AttributeSet):
     """The start and the target of a training loop."""
 
     train_iterations_start = _mandatory("int")
-    train_samples_start = _optional("int")
+    train_samples_start = _unknown_without_batch_size("int")
     train_tokens_target = _optional("int")
     completed_floating_point_operations_overall = _optional("int")
     train_iterations_target = _optional("int")
@@ -130,8 +138,8 @@ class OneLoggerInitializationAttributes(AttributeSet):
 class TrainingTelemetryAttributes(AttributeSet):
     """The parameters of the training, and which metrics are recorded."""
 
-    perf_tag = _optional("str | list[str]")
-    global_batch_size = _optional("int")
+    perf_tag = _mandatory("str | list[str]", may_be_unknown=True)
+    global_batch_size = _mandatory("int", may_be_unknown=True)
     log_every_n_train_iterations = _mandatory("int")
     micro_batch_size = _optional("int")
     seq_length = _optional("int")
@@ -156,8 +164,8 @@ class TrainingMetricsUpdateAttributes(AttributeSet):
     train_iterations_start = _mandatory("int")
     current_iteration = _mandatory("int")
     num_iterations = _mandatory("int")
-    train_samples_start = _optional("int")
-    num_train_samples = _optional("int")
+    train_samples_start = _unknown_without_batch_size("int")
+    num_train_samples = _unknown_without_batch_size("int")
     interval = _mandatory("int")
     avg_iteration_time_sec = _mandatory("float")
     min_iteration_time_sec = _mandatory("float")
@@ -213,7 +221,7 @@ class SaveCheckpointSuccessEventAttributes(AttributeSet):
     latest_successful_save_checkpoint_timestamp_sec = _mandatory("float")
     save_checkpoint_success_count = _mandatory("int")
     productive_train_iterations = _mandatory("int")
-    productive_train_samples = _optional("int")
+    productive_train_samples = _unknown_without_batch_size("int")
     productive_train_iterations_sec = _mandatory("float")
     productive_validation_iterations_sec = _mandatory("float")
     productive_train_tflops = _optional("float")

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tachograph.one_logger._span_edges import (
+    SAVES,
+    close_overlapping_iteration,
+    close_overlapping_loop,
+    end_span,
+    find_open,
+    start_span,
+)
 from tachograph.recorder import process_state
 from tachograph.spans import (
     DISABLED_SPAN,
     Span,
     SpanName,
-    SpanRecorder,
     SpanScope,
     StandardSpanName,
     application,
@@ -24,11 +31,9 @@ from tachograph.spans import (
     get_recorder,
     model_init,
     optimizer_init,
-    overlap_text,
     step_of,
     stop_application,
     testing_loop,
-    text_of,
     training_iteration,
     training_loop,
     validation_iteration,
@@ -64,36 +69,25 @@ __all__ = [
     "on_validation_start",
 ]
 
-_SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
-
 
 def _start(make_scope: Callable[[], SpanScope], start_time_msec: float | None) -> Span:
-    """Start a span. One of the same name that is still open in this thread or task lacks its `_end` callback."""
     if process_state.is_disabled:
         return DISABLED_SPAN
     scope = make_scope()
     recorder = get_recorder()
-    if recorder.find_open(scope.name, inside=Names.TRAINING_SINGLE_ITERATION) is not None:
-        recorder.report_misuse(f"span {text_of(scope.name)!r} started again before its end callback was called")
-    return scope.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
+    return start_span(recorder, scope, recorder.times.of_msec(start_time_msec, "start_time_msec"))
 
 
 def _end(finish_time_msec: float | None, *names: SpanName) -> None:
     if process_state.is_disabled:
         return
     recorder = get_recorder()
-    span = _find_open(recorder, *names)
-    if span is not None:
-        recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
+    end_span(recorder, recorder.times.of_msec(finish_time_msec, "finish_time_msec"), *names)
 
 
 def _start_iteration(scope: SpanScope, loop: Names, start_time_msec: float | None) -> Span:
-    """Start an iteration; report and stop one of the same loop that a `continue` or an exception left open."""
     recorder = get_recorder()
-    open_iteration = recorder.find_open(scope.name, inside=loop)
-    if open_iteration is not None:
-        recorder.report_misuse(overlap_text(open_iteration))
-        recorder.close_span(open_iteration, status="left_open")
+    close_overlapping_iteration(recorder, scope.name, loop)
     if start_time_msec is not None:
         return scope.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
     span = recorder.callback_iterations[scope.name] = scope.__enter__()
@@ -102,7 +96,7 @@ def _start_iteration(scope: SpanScope, loop: Names, start_time_msec: float | Non
 
 def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     recorder = get_recorder()
-    span = _find_open(recorder, name)
+    span = find_open(recorder, name)
     recorder.callback_iterations.pop(name, None)
     if span is None:
         return
@@ -113,15 +107,6 @@ def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
         recorder.close_span(span, stop_s)
 
 
-def _find_open(recorder: SpanRecorder, *names: SpanName) -> Span | None:
-    for name in names:
-        span = recorder.find_open(name)
-        if span is not None:
-            return span
-    recorder.report_misuse(f"no open span {text_of(names[0])!r} to stop; was its start callback called?")
-    return None
-
-
 def on_app_start(start_time_msec: float | None = None) -> Span:
     """Start the application span, and a run if none is running."""
     return application().start_at(start_time_msec)
@@ -130,7 +115,7 @@ def on_app_start(start_time_msec: float | None = None) -> Span:
 def on_app_end(finish_time_msec: float | None = None) -> None:
     """Stop the application span and all open spans, and finish the run if `on_app_start` started it."""
     recorder = get_recorder()
-    span = _find_open(recorder, StandardSpanName.APPLICATION)
+    span = find_open(recorder, StandardSpanName.APPLICATION)
     if span is not None:
         stop_application(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
@@ -198,11 +183,7 @@ def on_train_start(
     )
     if process_state.is_disabled:
         return DISABLED_SPAN
-    recorder = get_recorder()
-    open_loop = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
-    if open_loop is not None:
-        recorder.report_misuse("on_train_start was called again before on_train_end; the open loop is stopped")
-        recorder.close_span(open_loop, status="left_open")
+    close_overlapping_loop(get_recorder())
     return _start(lambda: scope, start_time_msec)
 
 
@@ -277,4 +258,4 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
     """Stop the span of saving a checkpoint: training continues."""
-    _end(finish_time_msec, *_SAVES)
+    _end(finish_time_msec, *SAVES)

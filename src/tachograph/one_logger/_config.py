@@ -226,6 +226,7 @@ class TrainingTelemetryConfig(_Config):
             if getattr(self, name) is None:
                 raise ConfigError(f"{name}=None: expected an integer above 0")
         ParameterSource().update(self.parameters())  # raises if a value is invalid
+        self.__dict__["save_checkpoint_strategy"] = CheckPointStrategy(self.save_checkpoint_strategy)
         if self.is_log_throughput_enabled_or_fn is True and self.flops_per_sample_or_fn is None:
             raise ConfigError(
                 "flops_per_sample_or_fn=None: throughput requires the FLOPs per sample; "
@@ -259,11 +260,13 @@ class OneLoggerConfig(_Config):
         if not isinstance(self.application_name, str) or not self.application_name.strip():
             raise ConfigError(f"application_name={self.application_name!r}: expected a name")
         ParameterSource().update({"world_size_or_fn": self.world_size_or_fn})  # raises if it is invalid
-        if not isinstance(self.error_handling_strategy, OneLoggerErrorHandlingStrategy):
+        try:  # a file has the text of it
+            self.__dict__["error_handling_strategy"] = OneLoggerErrorHandlingStrategy(self.error_handling_strategy)
+        except ValueError:
             raise ConfigError(
                 f"error_handling_strategy={self.error_handling_strategy!r}: "
                 f"expected one of {', '.join(str(choice) for choice in OneLoggerErrorHandlingStrategy)}"
-            )
+            ) from None
         if any(not str(key).strip() for key in self.custom_metadata or ()):
             raise ConfigError("custom_metadata: a key is empty")
         if self.logger_config is None:

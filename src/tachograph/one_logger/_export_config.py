@@ -47,7 +47,7 @@ class ExporterConfig:
 class ExporterConfigManager:
     """Finds the configs of exporters and creates the exporters."""
 
-    ENTRY_POINT_GROUP = "nv_one_logger.exporter_configs"
+    ENTRY_POINT_NAME = "nv_one_logger.exporter_configs"
 
     @classmethod
     def generate_export_config(
@@ -87,19 +87,19 @@ class ExporterConfigManager:
 
     @staticmethod
     def create_exporters_from_config(
-        configs: Sequence[ExporterConfig | Mapping[str, Any]], training_telemetry_config: object = None
+        exporters_config: Sequence[ExporterConfig | Mapping[str, Any]], training_telemetry_config: object = None
     ) -> list[Exporter]:
         """Create the exporters that are enabled.
 
         Args:
-            configs: as returned by `generate_export_config`.
+            exporters_config: as returned by `generate_export_config`.
             training_telemetry_config: accepted for compatibility; exporters do not need it.
 
         Raises:
             ConfigError: if one cannot be created.
         """
         del training_telemetry_config
-        exporter_configs = (_parse(config, "the config of an exporter") for config in configs)
+        exporter_configs = (_parse(config, "the config of an exporter") for config in exporters_config)
         return [_create(config) for config in exporter_configs if config.enabled]
 
     @classmethod
@@ -107,8 +107,8 @@ class ExporterConfigManager:
         from importlib.metadata import entry_points
 
         configs = []
-        for point in entry_points(group=cls.ENTRY_POINT_GROUP):
-            origin = f"entry point {point.name!r} of group {cls.ENTRY_POINT_GROUP!r}"
+        for point in entry_points(group=cls.ENTRY_POINT_NAME):
+            origin = f"entry point {point.name!r} of group {cls.ENTRY_POINT_NAME!r}"
             try:
                 provider = point.load()
                 default_config = (provider() if isinstance(provider, type) else provider).get_default_config()

@@ -136,8 +136,12 @@ class LoggerExporter(BaseJsonExporter):
         self._logger = logger
 
     def _write(self, json_dict: dict[str, Any]) -> None:
+        self._logger.info(self._format_log(json_dict))
+
+    @staticmethod
+    def _format_log(json_dict: dict[str, Any]) -> str:
         flat = dict(sorted(_flatten(json_dict), reverse=True))
-        self._logger.info("[" + " | ".join(f"{key}={value}" for key, value in flat.items()) + "]")
+        return "[" + " | ".join(f"{key}={value}" for key, value in flat.items()) + "]"
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, Trainin
 from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._recorder import DefaultRecorder, TrainingRecorder, get_recorder
-from tachograph.one_logger._relay import ExporterSink
+from tachograph.one_logger._relay import attach_exporters
 from tachograph.recorder import DisabledRun, Run, latest_run
 from tachograph.sinks import SinkDriver
 from tachograph.spans import (
@@ -107,40 +107,40 @@ class TrainingTelemetryProvider:
             self.reset()
         return self
 
-    def with_base_config(self, config: OneLoggerConfig) -> TrainingTelemetryProvider:
+    def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
         """Set the base config, once; `with_config_override` changes fields of it."""
-        if not isinstance(config, OneLoggerConfig):
-            raise ConfigError(f"with_base_config expects a OneLoggerConfig, got {type(config).__name__}")
+        if not isinstance(one_logger_config, OneLoggerConfig):
+            raise ConfigError(f"with_base_config expects a OneLoggerConfig, got {type(one_logger_config).__name__}")
         self._start_building("with_base_config")
         if self._base is not None:
             raise ConfigError(
                 "with_base_config was called before: use with_config_override({...}) to change fields, "
                 "or reset() to start over"
             )
-        self._base = config
+        self._base = one_logger_config
         return self
 
-    def with_config_override(self, config_override: Mapping[str, Any]) -> TrainingTelemetryProvider:
+    def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
         """Override fields of the config; ``telemetry_config`` may be a dict, too."""
-        if not isinstance(config_override, Mapping):
-            raise ConfigError(f"with_config_override expects a dict, got {type(config_override).__name__}")
-        self._start_building("with_config_override")._overrides.append(config_override)
+        if not isinstance(partial_config, Mapping):
+            raise ConfigError(f"with_config_override expects a dict, got {type(partial_config).__name__}")
+        self._start_building("with_config_override")._overrides.append(partial_config)
         return self
 
-    def with_config_override_from_json_file(self, path: str | os.PathLike[str]) -> TrainingTelemetryProvider:
+    def with_config_override_from_json_file(self, file_path: str | os.PathLike[str]) -> TrainingTelemetryProvider:
         """Override fields of the config from a JSON file."""
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = json.loads(Path(file_path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
+            raise ConfigError(f"cannot read the config {str(file_path)!r}: {error.strerror}") from error
         except ValueError as error:
-            raise ConfigError(f"{str(path)!r} is not valid JSON: {error}") from error
+            raise ConfigError(f"{str(file_path)!r} is not valid JSON: {error}") from error
         return self.with_config_override(values)
 
-    def with_config_override_from_config_server(self, url: str) -> TrainingTelemetryProvider:
+    def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
         """Raise an error: a config is never fetched over the network."""
         raise ConfigError(
-            f"{url!r}: Tachograph never fetches a config over the network; "
+            f"{config_server_url!r}: Tachograph never fetches a config over the network; "
             "save it to a file and use with_config_override_from_json_file(path)"
         )
 
@@ -196,6 +196,7 @@ class TrainingTelemetryProvider:
                 for exporter in recorder.exporters:
                     self.with_exporter(exporter)
                 self.with_export_customization(*recorder.export_filter)
+                recorder.is_configured = True
             elif recorder is not None:
                 self._run = recorder.run
             self.configure_provider()
@@ -267,15 +268,7 @@ class TrainingTelemetryProvider:
         recorder.configure({"world_size": config.world_size_or_fn}, record="never")
         if config.telemetry_config is not None:
             recorder.configure(config.telemetry_config.parameters(), record="later")
-        if run.folder is None:
-            for exporter in self._exporters:
-                exporter.close()
-        else:
-            for index, exporter in enumerate(self._exporters):
-                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_follower_error)
-                driver = SinkDriver(run.folder, sink, run.report_follower_error, from_start=not run.resumed)
-                self._drivers.append(driver)
-                run.add_follower(driver)
+        self._drivers += attach_exporters(run, self._exporters)
         return recorder
 
     def _attach_again(self, name: str | None) -> SpanRecorder:
@@ -352,13 +345,6 @@ class TrainingTelemetryProvider:
 
 OneLoggerProvider = TrainingTelemetryProvider
 """One Logger has a second provider with this name; here both are one."""
-
-
-def _cursor_name(exporter: Exporter, index: int) -> str:
-    """Return the name of an exporter's cursor, the same for later jobs of the session."""
-    path = getattr(exporter, "path", None)
-    identity = f"{zlib.crc32(os.path.abspath(path).encode()):08x}" if path is not None else str(index)
-    return f"exporter-{type(exporter).__name__}-{identity}"
 
 
 def _run_name(config: OneLoggerConfig) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Any
 
 from tachograph import spans
+from tachograph.exceptions import ConfigError
 from tachograph.one_logger._error_events import ErrorEvent
 from tachograph.one_logger._exporter import Exporter
+from tachograph.one_logger._recorder_callbacks import RecorderCallbacks
+from tachograph.one_logger._relay import attach_exporters
 from tachograph.recorder import Run
+from tachograph.sinks import SinkDriver
 from tachograph.spans import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
     Attributes,
     Event,
     ExportCustomizationMode,
@@ -27,7 +33,7 @@ from tachograph.spans import (
 __all__ = ["DefaultRecorder", "TrainingRecorder", "get_recorder"]
 
 
-class TrainingRecorder:
+class TrainingRecorder(RecorderCallbacks):
     """Records spans, events and errors into one run.
 
     Args:
@@ -108,7 +114,8 @@ class TrainingRecorder:
 class DefaultRecorder(TrainingRecorder):
     """Records into the current run, with exporters and a filter.
 
-    The exporters and the filter take effect when it is passed to `OneLoggerProvider.configure`.
+    Pass it to `OneLoggerProvider.configure`, or use it alone: then the exporters and the filter take effect with its
+    first span or event, until `close`.
 
     Args:
         exporters: the exporters.
@@ -116,7 +123,8 @@ class DefaultRecorder(TrainingRecorder):
         span_name_filter: names of spans.
 
     Raises:
-        ConfigError: if the mode needs names and there are none, or accepts none and there are some.
+        ConfigError: if an exporter is not one, or the mode needs names and there are none, or accepts none and there
+            are some.
     """
 
     def __init__(
@@ -127,19 +135,55 @@ class DefaultRecorder(TrainingRecorder):
     ) -> None:
         SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
         self.exporters = list(exporters)
+        for exporter in self.exporters:
+            if not isinstance(exporter, Exporter):
+                raise ConfigError(f"DefaultRecorder expects an Exporter, got {type(exporter).__name__}")
         self.export_filter = (export_customization_mode, span_name_filter)
+        self.is_configured = False
+        """Whether a provider uses its exporters and its filter."""
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        """The run to which its exporters are attached, if it is used alone."""
+        self._drivers: list[SinkDriver] = []
 
     @property
     def span_recorder(self) -> SpanRecorder:
         """The span recorder of the current span, else of the current run."""
+        if not self.is_configured and self._run is None:
+            self._attach()
         return spans.get_recorder()
 
+    def _attach(self) -> None:
+        """Attach the exporters and the filter to the current run, or to a new one if none is running."""
+        with self._lock:
+            if self._run is not None:
+                return
+            recorder = spans.get_recorder()
+            if recorder.run.status != "running":
+                recorder = spans.active_recorder(None)
+            self._run = recorder.run
+            ready_exporters = []
+            for exporter in self.exporters:
+                with recorder.guarded(f"initializing {type(exporter).__name__}"):
+                    exporter.initialize()
+                    ready_exporters.append(exporter)
+            recorder.customize_export(*self.export_filter)
+            self._drivers = attach_exporters(recorder.run, ready_exporters)
+
     def close(self) -> None:
-        """Stop all open spans, and finish the run if configuring has started it."""
-        recorder = self.span_recorder
+        """Stop all open spans and close the exporters; finish the run if configuring or this recorder started it."""
+        if self._run is None and not self.is_configured:
+            return  # it was not used
+        recorder = spans.recorder_of(self._run) if self._run is not None else spans.get_recorder()
         recorder.close_open()
         if recorder.owns_run:
             recorder.run.finish()
+        elif self._run is not None and self._run.status == "running":
+            self._run.flush()
+            for driver in self._drivers:
+                self._run.remove_follower(driver)
+            recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
+        self._run, self._drivers = None, []
 
 
 def get_recorder() -> TrainingRecorder:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 import uuid
+import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -26,7 +28,9 @@ from tachograph.journal import RunFolder
 from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import Exporter, UnreachableError
+from tachograph.recorder import Run
 from tachograph.records import RESERVED_FIELDS, finite_or_none
+from tachograph.sinks import SinkDriver
 from tachograph.spans import (
     EVENT_FIELDS,
     Attributes,
@@ -39,7 +43,7 @@ from tachograph.spans import (
     attributes_of,
 )
 
-__all__ = ["ExporterSink"]
+__all__ = ["ExporterSink", "attach_exporters"]
 
 _MAX_ATTEMPTS_PER_WRITE = 3
 _MAX_ATTEMPTS = 6
@@ -264,6 +268,27 @@ class ExporterSink:
         self._ended_span_ids.append(str(record.get("span_id")))
         while len(self._ended_span_ids) > _MAX_ENDED_SPANS:  # the latest are kept for errors that refer to them
             self._spans.pop(self._ended_span_ids.popleft(), None)
+
+
+def attach_exporters(run: Run, exporters: Sequence[Exporter]) -> list[SinkDriver]:
+    """Drive initialized exporters from the journal of a run; close them if it records nothing."""
+    drivers = []
+    for index, exporter in enumerate(exporters):
+        if run.folder is None:
+            exporter.close()
+            continue
+        sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_follower_error)
+        driver = SinkDriver(run.folder, sink, run.report_follower_error, from_start=not run.resumed)
+        drivers.append(driver)
+        run.add_follower(driver)
+    return drivers
+
+
+def _cursor_name(exporter: Exporter, index: int) -> str:
+    """Return the name of an exporter's cursor, the same for later jobs of the session."""
+    path = getattr(exporter, "path", None)
+    identity = f"{zlib.crc32(os.path.abspath(path).encode()):08x}" if path is not None else str(index)
+    return f"exporter-{type(exporter).__name__}-{identity}"
 
 
 def _is_excluded(record: dict[str, Any]) -> bool:

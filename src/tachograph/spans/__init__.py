@@ -34,7 +34,7 @@ from tachograph.spans._context_managers import (
     validation_loop,
     zero_grad,
 )
-from tachograph.spans._current import get_recorder, recorder_of, set_run_factory
+from tachograph.spans._current import active_recorder, get_recorder, recorder_of, set_run_factory
 from tachograph.spans._event import EVENT_FIELDS, Event, EventName
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import (
@@ -85,6 +85,7 @@ __all__ = [
     "StandardTrainingJobEventName",
     "StandardTrainingJobSpanName",
     "TracingTimestamp",
+    "active_recorder",
     "application",
     "attributes_of",
     "backward",

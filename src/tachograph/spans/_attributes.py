@@ -79,9 +79,9 @@ class Attributes(dict[str, Attribute]):
         self[attribute.name] = attribute
         return attribute
 
-    def add_attributes(self, attributes: Attributes) -> None:
+    def add_attributes(self, other_attributes: Attributes) -> None:
         """Set several attributes."""
-        self.update(attributes)
+        self.update(other_attributes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the names and values as JSON values."""
@@ -95,31 +95,31 @@ class Attributes(dict[str, Attribute]):
         return attributes
 
     @classmethod
-    def merge(cls: type[_Self], a: Attributes | None = None, b: Attributes | None = None) -> _Self:
+    def merge(cls: type[_Self], attributes: Attributes | None = None, other: Attributes | None = None) -> _Self:
         """Return the attributes of both; where both have a name, the second wins."""
         union = cls.from_json(None)
-        union.update(a or {})
-        union.update(b or {})
+        union.update(attributes or {})
+        union.update(other or {})
         return union
 
-    def get_bool_value(self, name: str) -> bool | None:
+    def get_bool_value(self, attribute_name: str) -> bool | None:
         """Return a bool, or None if there is no such attribute."""
-        value: bool | None = self._get(name, bool, "a boolean")
+        value: bool | None = self._get(attribute_name, bool, "a boolean")
         return value
 
-    def get_int_value(self, name: str) -> int | None:
+    def get_int_value(self, attribute_name: str) -> int | None:
         """Return an integer, or None if there is no such attribute."""
-        value: int | None = self._get(name, int, "an integer")
+        value: int | None = self._get(attribute_name, int, "an integer")
         return value
 
-    def get_float_value(self, name: str) -> float | None:
+    def get_float_value(self, attribute_name: str) -> float | None:
         """Return a number, or None if there is no such attribute."""
-        value: float | None = self._get(name, (float, int), "a number")
+        value: float | None = self._get(attribute_name, (float, int), "a float or an integer")
         return value
 
-    def get_str_value(self, name: str) -> str | None:
+    def get_str_value(self, attribute_name: str) -> str | None:
         """Return a string, or None if there is no such attribute."""
-        value: str | None = self._get(name, str, "a string")
+        value: str | None = self._get(attribute_name, str, "a string")
         return value
 
     def _get(self, name: str, kind: Any, description: str) -> Any:
@@ -127,7 +127,7 @@ class Attributes(dict[str, Attribute]):
             return None
         value = self[name].value
         if not isinstance(value, kind):
-            raise TachographError(f"attribute {name!r} must be {description}, got {value!r:.80}")
+            raise TachographError(f"Attribute {name} must be {description}, got {value!r:.80}")
         return value
 
 

@@ -12,7 +12,6 @@ fields of a span. The methods for the user of a span (`add_event`, `stop`) call 
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +68,7 @@ class SpanExtras:
         "start_attributes",
         "status",
         "stop_attributes",
+        "stop_time",
         "wall_offset_s",
     )
 
@@ -80,6 +80,8 @@ class SpanExtras:
         self.events: deque[Event] | None = None
         self.id: int | uuid.UUID | None = None
         self.status = "ok"
+        self.stop_time: TracingTimestamp | None = None
+        """When a span without a recorder stopped; its wall clock may have been set since the start."""
         self.wall_offset_s = 0.0
         self.on_stop: Callable[[Span, BaseException | None, float], None] | None = None
         """Called when the span is about to stop, with the exception that stops it and the time."""
@@ -188,7 +190,10 @@ class Span(msgspec.Struct, eq=False):
         """The event of its stop, or None while it is active."""
         if self.stop_s is None:
             return None
-        return self._edge_event(StandardEventName.SPAN_STOP, self.stop_s, self.extras.stop_attributes)
+        extras = self.extras
+        if extras.stop_time is not None:
+            return Event(StandardEventName.SPAN_STOP, extras.stop_time, extras.stop_attributes)
+        return self._edge_event(StandardEventName.SPAN_STOP, self.stop_s, extras.stop_attributes)
 
     @property
     def events(self) -> list[Event]:
@@ -258,7 +263,9 @@ class Span(msgspec.Struct, eq=False):
             stop_s = self.recorder.times.of_timestamp(stop_time, "stop_time")
             self.recorder.close_span(self, stop_s, stop_attributes=stop_event_attributes)
             return
-        self.stop_s = stop_time.perf_counter_seconds if stop_time else time.perf_counter()
+        stop_time = stop_time or TracingTimestamp.now()
+        self.stop_s = stop_time.perf_counter_seconds
+        self.extras.stop_time = stop_time
         self.extras.stop_attributes = stop_event_attributes
         self.add_attribute(StandardSpanAttributeName.DURATION_MSEC, self.duration_msec())
 
@@ -288,6 +295,7 @@ class Span(msgspec.Struct, eq=False):
                 span.keep_event(event)
         if last.name_str == StandardEventName.SPAN_STOP:
             span.stop_s, span.extras.stop_attributes = last.timestamp.perf_counter_seconds, last.attributes
+            span.extras.stop_time = last.timestamp
         return span
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ def check_time(wall_s: float, now_s: float, argument: str) -> float:
         raise ConfigError(f"{argument} is {wall_s!r}, which is not a time")
     if wall_s > now_s + _FUTURE_S:
         raise ConfigError(f"{argument} lies {wall_s - now_s:.0f} s in the future")
-    if wall_s < _EARLIEST_S:
+    if wall_s < min(_EARLIEST_S, now_s - _FUTURE_S):  # a machine without a clock of its own starts in 1970
         raise ConfigError(f"{argument} is before the year 2000: is it in the right unit?")
     return float(wall_s)
 
