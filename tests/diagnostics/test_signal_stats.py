@@ -33,7 +33,7 @@ class RecordingListener(SignalListener):
 
 def stats_with(listener: RecordingListener, band: tuple[float, float] | None = (6.0, 0.0)) -> SignalStats:
     stats = SignalStats("loss", band)
-    stats.listeners = [listener]
+    stats.add_listener(listener)
     return stats
 
 
@@ -133,7 +133,7 @@ def test_pause_accepts_a_new_level() -> None:
 def test_watch_reports_lower_values_to_one_listener_only() -> None:
     first, second = RecordingListener(is_abnormal=False), RecordingListener(is_abnormal=False)
     stats = stats_with(first)
-    stats.listeners.append(second)
+    stats.add_listener(second)
     calm(stats, 160)
     stats.watch(second, 2.2)
     stats.add(2.25)

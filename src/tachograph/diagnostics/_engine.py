@@ -35,7 +35,7 @@ from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
+from tachograph.diagnostics._signal_stats import SignalColumn, SignalListener, SignalStats, skip_quiet_rows
 from tachograph.diagnostics._signals import SignalNames, is_reward, scale_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
@@ -91,6 +91,8 @@ class _Layout(NamedTuple):
     handlers: list[_Handler]
     without_step_time: list[_Handler]
     evaluations: list[_Handler]
+    stats: list[tuple[int, SignalStats]]
+    """The columns of all handlers with their statistics; empty if a handler does more than adding to statistics."""
 
 
 class RuleEngine:
@@ -124,6 +126,9 @@ class RuleEngine:
             RULES[name](thresholds, self._context, self._tracker, self._signals)
             for name, thresholds in thresholds_by_rule.items()
         ]
+        # A call that does nothing costs as much as any other.
+        self._change_rules = [rule for rule in self._rules if type(rule).on_change is not Rule.on_change]
+        self._tick_rules = [rule for rule in self._rules if type(rule).on_tick is not Rule.on_tick]
         self._by_kind: dict[str, list[Rule]] = {}
         for rule in self._rules:
             for kind in rule.record_kinds:
@@ -195,14 +200,21 @@ class RuleEngine:
         context, tracker = self._context, self._tracker
         times_s, steps = columns[names.index("time")], columns[names.index("global_step")]
         handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
-        for row, (time_s, step) in enumerate(zip(times_s, steps, strict=True)):
-            context.time_s, context.step = time_s, step
+        signal_columns = [SignalColumn.of(stats, columns[column]) for column, stats in layout.stats] if steps else []
+        quiet_columns = [column for column in signal_columns if column is not None]
+        may_skip = bool(quiet_columns) and len(quiet_columns) == len(signal_columns)
+        row = 0
+        while row < len(steps):
+            if may_skip and not self._skips_step_time and not tracker.num_cooling_down:
+                row = skip_quiet_rows(quiet_columns, row, len(steps) - 1)
+            context.time_s, context.step = times_s[row], steps[row]
             for column, handle, _ in handlers:
                 handle(columns[column][row])
             if tracker.num_cooling_down:
                 tracker.close_expired()
             if self._skips_step_time and not layout.evaluations:
                 self._skips_step_time, handlers = False, layout.handlers
+            row += 1
         self._skips_step_time = self._skips_step_time or bool(times_s and layout.evaluations)
         context.num_progress += 1
         return self._drain()
@@ -218,7 +230,7 @@ class RuleEngine:
 
     def _tick(self, time_s: float) -> None:
         self._context.time_s = time_s
-        for rule in self._rules:
+        for rule in self._tick_rules:
             rule.on_tick(time_s)
 
     def _drain(self) -> list[dict[str, Any]]:
@@ -307,10 +319,16 @@ class RuleEngine:
             for signal, (_, column) in order
             for handle in self._handlers_for(signal, names[column])
         ]
+        stats = [
+            (column, self._signals[signal])
+            for column, handle, signal in handlers
+            if signal in self._signals and handle == self._signals[signal].add
+        ]
         return _Layout(
             handlers,
             without_step_time=[handler for handler in handlers if handler.signal not in _STEP_TIMES],
             evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
+            stats=stats if len(stats) == len(handlers) else [],
         )
 
     def _handlers_for(self, signal: str, metric: str) -> list[Callable[[float], None]]:
@@ -337,7 +355,8 @@ class RuleEngine:
             bands = (rule.outlier_band(signal) for rule in self._rules if signal in rule.block_signals)
             stats = self._signals[signal] = SignalStats(signal, next(filter(None, bands), None))
             stats.metric = metric
-            stats.listeners = list(listeners)
+            for listener in listeners:
+                stats.add_listener(listener)
             for rule in self._rules:
                 if signal in rule.block_signals:
                     rule.on_signal(stats)
@@ -361,7 +380,7 @@ class RuleEngine:
                 self._signals[signal].reset()
         if change == "restart" and "loss" in self._signals:
             self._signals["loss"].reset()
-        for rule in self._rules:
+        for rule in self._change_rules:
             rule.on_change(change)
 
 

@@ -114,9 +114,10 @@ class Rule(SignalListener):
 
     def resolve(self, outcome: str, *, key: str = "", evidence: dict[str, Any] | None = None) -> None:
         """Resolve the alert, if it is open. `outcome` says why, in a few words."""
-        self.tracker.resolve(self.name, key, outcome, evidence)
+        if self.tracker.alerts:  # most runs have no alert at all
+            self.tracker.resolve(self.name, key, outcome, evidence)
 
     def is_open(self, key: str = "") -> bool:
         """Return whether the alert is open and its fault is present."""
         tracker = self.tracker
-        return bool(tracker.alerts) and tracker.is_open(self.name, key)  # most runs have no alert at all
+        return bool(tracker.alerts) and tracker.is_open(self.name, key)

@@ -60,7 +60,11 @@ class ShiftDetector:
     def add_block(self, stats: SignalStats, context: RunContext) -> Shift | None:
         """Add the last block of a signal; return the shift it confirms, if any."""
         self._merging.append(stats.values)
-        self._merged_s += self._elapsed_s(stats, context)
+        # How long the steps of the block took; a value may stand for many of them.
+        last_s, now_s = self._last_time_s, context.time_s
+        self._last_time_s = now_s
+        took_s = BLOCK * (stats.level or 0.0)
+        self._merged_s += took_s if last_s is None or now_s is None else max(took_s, now_s - last_s)
         num_merged = len(self._merging)
         if num_merged < self._min_merged or (self._merged_s < _MIN_BLOCK_S and num_merged < _MAX_MERGED):
             return None
@@ -94,11 +98,3 @@ class ShiftDetector:
         is_clean = new_width <= 2 * old_width + 0.05 and max(levels) - min(levels) <= 0.1 * new
         self._blocks.clear()
         return Shift(old, new, turn[2], is_clean)
-
-    def _elapsed_s(self, stats: SignalStats, context: RunContext) -> float:
-        """Return how long the steps of the block took; a value may stand for many of them."""
-        last_s, self._last_time_s = self._last_time_s, context.time_s
-        took_s = BLOCK * (stats.level or 0.0)
-        if last_s is None or context.time_s is None:
-            return took_s
-        return max(took_s, context.time_s - last_s)

@@ -32,9 +32,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
 from operator import mul, sub
+from typing import NamedTuple
 
-__all__ = ["BLOCK", "SignalListener", "SignalStats", "median"]
+__all__ = ["BLOCK", "SignalColumn", "SignalListener", "SignalStats", "median", "skip_quiet_rows"]
 
 BLOCK = 16
 _MIDDLE = BLOCK // 2
@@ -85,13 +87,16 @@ class SignalStats:
     __slots__ = (
         "_band",
         "_block",
+        "_block_listeners",
         "_blocks",
         "_cap",
         "_change",
         "_clipped_values",
         "_distances",
         "_last",
+        "_not_finite_listeners",
         "_num_paused",
+        "_outlier_listeners",
         "_squares",
         "_watch_limits",
         "_widths",
@@ -99,7 +104,6 @@ class SignalStats:
         "first_value",
         "high",
         "level",
-        "listeners",
         "low",
         "metric",
         "num_in_blocks",
@@ -120,7 +124,9 @@ class SignalStats:
         """
         self.signal = signal
         self.metric = signal
-        self.listeners: list[SignalListener] = []
+        self._block_listeners: list[SignalListener] = []
+        self._outlier_listeners: list[SignalListener] = []
+        self._not_finite_listeners: list[SignalListener] = []
         self._band = band
         self.reset()
 
@@ -145,6 +151,17 @@ class SignalStats:
         self._last: float | None = None
         self._num_paused = 0
         self._watch_limits: dict[SignalListener, float] = {}
+
+    def add_listener(self, listener: SignalListener) -> None:
+        """Call the methods of a listener, after those of the listeners before it."""
+        kind = type(listener)
+        # Most listeners leave some of the methods out, and a call that does nothing costs as much as any other.
+        if kind.on_block is not SignalListener.on_block:
+            self._block_listeners.append(listener)
+        if kind.on_outlier is not SignalListener.on_outlier:
+            self._outlier_listeners.append(listener)
+        if kind.on_not_finite is not SignalListener.on_not_finite:
+            self._not_finite_listeners.append(listener)
 
     def add(self, value: float) -> None:
         """Add a value. This is the hot path: one comparison and one append for most values."""
@@ -184,6 +201,8 @@ class SignalStats:
 
     def watch(self, listener: SignalListener, above: float | None) -> None:
         """Report every value from `above` on to one listener; None returns to outliers only."""
+        if above == self._watch_limits.get(listener):
+            return
         if above is None:
             self._watch_limits.pop(listener, None)
         else:
@@ -228,11 +247,11 @@ class SignalStats:
 
     def _add_outside_band(self, value: float) -> None:
         if not math.isfinite(value):
-            for listener in self.listeners:
+            for listener in self._not_finite_listeners:
                 listener.on_not_finite(self, value)
             return
         is_abnormal, is_low = False, value <= self.low
-        for listener in self.listeners:
+        for listener in self._outlier_listeners:
             if is_low or value >= self._watch_limits.get(listener, self.outlier_above):
                 is_abnormal = listener.on_outlier(self, value) or is_abnormal
         if is_abnormal:
@@ -264,7 +283,7 @@ class SignalStats:
             else:
                 self.outlier_above = (1 + self._band[1]) * self.level
                 self._update_high()
-        for listener in self.listeners:
+        for listener in self._block_listeners:
             listener.on_block(self)
 
     def _measure(
@@ -327,6 +346,47 @@ class SignalStats:
 
     def _update_high(self) -> None:
         self.high = min(self.outlier_above, *self._watch_limits.values()) if self._watch_limits else self.outlier_above
+
+
+class SignalColumn(NamedTuple):
+    """Values that will be added to a signal; none of them may be NaN."""
+
+    stats: SignalStats
+    values: Sequence[float]
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, stats: SignalStats, values: Sequence[float]) -> SignalColumn | None:
+        """Return the column of some values; None if one of them is not finite."""
+        total = sum(values)
+        if total - total != 0:  # also if the sum of large numbers is infinite
+            return None
+        return cls(stats, values, min(values), max(values))
+
+
+def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
+    """Add the values of rows in which no value leaves its band and no block is completed; return the next row.
+
+    Args:
+        columns: the values of all signals, one for each row.
+        row: the row to begin with.
+        end: the row to stop at.
+    """
+    for stats, values, lowest, highest in columns:
+        num_quiet = BLOCK - 1 - len(stats._block)
+        end = min(end, row + num_quiet)
+        if end <= row:
+            return row
+        low, high = stats.low, stats.high
+        if not (low < lowest and highest < high):
+            for index in range(row, end):
+                if not low < values[index] < high:
+                    end = index
+                    break
+    for stats, values, _, _ in columns:
+        stats._block += values[row:end]
+    return end
 
 
 def _half_width(sorted_values: list[float]) -> float:

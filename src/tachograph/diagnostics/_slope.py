@@ -17,6 +17,7 @@ def fit_slope(positions: Sequence[float], values: Sequence[float]) -> tuple[floa
     spread = sum(map(mul, distances, distances))  # unlike **, multiplication of huge floats never raises
     if spread <= 0:
         return 0.0, math.inf
-    slope = sum(map(mul, distances, (value - mean for value in values))) / spread
-    residuals = [value - mean - slope * distance for value, distance in zip(values, distances, strict=True)]
+    deviations = [value - mean for value in values]
+    slope = sum(map(mul, distances, deviations)) / spread
+    residuals = [deviation - slope * distance for deviation, distance in zip(deviations, distances, strict=True)]
     return slope, math.sqrt(sum(map(mul, residuals, residuals)) / max(count - 2, 1) / spread)

@@ -79,9 +79,10 @@ class DeadLearningRate(Rule):
 
     def _is_constant(self, values: list[float]) -> bool:
         """Return whether the loss does not change although it should, and no alert on the learning rate explains it."""
+        if not (values[0] == values[-1] != 0 and _num_digits(values[0]) > _MIN_DIGITS):
+            return False
         is_explained = self.is_open("lr") or self.context.is_reinforcement
-        is_exact = values[0] == values[-1] != 0 and _num_digits(values[0]) > _MIN_DIGITS
-        return is_exact and not is_explained and self._has_gradient()
+        return not is_explained and self._has_gradient()
 
     def _has_gradient(self) -> bool:
         stats = self.signals.get("grad_norm")

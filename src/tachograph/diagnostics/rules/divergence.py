@@ -124,14 +124,15 @@ class Divergence(Rule):
             return
         values, low = stats.values, stats.values[BLOCK // 4]
         best = self._update_best(level, stats.num_in_blocks // BLOCK)
-        rise = self._usual_rise(best, first)
+        rise, width = self._usual_rise(best, first), self._width
         if level < best + 0.5 * rise or not self._widths:
             self._is_lenient = False
             # The upper half may contain the fault, and both halves the fall of the loss.
             self._widths.append(1.48 * min(values[BLOCK // 2] - low, stats.half_width))
             # A low one, because the noise shrinks with the loss; the lowest of a few estimates would be far too low.
             self._width = sorted(self._widths)[len(self._widths) // 4]
-        rise = self._rise(best, first)
+        if self._is_lenient or self._width != width:
+            rise = self._rise(best, first)
         self._lows.append(low)
         if self.is_open():
             if values[-BLOCK // 4] < best + 0.5 * rise:  # most of the block is at most halfway up
@@ -141,7 +142,7 @@ class Divergence(Rule):
         if level <= best + 0.25 * rise:
             self._calm_step, self._calm_value_index = self.context.step, stats.num_in_blocks
         self._last_step = self.context.step
-        if min(self._lows) > limit and len(self._lows) == _NUM_BLOCKS:
+        if low > limit and len(self._lows) == _NUM_BLOCKS and min(self._lows) > limit:
             self._report(stats, level, limit, _NUM_BLOCKS * BLOCK)
         else:
             stats.watch(self, limit if rise > 0 else None)
@@ -152,6 +153,8 @@ class Divergence(Rule):
         A long run smooths over several blocks: the minimum over single blocks would be biased low.
         """
         self._levels.append(level)
+        if self._best is not None and min(self._levels) >= self._best:
+            return self._best
         num_smoothed = max(1, min(num_blocks // 8, _NUM_BLOCKS))
         smoothed_level = median(sorted(list(self._levels)[-num_smoothed:]))
         if self._best is None or smoothed_level < self._best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from typing import Annotated, Any
@@ -130,12 +131,12 @@ class ExplodingGradients(Rule):
                 return
         if values[-1] > self._limit or values[0] <= 0:
             values = [value for value in values if 0 < value <= self._limit]
-        if len(values) < _MIN_USUAL or self.tracker.is_open("vanishing_gradients"):
+        if len(values) < _MIN_USUAL or (self.tracker.alerts and self.tracker.is_open("vanishing_gradients")):
             return  # values of the fault must not become the reference
         levels.append(median(values))
         self._usual = levels[-1] if len(levels) == 1 else 0.5 * (levels[-1] + levels[-2])
-        limit = self.thresholds.factor * self._usual
-        limit = max(limit, self.thresholds.factor_of_largest * max(list(levels)[-_NUM_LEVELS:]))
+        largest = max(itertools.islice(reversed(levels), _NUM_LEVELS))
+        limit = max(self.thresholds.factor * self._usual, self.thresholds.factor_of_largest * largest)
         if not 0.95 * limit < self._limit < 1.05 * limit:
             self._limit = limit
             stats.watch(self, limit)

@@ -67,7 +67,8 @@ class LossShift(Rule):
     def on_change(self, change: str) -> None:
         """Start over at the new level."""
         self.resolve("the learning rate or the batch size changed" if change != "restart" else "training restarted")
-        self.reset()
+        if self._num_blocks:
+            self.reset()
 
     def on_block(self, stats: SignalStats) -> None:
         """Compare the last blocks with the blocks before them."""

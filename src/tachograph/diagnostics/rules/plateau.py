@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from operator import mul, sub
 from typing import Annotated, NamedTuple
 
@@ -32,10 +31,47 @@ _OUTCOMES = {
 }
 
 
-class _Point(NamedTuple):
+class _BlockMean(NamedTuple):
+    """The mean of a block, and the step and the learning rate at its end."""
+
     level: float
     step: int | None
     lr: float | None
+
+
+class _Points:
+    """Means of equal groups of values, each with the step and the learning rate at its end."""
+
+    def __init__(self) -> None:
+        self.levels: list[float] = []
+        self.steps: list[int | None] = []
+        self.lrs: list[float | None] = []
+
+    def add(self, level: float, step: int | None, lr: float | None) -> None:
+        """Add the mean of a group."""
+        self.levels.append(level)
+        self.steps.append(step)
+        self.lrs.append(lr)
+
+    def add_parts(self, values: list[float], size: int, last: _BlockMean, block: _BlockMean) -> None:
+        """Add the means of groups within a block, with steps and learning rates interpolated since the last one."""
+        ends = range(size, BLOCK + 1, size)
+        self.levels += values if size == 1 else [sum(values[end - size : end]) / size for end in ends]
+        last_step, step, last_lr, lr = last.step, block.step, last.lr, block.lr
+        if step is None or last_step is None:
+            self.steps += [step] * len(ends)
+        else:
+            self.steps += [round(last_step + end / BLOCK * (step - last_step)) for end in ends]
+        if lr is None or last_lr is None or lr == last_lr:
+            self.lrs += [lr] * len(ends)
+        else:
+            self.lrs += [last_lr + end / BLOCK * (lr - last_lr) for end in ends]
+
+    def merge_pairs(self) -> None:
+        """Halve the resolution."""
+        pairs = zip(self.levels[::2], self.levels[1::2], strict=True)
+        self.levels = [0.5 * (first + second) for first, second in pairs]
+        self.steps, self.lrs = self.steps[1::2], self.lrs[1::2]
 
 
 class Plateau(Rule):
@@ -90,18 +126,19 @@ class Plateau(Rule):
         self._forget_points()
 
     def _forget_points(self) -> None:
-        self._points: list[_Point] = []
+        self._points = _Points()
         self._values_per_point = 1
         self._pending: list[float] = []
         self._num_values = 0
         self._next_check = 0
         self._first_block: list[float] = []  # until the next block shows how many steps a block covers
-        self._last: _Point | None = None
+        self._last: _BlockMean | None = None
 
     def on_change(self, change: str) -> None:
         """Start over: the loss may fall again after a change."""
         self.resolve(_OUTCOMES.get(change, f"the {change} changed"))
-        self._forget_points()
+        if self._num_values:
+            self._forget_points()
 
     def on_block(self, stats: SignalStats) -> None:
         """Add sixteen values; check the second half of the run from time to time."""
@@ -109,24 +146,23 @@ class Plateau(Rule):
             return
         lr = self.signals["lr"].level if "lr" in self.signals else None
         self._lr_peak = max(self._lr_peak, lr or 0.0)
-        point = _Point(sum(stats.last_block) / BLOCK, self.context.step, lr)
-        size = self._values_per_point
+        block = _BlockMean(sum(stats.last_block) / BLOCK, self.context.step, lr)
+        size, points = self._values_per_point, self._points
         if size >= BLOCK:
-            self._pending.append(point.level)
+            self._pending.append(block.level)
             if len(self._pending) * BLOCK == size:
-                self._points.append(point._replace(level=sum(self._pending) / len(self._pending)))
+                points.add(sum(self._pending) / len(self._pending), block.step, lr)
                 self._pending = []
         elif self._last is None:
             self._first_block = stats.last_block
         else:
             if self._first_block:
-                self._points = list(_parts(self._first_block, size, _before(self._last, point), self._last))
+                points.add_parts(self._first_block, size, _before(self._last, block), self._last)
                 self._first_block = []
-            self._points += _parts(stats.last_block, size, self._last, point)
-        self._last = point
-        if len(self._points) >= _MAX_POINTS:  # halve the resolution, so that memory stays bounded
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [second._replace(level=0.5 * (first.level + second.level)) for first, second in pairs]
+            points.add_parts(stats.last_block, size, self._last, block)
+        self._last = block
+        if len(points.levels) >= _MAX_POINTS:  # so that memory stays bounded
+            points.merge_pairs()
             self._values_per_point *= 2
         self._num_values += BLOCK
         if self._num_values >= max(self._next_check, self.thresholds.least_values) and not self._pending:
@@ -136,10 +172,11 @@ class Plateau(Rule):
 
     def _evaluate(self, stats: SignalStats) -> None:
         quarter, half = self._index_of_share(0.25), self._index_of_share(0.5)
-        if len(self._points) - half < _MIN_POINTS or half - quarter < 2 or quarter < 2:
+        levels = self._points.levels
+        if len(levels) - half < _MIN_POINTS or half - quarter < 2 or quarter < 2:
             return  # values are recorded more rarely than at the start
         if self.is_open():
-            gain, error, level = _fitted_gain(self._points[half:])
+            gain, error, level = _fitted_gain(levels[half:])
             # A clear and significant fall, so that the alert does not flap.
             if gain + 2 * error > 3 * self.thresholds.least_gain * level and gain > 2 * error:
                 self.resolve(f"the loss is falling again, by {percent(gain / level)} over the stretch")
@@ -148,43 +185,41 @@ class Plateau(Rule):
 
     def _index_of_share(self, share: float) -> int:
         """Return the index of the first point after a share of the steps."""
-        points = self._points
-        first, last = points[0].step, points[-1].step
+        steps = self._points.steps
+        first, last = steps[0], steps[-1]
         if first is None or last is None:
-            return int(share * len(points))
+            return int(share * len(steps))
         limit = first + share * (last - first)
-        return min(bisect_right(points, limit, key=lambda point: point.step or 0), len(points) - 1)
+        return min(bisect_right(steps, limit, key=lambda step: step or 0), len(steps) - 1)
 
     def _check(self, stats: SignalStats, before: int, begin: int) -> bool:
         """Report a plateau if the loss is flat from one point on; the points before it show how fast it fell."""
-        points, limits = self._points[begin:], self.thresholds
-        half = len(points) // 2
-        first, second = (sum(point.level for point in part) / half for part in (points[:half], points[-half:]))
+        levels, limits = self._points.levels[begin:], self.thresholds
+        half = len(levels) // 2
+        first, second = sum(levels[:half]) / half, sum(levels[-half:]) / half
         if first - second > 2 * _MAX_GAINS * limits.least_gain * abs(second):
             return False  # it falls clearly, which is cheaper to see than to fit
-        gain, error, level = _fitted_gain(points)
+        gain, error, level = _fitted_gain(levels)
         max_gain, limit = gain + 2 * error, _MAX_GAINS * limits.least_gain * level
         if max_gain >= limit or 3 * error >= 2 * limit or not self._should_learn(begin):
             return False
-        middle = begin + len(points) // 2
-        recent_fall, recent_error = self._fall(begin, middle, len(self._points))
+        recent_fall, recent_error = self._fall(begin, begin + half)
         if recent_fall < -2 * recent_error:
             return False  # it rises
-        fall, fall_error = self._fall(before, begin, len(self._points))
+        fall, fall_error = self._fall(before, begin)
         has_fallen = fall > max(4 * fall_error, 2 * limits.least_gain * level)
         # A loss that never fell may be at the beginning of a long run.
         can_tell = has_fallen or self.context.max_steps is not None or self._num_values >= _MIN_VALUES_OF_UNKNOWN
         is_flat = max_gain < limits.least_gain * level and can_tell
         if not is_flat and not (has_fallen and max_gain < limits.least_share * fall):
             return False
-        self._report(stats, gain, max_gain / level, points)
+        self._report(stats, gain, max_gain / level, begin)
         return True
 
-    def _fall(self, begin: int, middle: int, end: int) -> tuple[float, float]:
-        """Return by how much the mean falls between two stretches, and the error of that."""
+    def _fall(self, begin: int, middle: int) -> tuple[float, float]:
+        """Return by how much the mean falls from a stretch to all points after it, and the error of that."""
         means, variance = [], 0.0
-        for stretch in (self._points[begin:middle], self._points[middle:end]):
-            levels = [point.level for point in stretch]
+        for levels in (self._points.levels[begin:middle], self._points.levels[middle:]):
             means.append(sum(levels) / len(levels))
             # Differences of neighbours measure the noise without the fall.
             steps = list(map(sub, levels[1:], levels))
@@ -193,13 +228,14 @@ class Plateau(Rule):
 
     def _should_learn(self, begin: int) -> bool:
         """Return whether the learning rate is high enough to expect progress; True if it is not recorded."""
-        first, last = self._points[begin].lr, self._points[-1].lr
+        first, last = self._points.lrs[begin], self._points.lrs[-1]
         if first is None or last is None:
             return True
         return 0 < last <= 1.1 * first and last >= self.thresholds.least_lr_share * self._lr_peak
 
-    def _report(self, stats: SignalStats, gain: float, max_share: float, points: list[_Point]) -> None:
-        begin, num_values = points[0].step, self._values_per_point * len(points)
+    def _report(self, stats: SignalStats, gain: float, max_share: float, first_point: int) -> None:
+        begin = self._points.steps[first_point]
+        num_values = self._values_per_point * (len(self._points.levels) - first_point)
         level = stats.level or 0.0
         evidence = {
             "metric": stats.metric,
@@ -215,28 +251,15 @@ class Plateau(Rule):
         self.report(title, message, evidence=evidence)
 
 
-def _before(first: _Point, second: _Point) -> _Point:
+def _before(first: _BlockMean, second: _BlockMean) -> _BlockMean:
     """Return where the block before two others ended, if all three cover the same number of steps."""
     if first.step is None or second.step is None:
         return first
     return first._replace(step=2 * first.step - second.step)
 
 
-def _parts(values: list[float], size: int, last: _Point, now: _Point) -> Iterator[_Point]:
-    """Yield the means of groups of values, with steps and learning rates interpolated between two blocks."""
-    for end in range(size, BLOCK + 1, size):
-        share = end / BLOCK
-        step, lr = now.step, now.lr
-        if step is not None and last.step is not None:
-            step = round(last.step + share * (step - last.step))
-        if lr is not None and last.lr is not None:
-            lr = last.lr + share * (lr - last.lr)
-        yield _Point(sum(values[end - size : end]) / size, step, lr)
-
-
-def _fitted_gain(points: list[_Point]) -> tuple[float, float, float]:
-    """Return how much a line fitted to the points falls from end to end, the error of that, and the mean."""
-    levels = [point.level for point in points]
+def _fitted_gain(levels: list[float]) -> tuple[float, float, float]:
+    """Return how much a line fitted to the levels falls from end to end, the error of that, and the mean."""
     slope, error = fit_slope(range(len(levels)), levels)
     length = len(levels) - 1
     return -slope * length, error * length, abs(sum(levels) / len(levels))
