@@ -128,10 +128,13 @@ def test_optional_plugin_that_fails_is_a_warning(make_trainer):
 def test_options_of_unused_optional_plugin_are_ignored(make_trainer):
     entries = [{"name": "nosuch.FancyPlugin", "optional": True}, SpeedPlugin]
     with pytest.warns(UserWarning, match="is not used"):
-        applied = apply(make_trainer(), entries, {"fancy_size": 3, "speed": 2})
+        applied = apply(make_trainer(), entries, {"fancy_size": 3, "colour": "red", "speed": 2})
     assert applied.session.cfg == {"speed": 2}
-    with pytest.warns(UserWarning, match="is not used"), pytest.raises(ConfigError, match="unknown key 'fance_size'"):
-        apply(make_trainer(), entries, {"fance_size": 3})
+    assert applied.session.warnings[1:] == [
+        "colour has no effect: it is unknown without the plugin 'nosuch.FancyPlugin'"
+    ]
+    with pytest.warns(UserWarning, match="is not used"), pytest.raises(ConfigError, match="did you mean 'speed'"):
+        apply(make_trainer(), entries, {"sped": 3})
 
 
 class FailingPlugin(BasePlugin):
@@ -142,10 +145,166 @@ class FailingPlugin(BasePlugin):
         raise RuntimeError("no such model")
 
 
+class Breaking(BasePlugin):
+    """Raises an exception where `place` says, and has a part in everything before."""
+
+    place = ""
+    name = "breaking"
+    Options = SpeedOptions
+
+    def __init__(self):
+        self.unloaded = 0
+        self._fail("init")
+
+    def _fail(self, place):
+        if self.place == place:
+            raise RuntimeError("broken")
+
+    def register(self, cfg):
+        self._fail("register")
+
+    def get_input_args(self):
+        self._fail("get_input_args")
+        return self.Options
+
+    def off_reason(self, cfg):
+        self._fail("off_reason")
+        return ""
+
+    def claims(self, cfg):
+        self._fail("claims")
+        return ()
+
+    def get_training_args_mixin(self):
+        self._fail("get_training_args_mixin")
+        return "nosuch.Mixin" if self.place == "mixin" else None
+
+    def pre_model_load(self, cfg):
+        self._fail("pre_model_load")
+
+    def get_trainer_cls(self, cfg):
+        self._fail("get_trainer_cls")
+        return "StampMixin" if self.place == "trainer" else StampMixin
+
+    def get_training_args(self, cfg):
+        self._fail("get_training_args")
+        return {"weight_decay": 0.125} if self.place == "argument" else None
+
+    def add_callbacks_pre_trainer(self, cfg, model):
+        return [Nothing()]
+
+    def post_trainer_create(self, cfg, trainer):
+        self._fail("post_trainer_create")
+
+    def add_callbacks_post_trainer(self, cfg, trainer):
+        self._fail("add_callbacks_post_trainer")
+
+    def compute_loss(self, trainer, model, inputs):
+        raise AssertionError("a plugin that is not used computes no loss")
+
+    def post_train_unload(self, cfg):
+        self.unloaded += 1
+
+
+PLACES = [
+    *("init", "register", "get_input_args", "off_reason", "claims", "get_training_args_mixin", "mixin"),
+    *("pre_model_load", "get_trainer_cls", "trainer", "get_training_args", "argument", "post_trainer_create"),
+    "add_callbacks_post_trainer",
+]
+
+
+def test_optional_plugin_may_fail_anywhere_before_training(make_trainer):
+    for place in PLACES:
+        trainer = make_trainer(max_steps=1)
+        callbacks = list(trainer.callback_handler.callbacks)
+        kind = type(f"At_{place}", (Breaking,), {"place": place})
+        with pytest.warns(UserWarning, match="optional plugin breaking is not used"):
+            applied = apply(trainer, [{"name": kind, "optional": True}, ArgumentPlugin], {"speed": 3})
+            applied.session.training_args_mixins()  # `tacho train` does, which builds the arguments
+        assert [plugin.plugin_name() for plugin in applied.session.plugins] == ["argument"], place
+        assert (trainer.callback_handler.callbacks, trainer.args.weight_decay) == (callbacks, 0.5), place
+        trainer.train()
+        assert not logged(trainer, "stamp"), place
+        applied.undo()
+        assert [plugin.unloaded for plugin in applied.session._dropped_plugins] in ([], [1]), place
+
+
+def test_optional_plugin_gives_way_in_conflicts(make_trainer):
+    other_meaning = type("OtherMeaning", (StampPlugin,), {"Options": OtherOptions})
+    conflicts = [
+        ("optional plugin speed is not used: speed=0", [{"name": SpeedPlugin, "optional": True}], {"speed": 0}),
+        ("'speed' has different meanings", [{"name": SpeedPlugin, "optional": True}, other_meaning], {}),
+        ("both replace the loss", [{"name": LossPlugin, "optional": True}, SecondLossPlugin], {}),
+        ("both replace compute_loss", [{"name": CarelessPlugin, "optional": True}, OtherTrainerPlugin], {}),
+        ("'weight_decay' to 0.25 and 0.5", [{"name": ArgumentPlugin, "optional": True}, OtherArgumentPlugin], {}),
+        ("changed nothing", [{"name": BasePlugin, "optional": True}, StampPlugin], {}),
+    ]
+    for message, entries, config in conflicts:
+        with pytest.warns(UserWarning, match=message):
+            session = apply(make_trainer(), entries, config).session
+        assert len(session.plugins) == len(entries) - 1, message
+
+
+class UnloadPlugin(BasePlugin):
+    """Counts how often it is unloaded, and fails then."""
+
+    name = "unload"
+    num_unloads = 0
+
+    def add_callbacks_post_trainer(self, cfg, trainer):
+        return [Nothing()]
+
+    def post_train_unload(self, cfg):
+        type(self).num_unloads += 1
+        raise RuntimeError("cannot unload")
+
+
+class SecondUnloadPlugin(UnloadPlugin):
+    """Another one."""
+
+    name = "second"
+    num_unloads = 0
+
+
+def test_every_plugin_is_unloaded_whatever_fails(make_trainer):
+    for index, broken in enumerate((None, FailingPlugin, FilterPlugin, "nosuch.Plugin"), start=1):
+        plugins = [UnloadPlugin, SecondUnloadPlugin, SpeedPlugin, *([broken] if broken else [])]
+        plugins += ["grokfast"] if broken is FilterPlugin else []
+        trainer = make_trainer()
+        with pytest.raises(PluginError, match="unload" if broken is None else "no such model|nosuch|combined"):
+            apply(trainer, plugins, {"speed": 2}).undo()
+        assert (UnloadPlugin.num_unloads, SecondUnloadPlugin.num_unloads) == (index, index), broken
+        assert "forward" not in vars(trainer.model.lm_head)
+
+
+class LatePlugin(BasePlugin):
+    """Fails in a training step."""
+
+    def add_callbacks_post_trainer(self, cfg, trainer):
+        return [LateCallback()]
+
+
+class LateCallback(TrainerCallback):
+    """Raises an exception in the first step."""
+
+    def on_step_begin(self, args, state, control, **named):
+        raise FloatingPointError("too late")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_exception_in_training_names_the_plugin(make_trainer):
+    trainer = make_trainer()
+    apply(trainer, [LatePlugin])
+    with pytest.raises(FloatingPointError, match="too late") as caught:
+        trainer.train()
+    assert caught.value.__notes__ == ["This was raised by the plugin late, in on_step_begin."]
+
+
 def test_failure_restores_trainer(make_trainer):
     trainer = make_trainer()
     kind = type(trainer)
-    with pytest.raises(RuntimeError, match="no such model"):
+    message = "plugin failing: post_model_load failed: RuntimeError: no such model \\(.*test_core.py, line"
+    with pytest.raises(PluginError, match=message):
         apply(trainer, [SpeedPlugin, FailingPlugin], {"speed": 2})
     assert type(trainer) is kind
     assert "forward" not in vars(trainer.model)
@@ -393,6 +552,57 @@ def test_training_arguments_of_two_plugins_must_agree(make_trainer):
         apply(make_trainer(), [ArgumentPlugin, OtherArgumentPlugin])
 
 
+class OptimizerPlugin(BasePlugin):
+    """Only creates the optimizer; nothing if the config says so."""
+
+    Options = SpeedOptions
+    name = "optimizer"
+    slots = (Slots.OPTIMIZER,)
+
+    def create_optimizer(self, cfg, trainer):
+        return torch.optim.SGD(trainer.model.parameters(), lr=0.125) if cfg.speed == 1 else None
+
+
+class SchedulerPlugin(BasePlugin):
+    """Only creates the scheduler."""
+
+    name = "scheduler"
+
+    def create_lr_scheduler(self, cfg, trainer, optimizer, num_training_steps):
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+
+
+class UploadPlugin(BasePlugin):
+    """Does something after training."""
+
+    name = "upload"
+
+    def post_train(self, cfg, model):
+        pass
+
+
+class ExpertsPlugin(BasePlugin):
+    """Claims a part that it replaces by means of its own."""
+
+    slots = (Slots.EXPERTS,)
+
+
+def test_plugin_that_acts_late_has_an_effect(make_trainer):
+    trainer = make_trainer()
+    applied = apply(trainer, [OptimizerPlugin, SchedulerPlugin, UploadPlugin, ExpertsPlugin])
+    trainer.train()
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
+    assert [facts["contributes"] for facts in applied.session.facts()[:2]] == [["the optimizer"], ["the scheduler"]]
+
+
+def test_plugin_that_creates_no_optimizer_is_an_error(make_trainer):
+    trainer = make_trainer()
+    apply(trainer, [OptimizerPlugin], {"speed": 2})
+    with pytest.raises(PluginError, match="plugin optimizer: it changed nothing"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_plugin_creates_optimizer_and_scheduler(make_trainer):
     trainer = make_trainer()
     applied = apply(trainer, [FactoryPlugin])
@@ -492,7 +702,8 @@ class CountPlugin(BasePlugin):
     """Keeps a state, and reports metrics."""
 
     def __init__(self):
-        self.state = {"numbers": [1, 2.5, "x"], "tensors": {"a": torch.zeros(2)}}
+        layers = {3: torch.ones(1), True: {"rank": {0: "x"}}}
+        self.state = {"numbers": [1, 2.5, "x"], "tensors": {"a": torch.zeros(2)}, "layers": layers}
         self.loaded = None
 
     def add_callbacks_post_trainer(self, cfg, trainer):
@@ -527,6 +738,7 @@ def test_state_is_saved_and_restored(make_trainer, tmp_path):
     (plugin,) = applied.session.plugins
     assert plugin.loaded["numbers"] == [1, 2.5, "x"]
     assert plugin.loaded["tensors"]["a"].tolist() == [2.0, 2.0]
+    assert plugin.loaded["layers"] == {3: torch.ones(1), True: {"rank": {0: "x"}}}
 
 
 def test_damaged_state_is_an_error(make_trainer, tmp_path):

@@ -367,7 +367,6 @@ class SilentModel(transformers.LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cut_cross_entropy": False}, "remove it from `plugins`"),
         ({"chunked_cross_entropy": True}, "also replaces the loss"),
         ({"cut_cross_entropy_impl": "triton"}, "cut_cross_entropy_impl='triton'"),
         ({"cut_cross_entropy_chunk_size": 0}, "cut_cross_entropy_chunk_size=0"),

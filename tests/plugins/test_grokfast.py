@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from tachograph.exceptions import ConfigError
-from tachograph.plugins import apply
+from tachograph.exceptions import ConfigError, PluginError
+from tachograph.plugins import PluginSession, apply
 from tests.plugins.conftest import logged, weights
 
 
@@ -51,6 +51,81 @@ def test_ma_filter_adds_mean_once_window_is_full(make_trainer):
         torch.testing.assert_close(after.seen[step], before.seen[step])
     expected = before.seen[3] + 5.0 * torch.stack(before.seen[1:4]).mean(dim=0)
     torch.testing.assert_close(after.seen[3], expected, rtol=1e-5, atol=1e-6)
+    assert logged(trainer, "plugin/grokfast/active") == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_window_longer_than_the_training_is_an_error(make_trainer):
+    options = {"grokfast_filter": "ma", "grokfast_window": 5}
+    trainer = make_trainer()
+    apply(trainer, ["grokfast"], options)
+    with pytest.raises(PluginError, match="grokfast_window=5 is longer than the training of 4 steps"):
+        trainer.train()
+    trainer = make_trainer()
+    apply(trainer, ["grokfast"], {**options, "grokfast_warmup": False})
+    trainer.train()
+    assert logged(trainer, "plugin/grokfast/active") == [1.0] * 4
+
+
+def test_no_average_is_added_with_a_factor_of_zero(make_trainer):
+    trainer = make_trainer()
+    applied = apply(trainer, ["grokfast"], {"grokfast_lamb": 0})
+    assert applied.session.off == {"grokfast": "grokfast_lamb is 0"}
+    trainer.train()
+    assert not logged(trainer, "plugin/grokfast/active")
+
+
+@pytest.mark.parametrize("options", [{}, {"grokfast_filter": "ma", "grokfast_window": 2}])
+def test_step_with_an_infinite_gradient_leaves_no_trace(options):
+    """A gradient scaler skips the step; a training without it must give the same weights."""
+    inputs = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(1))
+    results = []
+    for overflow in (2, None):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+        plugin = PluginSession.open(["grokfast"], options).plugins[0]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for number, batch in enumerate(inputs):
+            if overflow is None and number == 2:
+                continue
+            optimizer.zero_grad()
+            scaler.scale(model(batch).square().mean()).backward()
+            if number == overflow:
+                model[0].weight.grad[1, 1] = float("inf")
+            scaler.unscale_(optimizer)
+            plugin.filter(model)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append((weights(model), plugin.report.drain().get("steps_skipped")))
+    (after_overflow, num_skipped), (expected, _) = results
+    assert num_skipped == 1
+    for name, value in expected.items():
+        torch.testing.assert_close(after_overflow[name], value, rtol=1e-5, atol=1e-7)
+
+
+class Overflow:
+    """Makes one gradient infinite, once, before it is unscaled and clipped."""
+
+    def __init__(self, model):
+        self.num_calls = 0
+        model.lm_head.weight.register_post_accumulate_grad_hook(self._spoil)
+
+    def _spoil(self, parameter):
+        self.num_calls += 1
+        if self.num_calls == 2:
+            parameter.grad[0, 0] = float("inf")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU available")
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_overflow_of_16_bit_training_leaves_the_model_finite(make_trainer, max_grad_norm):
+    trainer = make_trainer(use_cpu=False, fp16=True, max_steps=8, max_grad_norm=max_grad_norm)
+    overflow = Overflow(trainer.model)
+    apply(trainer, ["grokfast"])
+    trainer.train()
+    assert overflow.num_calls == 8
+    assert sum(logged(trainer, "plugin/grokfast/steps_skipped")) >= 1
+    assert all(value.isfinite().all() for value in weights(trainer.model).values())
 
 
 @pytest.mark.parametrize("options", [{}, {"grokfast_filter": "ma", "grokfast_window": 2}])

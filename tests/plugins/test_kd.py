@@ -587,7 +587,6 @@ def test_server_without_logprobs_is_an_error(server):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kd_trainer": False}, "remove it from `plugins`"),
         ({"kd_alpha": 0}, "kd_alpha=0 ignores the teacher"),
         ({"kd_alpha": -1}, "kd_alpha=-1"),
         ({"kd_temperature": 0}, "kd_temperature=0"),

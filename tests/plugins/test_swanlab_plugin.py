@@ -88,22 +88,12 @@ def test_disabled_recording_is_an_error(make_trainer, logs):
     callback.finish()
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({**OFFLINE, "use_swanlab": False}, "SwanLab is off: use_swanlab is false"),
-        ({"swanlab_mode": "disabled"}, "SwanLab is off: swanlab_mode is disabled"),
-    ],
-)
-def test_swanlab_that_is_turned_off_says_so(make_trainer, logs, given, reason):
+def test_swanlab_that_is_turned_off_sends_nothing(make_trainer, logs):
     with tachograph.init("x", log_dir=str(logs), **OPTIONS):
         trainer = make_trainer(callbacks=[TachographCallback()])
-        with apply(trainer, ["swanlab"], given) as applied:
-            assert list(applied.session.plugins[0].report.changes) == [reason]
-            assert applied.session.plugins[0].plan(applied.session.cfg, None) == [reason]
+        with apply(trainer, ["swanlab"], {**OFFLINE, "use_swanlab": False}):
             trainer.train()
     assert swanlab_files(logs) == []
-    assert logged(trainer, "plugin/swanlab/active") == [0.0] * 4
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,41 @@ def test_check_finds_what_is_wrong(workspace, changes, message):
     result = check(**changes)
     assert result.exit_code == 1
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_plugin_that_is_off_is_left_out(make_job):
+    plain = make_job().run().metrics["train_loss"]
+    for plugin, options in (
+        ("cut_cross_entropy", {"cut_cross_entropy": False}),
+        ("kd", {"kd_trainer": False, "kd_teacher": "./teacher"}),
+        ("grokfast", {"grokfast_lamb": 0}),
+    ):
+        job = make_job(plugins=[plugin], **options)
+        reason = next(iter(options)) + (" is 0" if plugin == "grokfast" else " is false")
+        assert job.plan().plugins == {plugin: [f"off: {reason}"]}
+        assert job.session.plugins == []
+        assert job.run().metrics["train_loss"] == plain
+    found = json.loads(check("--json", plugins=["kd"], kd_trainer=False).output)
+    assert found["plugins"] == [{"name": "kd", "slots": [], "changes": ["off: kd_trainer is false"], "measured": []}]
+
+
+OWN_PLUGIN = """
+from pydantic import BaseModel
+from tachograph.plugins import BasePlugin
+
+class DebugOptions(BaseModel):
+    debug: int = 0  # Axolotl has a key of this name, which has no effect here
+
+class DebugPlugin(BasePlugin):
+    Options = DebugOptions
+    def get_training_args(self, cfg):
+        return {"weight_decay": cfg.debug / 10}
+"""
+
+
+def test_options_of_a_plugin_take_precedence_over_keys_of_axolotl(make_job):
+    Path("debugging.py").write_text(OWN_PLUGIN)
+    job = make_job(plugins=["debugging.DebugPlugin"], debug=3, s2_attention=False)
+    assert job.check().arguments.weight_decay == 0.3
+    assert job.warnings == []
+    assert make_job(debug=3).warnings == ["debug has no effect: it is not needed"]

@@ -87,11 +87,8 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         from tachograph.train import load
     except ModuleNotFoundError as error:
         raise PluginError(f"plugins need {error.name}: pip install 'tachograph[train]'") from error
-    job = load(config, overrides)
-    try:
+    with load(config, overrides) as job:
         plans, model = job.plan_plugins()
-    finally:
-        job.close()
     rows = [
         {
             "name": plugin.plugin_name(),
@@ -101,6 +98,7 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         }
         for plugin in job.session.plugins
     ]
+    rows += [{"name": name, "slots": [], "changes": plans[name], "measured": []} for name in job.session.off]
     if as_json:
         echo(json_text({"model": model or None, "plugins": rows, "warnings": job.warnings}))
         return

@@ -48,20 +48,19 @@ def train(config: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     if not is_first:
         _silence_libraries()
     try:
-        job = load(config, overrides)
-        if dry_run:
-            plan = job.plan()
-            job.close()
+        with load(config, overrides) as job:
+            if dry_run:
+                plan = job.plan()
+                if is_first:
+                    _print_plan(plan)
+                return
             if is_first:
-                _print_plan(plan)
-            return
-        if is_first:
-            echo("[train] checking the config and the data", err=True)
-        checks = job.check()
-        if is_first:
-            for note in (*job.warnings, *checks.data.notes):
-                echo(f"[train] {safe(note, 1000)}", err=True)
-        result = job.run()
+                echo("[train] checking the config and the data", err=True)
+            checks = job.check()
+            if is_first:
+                for note in (*job.warnings, *checks.data.notes):
+                    echo(f"[train] {safe(note, 1000)}", err=True)
+            result = job.run()
     except TachographError:
         if not is_first:
             # Rank 0 finds the same and prints it. The launcher ends all ranks when the first one exits.

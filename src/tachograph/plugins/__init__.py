@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         LossResult,
         PluginConfig,
         Slots,
+        TrainingSetup,
     )
+    from tachograph.plugins._config import ForeignKeys as ForeignKeys
     from tachograph.plugins._config import import_dotted as import_dotted
     from tachograph.plugins._config import options_of as options_of
     from tachograph.plugins._report import PluginReport
@@ -37,6 +39,7 @@ __all__ = [
     "PluginReport",
     "PluginSession",
     "Slots",
+    "TrainingSetup",
     "apply",
 ]
 
@@ -49,6 +52,7 @@ _MODULE_OF = {
     "PluginSession": "tachograph.plugins._session",
     "apply": "tachograph.plugins._apply",
     # Not in `__all__`: only `tacho train` and `tacho plugins` need them.
+    "ForeignKeys": "tachograph.plugins._config",
     "import_dotted": "tachograph.plugins._config",
     "options_of": "tachograph.plugins._config",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -86,7 +87,8 @@ def apply(trainer: Any, plugins: Any, config: Mapping[str, Any] | None = None) -
     try:
         _apply(session, trainer, before["args"])
     except BaseException:
-        applied_plugins.undo()
+        with contextlib.suppress(PluginError):  # the first error is the cause
+            applied_plugins.undo()
         raise
     return applied_plugins
 

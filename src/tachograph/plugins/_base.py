@@ -1,7 +1,8 @@
 """`BasePlugin`: the hooks that a plugin may override, in the order in which a training calls them.
 
 Hooks have the names and arguments of Axolotl's plugins, so a plugin written for it works after a change of its import.
-New here: slots, `Options`, `report`, `patches`, `compute_loss`, the state in checkpoints, and `plan`.
+New here: slots, `Options`, `off_reason`, `report`, `patches`, `compute_loss`, the state in checkpoints, `plan` and
+`check_setup`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "LossResult",
     "PluginConfig",
     "Slots",
+    "TrainingSetup",
     "plugin_name_of",
 ]
 
@@ -65,6 +67,24 @@ class Slots:
     DATASETS = "datasets"
     TRAINABLE_PARAMETERS = "trainable parameters"
     ADAPTER = "adapter"
+
+
+class TrainingSetup(NamedTuple):
+    """A training as `tacho train` knows it before the model is loaded.
+
+    Args:
+        model: the model without weights (on the `meta` device), with its adapter.
+        tokenizer: the tokenizer.
+        train_dataset: the rows to train on.
+        num_steps: the number of optimizer steps.
+        arguments: the training arguments.
+    """
+
+    model: Any
+    tokenizer: Any
+    train_dataset: Any
+    num_steps: int
+    arguments: Any
 
 
 class LossResult(NamedTuple):
@@ -142,6 +162,10 @@ class BasePlugin:
     def on_config_validation_error(self, cfg: dict[str, Any]) -> None:
         """Called if the config is invalid."""
 
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return why the config turns the plugin off, such as `kd_trainer is false`; an empty text if it is on."""
+        return ""
+
     def claims(self, cfg: PluginConfig) -> Iterable[str]:
         """Return the slots that the plugin claims with this config."""
         return self.slots
@@ -157,6 +181,13 @@ class BasePlugin:
             PluginError: if the plugin does not work with this model or config.
         """
         return []
+
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Find errors that config, data and model architecture show; called before the model is loaded.
+
+        Raises:
+            PluginError: if the plugin does not work with this training.
+        """
 
     def get_training_args_mixin(self) -> str | type | None:
         """Return a dataclass with further training arguments, or its dotted path."""

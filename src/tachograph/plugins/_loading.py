@@ -16,6 +16,7 @@ from tachograph.plugins._config import import_dotted
 __all__ = [
     "PLUGINS",
     "PluginEntry",
+    "create",
     "find_class",
     "load_class",
     "missing_packages",
@@ -89,6 +90,23 @@ def _parse_entry(entry: Any) -> PluginEntry:
     )
 
 
+def create(path: str | type[BasePlugin]) -> BasePlugin:
+    """Return a new plugin.
+
+    Raises:
+        PluginError: if there is no such plugin, a package that it needs is missing, or its class fails.
+    """
+    plugin_class = load_class(path)
+    try:
+        return plugin_class()
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"plugin {plugin_class.plugin_name()} cannot be created: {type(error).__name__}: {error}"
+        ) from error
+
+
 def load_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
     """Return the class of a plugin.
 
@@ -121,7 +139,7 @@ def find_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
 def name_of(path: str | type[BasePlugin]) -> str:
     """Return the name of a plugin that may not exist, from its entry in a config."""
     if not isinstance(path, str):
-        return path.plugin_name()
+        return path.plugin_name() if issubclass(path, BasePlugin) else path.__name__
     return plugin_name_of(path.replace(":", ".").rpartition(".")[2])
 
 

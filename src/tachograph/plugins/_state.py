@@ -30,17 +30,20 @@ def save_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -
     folder.mkdir(exist_ok=True)
     names = []
     for plugin in plugins:
-        state = plugin.state_dict()
+        tensors: dict[str, Any] = {}
+        try:
+            state = plugin.state_dict()
+            text = json.dumps(_split(state, "", tensors))
+        except PluginError:
+            raise
+        except Exception as error:
+            raise plugin.error(f"cannot save its state: {type(error).__name__}: {error}") from error
         if not state:
             continue
         names.append(plugin.plugin_name())
-        tensors: dict[str, Any] = {}
-        plain = _split(state, "", tensors)
         path = _file(folder, plugin, rank)
         temporary = path.with_suffix(".tmp")
-        save_file(
-            tensors, temporary, metadata={"state": json.dumps(plain)}
-        )  # not in memory: may be as large as a model
+        save_file(tensors, temporary, metadata={"state": text})  # not in memory: may be as large as a model
         temporary.replace(path)
     if rank == 0:
         plugin_list = {"plugins": [plugin.plugin_name() for plugin in plugins], "with_state": names}
@@ -64,7 +67,14 @@ def load_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -
         raise PluginError(f"cannot read {folder / _LIST}: {error}; resume from another checkpoint") from error
     for plugin in plugins:
         if plugin.plugin_name() in with_state:
-            plugin.load_state_dict(_read_state(_file(folder, plugin, rank), plugin))
+            path = _file(folder, plugin, rank)
+            state = _read_state(path, plugin)
+            try:
+                plugin.load_state_dict(state)
+            except PluginError:
+                raise
+            except Exception as error:
+                raise plugin.error(f"cannot restore its state in {path}: {type(error).__name__}: {error}") from error
     return [plugin.plugin_name() for plugin in plugins if plugin.plugin_name() not in plugin_names]
 
 
@@ -87,6 +97,8 @@ def _read_state(path: Path, plugin: BasePlugin) -> dict[str, Any]:
 
 
 _TENSOR = "\x00tensor"
+_ITEMS = "\x00items"
+"""The only key of a dict that has keys other than texts, which JSON does not have; its value is a list of pairs."""
 
 
 def _split(value: Any, path: str, tensors: dict[str, Any]) -> Any:
@@ -97,6 +109,8 @@ def _split(value: Any, path: str, tensors: dict[str, Any]) -> Any:
         tensors[path] = value.detach().cpu().contiguous().clone()
         return _TENSOR
     if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            return {_ITEMS: _split([[key, entry] for key, entry in value.items()], path, tensors)}
         return {key: _split(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_split(entry, f"{path}/{index}", tensors) for index, entry in enumerate(value)]
@@ -107,6 +121,8 @@ def _join(value: Any, path: str, tensors: dict[str, Any]) -> Any:
     if value == _TENSOR:
         return tensors[path]
     if isinstance(value, dict):
+        if _ITEMS in value:
+            return dict(_join(value[_ITEMS], path, tensors))
         return {key: _join(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
     if isinstance(value, list):
         return [_join(entry, f"{path}/{index}", tensors) for index, entry in enumerate(value)]

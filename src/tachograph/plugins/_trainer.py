@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,7 +27,7 @@ from tachograph.plugins._state import load_states, save_states
 from tachograph.recorder import Run, current_run
 from tachograph.records import to_plain
 
-__all__ = ["GENERATES", "PluginTrainerMixin", "PluginRecorder", "compose", "time_callback"]
+__all__ = ["GENERATES", "PluginTrainerMixin", "PluginRecorder", "compose", "naming_plugin", "time_callback"]
 
 _EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 GENERATES = "_generate_and_score_completions"
@@ -54,7 +55,8 @@ class PluginTrainerMixin:
             return super().compute_loss(  # type: ignore[misc]
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
             )
-        result = plugin.compute_loss(self, model, inputs)
+        with naming_plugin(plugin, "compute_loss"):
+            result = plugin.compute_loss(self, model, inputs)
         plugin.report.effect()
         loss = _scale_loss(self, result, num_items_in_batch if getattr(model, "training", True) else None)
         return (loss, result.outputs) if return_outputs else loss
@@ -91,6 +93,31 @@ class PluginTrainerMixin:
             with_state = [name for name in new if any(p.plugin_name() == name and p.state_dict() for p in plugins)]
             if with_state:
                 warn(f"checkpoint {checkpoint} has no state of plugin {', '.join(with_state)}: it starts anew")
+
+
+class naming_plugin:  # noqa: N801 - used as a function
+    """Add the name of a plugin to the exceptions of a block in a training step, whose types must stay.
+
+    Args:
+        plugin: the plugin.
+        hook: the hook or event.
+    """
+
+    def __init__(self, plugin: BasePlugin, hook: str) -> None:
+        self._note = f"This was raised by the plugin {plugin.plugin_name()}, in {hook}."
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, PluginError):
+            return
+        if hasattr(error, "add_note"):
+            error.add_note(self._note)
+        else:  # Python 3.10
+            warn("%s: %s", type(error).__name__, self._note, is_error=True)
 
 
 class RolloutMixin:
@@ -195,15 +222,17 @@ def time_callback(callback: Any, plugin: BasePlugin) -> None:
     for event in _EVENTS:
         method = getattr(callback, event, None)
         if method is not None and getattr(type(callback), event, None) is not getattr(TrainerCallback, event):
-            setattr(callback, event, _time_method(method, plugin.report.timer(event, is_effect=is_effect)))
+            timer = plugin.report.timer(event, is_effect=is_effect)
+            setattr(callback, event, _time_method(method, timer, naming_plugin(plugin, event)))
 
 
-def _time_method(method: Callable[..., Any], timer: HookTimer) -> Callable[..., Any]:
+def _time_method(method: Callable[..., Any], timer: HookTimer, naming: naming_plugin) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapper(args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         start_s = perf_counter()
         try:
-            return method(args, state, control, **kwargs)
+            with naming:
+                return method(args, state, control, **kwargs)
         finally:
             timer.seconds += perf_counter() - start_s
             timer.num_calls += 1
@@ -240,6 +269,7 @@ class PluginRecorder:
 
     def _on_train_begin(self, args: TrainingArguments, state: TrainerState) -> None:
         """Record the plugins in the current run, which a callback may just have started."""
+        self._session.train_begins()
         with guard("recording the plugins"):
             try:
                 self._run = current_run()

@@ -4,6 +4,9 @@ With `ema`, the filter keeps an exponential moving average of each gradient and 
 optimizer step: ``average = alpha * average + (1 - alpha) * gradient``, then ``gradient += lamb * average``. With `ma`,
 the average covers the last `grokfast_window` gradients. See Lee et al., 2024, https://arxiv.org/abs/2405.20233.
 
+A step whose gradients are not finite, as when the scale of 16-bit gradients is too large, is left out: the optimizer
+skips it, and one infinite value would stay in the averages for ever.
+
 The trainer clips gradients before callbacks see them, so the norm that the optimizer sees is up to ``1 + lamb`` times
 `max_grad_norm`. Both norms are reported; `grokfast_clip_after` clips again.
 """
@@ -17,7 +20,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tachograph.plugins._base import BasePlugin, PluginConfig, Slots
+from tachograph.plugins._base import BasePlugin, PluginConfig, Slots, TrainingSetup
 
 __all__ = ["GrokfastOptions", "GrokfastPlugin"]
 
@@ -27,7 +30,9 @@ class GrokfastOptions(BaseModel):
 
     grokfast_filter: Literal["ema", "ma"] = Field("ema", description="The average: exponential, or of a window.")
     grokfast_alpha: float = Field(0.98, description="How much of the average is kept in each step, below 1.")
-    grokfast_lamb: float = Field(2.0, ge=0, description="How much of the average is added to the gradient.")
+    grokfast_lamb: float = Field(
+        2.0, ge=0, description="How much of the average is added to the gradient; 0 turns the plugin off."
+    )
     grokfast_window: int = Field(100, ge=1, description="Number of gradients in the average of the filter `ma`.")
     grokfast_warmup: bool = Field(True, description="With `ma`, add nothing until the window is full.")
     grokfast_clip_after: bool = Field(False, description="Clip the filtered gradient to `max_grad_norm` again.")
@@ -61,6 +66,23 @@ class GrokfastPlugin(BasePlugin):
         self._averages: dict[str, torch.Tensor] = {}
         self._windows: dict[str, deque[torch.Tensor]] = {}
 
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return whether nothing would be added."""
+        return "" if self.options.grokfast_lamb else "grokfast_lamb is 0"
+
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Check that the window is full before the training ends."""
+        self.check_window(setup.num_steps)
+
+    def check_window(self, num_steps: int) -> None:
+        """Raise an error if the average of `ma` is never added."""
+        options = self.options
+        if options.grokfast_filter == "ma" and options.grokfast_warmup and options.grokfast_window > num_steps:
+            raise self.error(
+                f"grokfast_window={options.grokfast_window} is longer than the training of {num_steps} steps, so "
+                "nothing would be added: lower it, or set `grokfast_warmup: false`"
+            )
+
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
         """Return the number of filtered gradients and their memory."""
         if model is None:
@@ -91,21 +113,27 @@ class GrokfastPlugin(BasePlugin):
         lamb = self.options.grokfast_lamb
         names, gradients = list(gradient_by_name), list(gradient_by_name.values())
         before = _norm(gradients)
+        if not torch.isfinite(before):
+            self.report.count("steps_skipped", 1)
+            return
         averages = self._add_to_averages(names, [gradient.float() for gradient in gradients])
-        self.report.effect()
         self.report.set("grad_norm_before", before)
         if averages is None:
             self.report.set("grad_norm_after", before)
             return
         corrections = [average.to(gradient.dtype) for average, gradient in zip(averages, gradients, strict=True)]
         torch._foreach_add_(gradients, corrections, alpha=lamb)
+        self.report.effect()
         after, average_norm = _norm(gradients), _norm(averages)
         self.report.set("grad_norm_after", after)
         self.report.set("average_norm", average_norm)
-        if lamb:
-            # |g + l a|² = |g|² + 2 l g·a + l² |a|²: the product follows from the norms, without another pass.
-            product = (after**2 - before**2 - (lamb * average_norm) ** 2) / (2 * lamb)
-            self.report.set("cosine", product / (before * average_norm).clamp(min=1e-30))
+        # |g + l a|² = |g|² + 2 l g·a + l² |a|²: the product follows from the norms, without another pass.
+        product = (after**2 - before**2 - (lamb * average_norm) ** 2) / (2 * lamb)
+        self.report.set("cosine", product / (before * average_norm).clamp(min=1e-30))
+
+    def is_active(self) -> bool:
+        """Return whether an average was added since the last log; not while the window of `ma` fills."""
+        return self.report.had_effect()
 
     def _add_to_averages(self, names: list[str], gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """Add gradients in 32 bits to their averages, and return the averages; None while the filter warms up."""
@@ -170,7 +198,8 @@ class _FilterCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        """Move a restored state to the devices of the model."""
+        """Check the window, and move a restored state to the devices of the model."""
+        self._plugin.check_window(state.max_steps)
         self._plugin.move_to(model)
 
     def on_pre_optimizer_step(

@@ -72,20 +72,22 @@ class SwanLabPlugin(BasePlugin):
         """The process of the sink, until a run gets it."""
         self._is_on = False
 
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return the option that turns it off."""
+        config, _ = self._config()
+        if config.is_enabled:
+            return ""
+        return "use_swanlab is false" if config.use_swanlab is False else "swanlab_mode is disabled"
+
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
         """Return where the run is sent."""
         config, _ = self._config()
-        if not config.is_enabled:
-            return [_off_reason(config)]
         self._check_installed()
         return [f"sends the run to SwanLab: project {config.swanlab_project}, mode {config.swanlab_mode or 'cloud'}"]
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
         """Start the sink, and add it to the run that is open."""
         config, warnings = self._config()
-        if not config.is_enabled:
-            self.report.changed(_off_reason(config), count=1)
-            return
         self._check_installed()
         self.report.changed("run sent to SwanLab", [f"project {config.swanlab_project}"])
         if ranks.rank() != 0:
@@ -216,9 +218,3 @@ def _parse(values: Mapping[str, Any]) -> tuple[SwanLabConfig, list[str]]:
     if options.get("swanlab_mode") != "disabled":
         options.setdefault("use_swanlab", True)
     return SwanLabConfig.from_config(options)
-
-
-def _off_reason(config: SwanLabConfig) -> str:
-    return "SwanLab is off: " + (
-        "swanlab_mode is disabled" if config.use_swanlab is not False else "use_swanlab is false"
-    )

@@ -11,11 +11,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tachograph.exceptions import ConfigError
+from tachograph._base.guard import warn
+from tachograph.exceptions import ConfigError, PluginError
 from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import UNSUPPORTED_KEYS
+from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
 from tachograph.train._problems import Problems, TooManyProblems
 from tachograph.train._read import clean_values, read_values
 
@@ -41,6 +43,7 @@ class CheckedJob(NamedTuple):
         arguments: the training arguments.
         rewards: the reward functions of GRPO.
         checkpoint: the checkpoint to resume from, if any.
+        plans: the changes that each plugin would make.
     """
 
     tokenizer: Any
@@ -52,6 +55,7 @@ class CheckedJob(NamedTuple):
     arguments: Any
     rewards: list[Any]
     checkpoint: str | None
+    plans: dict[str, list[str]]
 
 
 class TrainResult(NamedTuple):
@@ -97,26 +101,30 @@ class TrainJob:
         values: the content of the file, with the overrides.
         config: the validated config; it also has the options of the plugins.
         session: the plugins.
-        warnings: keys of the config that have no effect.
     """
 
     def __init__(self, path: Path, overrides: Iterable[str] = ()) -> None:
         self.path = path
         self.values = read_values(path, overrides)
-        try:
-            values, self.warnings = clean_values(self.values)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        values, self._key_warnings = clean_values(self.values)
         _check_packages()
-        from tachograph.plugins import PluginSession
+        from tachograph.plugins import ForeignKeys, PluginSession
 
         with _working_directory_on_path():
             self.session: PluginSession = PluginSession.open(
-                values.get("plugins"), values, base=TrainConfig, origin=str(path), unsupported_keys=UNSUPPORTED_KEYS
+                values.get("plugins"),
+                values,
+                base=TrainConfig,
+                origin=str(path),
+                foreign_keys=ForeignKeys(UNSUPPORTED_KEYS, IGNORED_KEYS, RENAMED_KEYS),
             )
         self.config = cast(TrainConfig, self.session.options)
-        self.warnings += self.session.warnings
         self._checked_job: CheckedJob | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Keys of the config that have no effect, and optional plugins that are not used."""
+        return [*self.session.warnings, *self._key_warnings]
 
     # Checking --------------------------------------------------------------------------------------------------------
 
@@ -136,6 +144,7 @@ class TrainJob:
 
     def _check(self, problems: Problems) -> CheckedJob | None:
         from tachograph._init import check_config
+        from tachograph.plugins import TrainingSetup
         from tachograph.train._arguments import build_arguments, count_steps
         from tachograph.train._model import check_packages, limits_of, load_model_config, load_tokenizer
         from tachograph.train._rewards import find_rewards
@@ -171,7 +180,18 @@ class TrainJob:
         arguments = None
         with _adding_to(problems):
             arguments = build_arguments(config, self.session, steps, has_eval=data.eval is not None)
-        return CheckedJob(tokenizer, num_added, model_config, meta_model, data, steps, arguments, rewards, checkpoint)
+        if arguments is None:
+            return None
+        plans: dict[str, list[str]] = {}
+        with _adding_to(problems):
+            plans = self.session.plan(meta_model)
+        for problem in self.session.check_setup(
+            TrainingSetup(meta_model, tokenizer, data.train, steps.total, arguments)
+        ):
+            problems.add(problem)
+        return CheckedJob(
+            tokenizer, num_added, model_config, meta_model, data, steps, arguments, rewards, checkpoint, plans
+        )
 
     def _build_meta_model(self, model_config: Any, tokenizer: Any, num_added: int) -> Any:
         from tachograph.train._model import add_adapter, build_meta_model, freeze
@@ -232,10 +252,7 @@ class TrainJob:
         checked_job = self.check()
         trainer, _ = trainer_and_arguments(self.config)
         plan = make_plan(self.config, checked_job.data, checked_job.steps, checked_job.meta_model, trainer.__name__)
-        plan.plugins = {
-            plugin.plugin_name(): plugin.plan(self.session.cfg, checked_job.meta_model)
-            for plugin in self.session.plugins
-        }
+        plan.plugins = checked_job.plans
         plan.notes = [*self.warnings, *checked_job.data.notes]
         return plan
 
@@ -257,8 +274,7 @@ class TrainJob:
             tokenizer, num_added = load_tokenizer(self.config)
             model_config = load_model_config(self.config, tokenizer)
             model = self._build_meta_model(model_config, tokenizer, num_added)
-        plans = {plugin.plugin_name(): plugin.plan(self.session.cfg, model) for plugin in self.session.plugins}
-        return plans, type(model).__name__ if model is not None else ""
+        return self.session.plan(model), type(model).__name__ if model is not None else ""
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -268,28 +284,47 @@ class TrainJob:
         Raises:
             ConfigError: if something is wrong; nothing has been trained then.
         """
-        checked_job = self.check()
         from tachograph.integrations.transformers import TachographCallback
         from tachograph.train._run_config import recorded_config, run_name
 
-        callback = TachographCallback(
-            _valid_name(run_name(self.config)), config=recorded_config(self.values, self.config)
-        )
+        callback = None
         try:
+            checked_job = self.check()
+            callback = TachographCallback(
+                _valid_name(run_name(self.config)), config=recorded_config(self.values, self.config)
+            )
             with _working_directory_on_path():
                 result = self._train(checked_job, callback)
+            self.session.close()
         except BaseException as error:
-            with contextlib.suppress(Exception):
-                self.session.close()
-            callback.finish(error)
+            self._close_after(error)
+            if callback is not None:
+                callback.finish(error)
             raise
-        self.session.close()
         callback.finish()
         return result
 
+    def _close_after(self, error: BaseException) -> None:
+        """Release the plugins after an error. A further error of theirs is logged, so that the first one is raised."""
+        try:
+            self.session.close()
+        except PluginError as second_error:
+            warn("after %s: %s", type(error).__name__, second_error, is_error=True)
+
     def close(self) -> None:
-        """Release the plugins of a job that was only checked."""
+        """Release the plugins of a job that was only checked. As a context manager, the end of the block does."""
         self.session.close()
+
+    def __enter__(self) -> TrainJob:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close_after(error)
 
     def _train(self, checked_job: CheckedJob, callback: Any) -> TrainResult:
         from transformers import set_seed
@@ -335,10 +370,7 @@ class TrainJob:
         if config.adapter in ("lora", "qlora"):
             model = add_adapter(config, model, session.lora_config_kwargs())
         elif config.adapter is not None:
-            adapter_result = session.adapters()[config.adapter].load_adapter(model, session.cfg)
-            if adapter_result is None:
-                raise ConfigError(f"adapter={config.adapter!r}: the plugin did not load it")
-            model = adapter_result[0] if isinstance(adapter_result, tuple) else adapter_result
+            model = session.load_adapter(config.adapter, model)
         if config.adapter and config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
             model.enable_input_require_grads()
         session.model_hook("post_lora_load", model)
@@ -373,8 +405,7 @@ class TrainJob:
         merged_model = model.merge_and_unload()
         merged_model.save_pretrained(target)
         trainer.processing_class.save_pretrained(target)
-        for plugin in self.session.plugins:
-            plugin.post_lora_merge(self.session.cfg, self.config.output_dir, target)
+        self.session.lora_merged(self.config.output_dir, target)
 
 
 def _check_packages() -> None:

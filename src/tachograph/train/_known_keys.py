@@ -2,7 +2,8 @@
 
 `UNSUPPORTED_KEYS` change the trained model, so a config that sets one is rejected. `IGNORED_KEYS` only make the same
 training faster or say where temporary files go, so they are dropped with a warning. `RENAMED_KEYS` have another name.
-A key that is empty or false has no effect in either program and is accepted.
+A key that is empty or false has no effect in either program and is accepted. An option of a listed plugin is none of
+these.
 """
 
 from __future__ import annotations
@@ -146,12 +147,14 @@ IGNORED_KEYS = {
 }
 
 RENAMED_KEYS = {
-    "batch_size": "gradient_accumulation_steps",
-    "evaluation_strategy": "eval_strategy",
-    "eval_per_epoch": "evals_per_epoch",
-    "max_packed_sequence_len": "sample_packing",
-    "noisy_embedding_alpha": "neftune_noise_alpha",
-    "run_name": "name",
-    "save_per_epoch": "saves_per_epoch",
-    "dpo_beta": "rl_beta",
+    "batch_size": (
+        "it counts the rows of a step. Set micro_batch_size, the rows per device, and gradient_accumulation_steps"
+    ),
+    "evaluation_strategy": "it is named 'eval_strategy'",
+    "eval_per_epoch": "it is named 'evals_per_epoch'",
+    "max_packed_sequence_len": "use `sample_packing: true`, and `sequence_len` for the length",
+    "noisy_embedding_alpha": "it is named 'neftune_noise_alpha'",
+    "run_name": "it is named 'name'",
+    "save_per_epoch": "it is named 'saves_per_epoch'",
+    "dpo_beta": "it is named 'rl_beta'",
 }

@@ -1,4 +1,4 @@
-"""Reads a training config and applies `--set`; explains, drops or rejects unknown keys."""
+"""Reads a training config, applies `--set`, and drops empty keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
-from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
 
 __all__ = ["apply_overrides", "clean_values", "read_values"]
 
@@ -81,28 +79,13 @@ def _copy(value: Any) -> Any:
 
 
 def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a config without keys that have no effect, and warnings about dropped keys.
-
-    Raises:
-        ConfigError: for a key that has another name here.
-    """
-    result: dict[str, Any] = {}
-    warnings = []
-    for key, value in values.items():
-        is_known = key in TrainConfig.model_fields
-        if value is None or (value is False and not is_known and key in UNSUPPORTED_KEYS | IGNORED_KEYS):
-            continue
-        if key in RENAMED_KEYS and not is_known:
-            raise ConfigError(f"unknown key {key!r}: it is named {RENAMED_KEYS[key]!r}")
-        if key in IGNORED_KEYS and not is_known:
-            warnings.append(f"{key} has no effect: {IGNORED_KEYS[key]}")
-            continue
-        result[key] = value
+    """Return a config without empty keys and without the plugin that records, and warnings about that plugin."""
+    result = {key: value for key, value in values.items() if value is not None}
     plugins = result.get("plugins")
-    if isinstance(plugins, list) and _RECORDER in plugins:
-        result["plugins"] = [entry for entry in plugins if entry != _RECORDER]
-        warnings += _translate_recorder_keys(result)
-    return result, warnings
+    if not isinstance(plugins, list) or _RECORDER not in plugins:
+        return result, []
+    result["plugins"] = [entry for entry in plugins if entry != _RECORDER]
+    return result, _translate_recorder_keys(result)
 
 
 def _translate_recorder_keys(values: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ _HALF = (torch.bfloat16, torch.float16)
 class CutCrossEntropyOptions(BaseModel):
     """The options of Cut Cross Entropy."""
 
-    cut_cross_entropy: bool = Field(True, description="Must be true: to train without the plugin, remove it.")
+    cut_cross_entropy: bool = Field(True, description="`false` turns the plugin off.")
     cut_cross_entropy_impl: Literal["auto", "chunked", "cce", "torch_compile"] = Field(
         "auto",
         description="`chunked` is exact and works everywhere; `cce` and `torch_compile` come from the package "
@@ -41,10 +41,6 @@ class CutCrossEntropyOptions(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> CutCrossEntropyOptions:
-        if not self.cut_cross_entropy:
-            raise ValueError(
-                "cut_cross_entropy=False would leave the plugin without an effect: remove it from `plugins` instead"
-            )
         if self.cut_cross_entropy_chunk_size is not None and self.cut_cross_entropy_impl not in ("auto", "chunked"):
             raise ValueError(
                 f"cut_cross_entropy_chunk_size={self.cut_cross_entropy_chunk_size} has no effect with "
@@ -73,9 +69,13 @@ class CutCrossEntropyPlugin(BasePlugin):
         self._has_package = importlib.util.find_spec(_PACKAGE) is not None  # too slow for every step
         self._timer = DeviceTimer(self.report, "ms")
 
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return whether the config turns it off."""
+        return "" if self.options.cut_cross_entropy else "cut_cross_entropy is false"
+
     def register(self, cfg: dict[str, Any]) -> None:
         """Reject a second way to compute the loss in chunks."""
-        if cfg.get("chunked_cross_entropy"):
+        if cfg.get("chunked_cross_entropy") and cfg.get("cut_cross_entropy") is not False:
             raise self.error(
                 "chunked_cross_entropy=true also replaces the loss: remove it, or remove this plugin from `plugins`"
             )

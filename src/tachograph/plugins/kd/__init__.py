@@ -55,7 +55,7 @@ _NUM_CHECKED_ROWS = 64
 class KDOptions(BaseModel):
     """The options of knowledge distillation."""
 
-    kd_trainer: bool = Field(True, description="Must be true: to train without a teacher, remove the plugin.")
+    kd_trainer: bool = Field(True, description="`false` turns the plugin off.")
     kd_alpha: float | None = Field(None, ge=0, description="The factor of the divergence from the teacher; 1 if unset.")
     kd_ce_alpha: float | None = Field(
         None, ge=0, description="The factor of the cross entropy with the labels; 0 if unset."
@@ -85,9 +85,7 @@ class KDOptions(BaseModel):
     def _check(self) -> KDOptions:
         url = self.kd_online_server_base_url
         if not self.kd_trainer:
-            raise ValueError(
-                "kd_trainer=False would leave the plugin without an effect: remove it from `plugins` instead"
-            )
+            return self
         if self.kd_alpha == 0:
             raise ValueError("kd_alpha=0 ignores the teacher: set it above 0, or remove the plugin")
         if self.kd_temperature_min is not None and self.kd_temperature_min > (self.kd_temperature or 1.0):
@@ -130,6 +128,10 @@ class KDPlugin(BasePlugin):
     @property
     def _is_offline(self) -> bool:
         return self.options.kd_teacher is None and self.options.kd_online_server_base_url is None
+
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return whether the config turns it off."""
+        return "" if self.options.kd_trainer else "kd_trainer is false"
 
     def claims(self, cfg: PluginConfig) -> Iterable[str]:
         """Return the loss, and the collator if the targets are in the dataset."""

@@ -36,6 +36,11 @@ class LMEvalPlugin(BasePlugin):
         self._trainer: Any = None
         self._base_model: str | None = None
 
+    def off_reason(self, cfg: PluginConfig) -> str:
+        """Return whether the config leaves the evaluation to `tacho lm-eval`."""
+        is_on = self.options.lm_eval_post_train or self.options.lm_eval_steps
+        return "" if is_on else "lm_eval_post_train is false, and lm_eval_steps is not set"
+
     def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
         """Return the tasks, and when they are evaluated."""
         self._find_tasks()
@@ -52,8 +57,6 @@ class LMEvalPlugin(BasePlugin):
 
     def _find_tasks(self) -> Any:
         options = self.options
-        if not options.lm_eval_post_train and not options.lm_eval_steps:
-            raise self.error("nothing would be evaluated: set lm_eval_post_train to true, or lm_eval_steps to a number")
         if options.lm_eval_model and options.lm_eval_steps:
             raise self.error(
                 "lm_eval_steps evaluates the model that is trained, but lm_eval_model names another one: remove one of "
@@ -106,6 +109,10 @@ class LMEvalPlugin(BasePlugin):
         from rich.console import Console
 
         Console().print(result.table())
+
+    def is_active(self) -> bool:
+        """Return whether the model was evaluated since the last log."""
+        return self.report.had_effect()
 
     def post_train(self, cfg: PluginConfig, model: Any) -> None:
         """Evaluate after training."""
