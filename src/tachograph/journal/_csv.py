@@ -71,7 +71,7 @@ OVERFLOW_COLUMN = "more"
 
 _MAX_REWRITE_SHARE = 0.1
 _COPY_BYTES = 1 << 20
-_SAVE_CURSOR_EVERY_S = 5.0
+_SAVE_CURSOR_EVERY_S = 20.0
 _LOCK_POLL_S = 0.1
 _MAX_CURSOR_BYTES = 64 << 20
 
@@ -116,6 +116,7 @@ class CsvMirror:
         self._rewrite_ended_at = float("-inf")
         self._rewrite_took_s = 0.0
         self._cursor_saved_at = time.monotonic()
+        self._cursor_csv_bytes = -1  # the length of the file when the cursor was saved
         self.journal_bytes = 0
         """How many bytes of the journal are mirrored."""
 
@@ -167,7 +168,8 @@ class CsvMirror:
                 rows = b"".join(self._rows(record) for record in records)
                 self._append(rows, follower.offset)
                 self._yield_to_writer()
-        if time.monotonic() - self._cursor_saved_at >= _SAVE_CURSOR_EVERY_S:
+        is_old = time.monotonic() - self._cursor_saved_at >= _SAVE_CURSOR_EVERY_S
+        if is_old and self._csv_bytes != self._cursor_csv_bytes:
             self._save_cursor()
         return self.journal_bytes >= journal_end
 
@@ -182,6 +184,7 @@ class CsvMirror:
         """Rebuild the file from scratch, because the journal was replaced."""
         self.close_after_error()
         self._columns = {}
+        self._cursor_csv_bytes = -1
         self._folder.csv_cursor.unlink(missing_ok=True)
 
     def publish(self) -> None:
@@ -226,6 +229,7 @@ class CsvMirror:
             return  # the files were changed by others; loading the old cursor will detect it
         cursor = _CsvCursor(self.journal_bytes, self._csv_bytes, list(self._columns), journal_crc, csv_crc)
         replace_file(self._folder.csv_cursor, _encode(cursor), below=self._folder.path)
+        self._cursor_csv_bytes = self._csv_bytes
 
     def _append(self, rows: bytes, journal_bytes: int) -> None:
         self._csv_bytes += write_all(self._fd, rows)
