@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 
@@ -414,6 +415,19 @@ def test_checkpoint_before_the_first_iteration_has_progress(configure, in_loop):
         "productive_validation_iterations_sec": 0.0,
         "productive_train_tflops": 6.0 if in_loop else 0.0,
     }
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_named_pipe_needs_a_reader(configure, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ExportError, match="no process reads from this named pipe"):
+        configure(FileExporter(tmp_path / "pipe"))
+    with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        configure(FileExporter(tmp_path / "pipe"))
+        with application():
+            pass
+        lines = (reader.read() or b"").splitlines()
+    assert [json.loads(line)["type"] for line in lines][-1] == "stop"
 
 
 def test_refused_record_is_not_repeated(configure):

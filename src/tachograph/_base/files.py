@@ -183,10 +183,14 @@ def open_user_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> Binary
     """Open a file that the user named, for appending without a buffer. It may be a link, a terminal or a pipe.
 
     Raises:
-        OSError: if it cannot be opened.
+        OSError: if it cannot be opened, such as a named pipe that no process reads from.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    return open(os.open(path, flags, mode), "wb", buffering=0)
+    if not hasattr(os, "O_NONBLOCK"):
+        return open(os.open(path, flags, mode), "wb", buffering=0)
+    descriptor = os.open(path, flags | os.O_NONBLOCK, mode)  # or it would wait for a reader of a named pipe
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb", buffering=0)
 
 
 def check_file(path: Path, *, below: Path) -> None:

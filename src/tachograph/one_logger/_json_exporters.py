@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -107,7 +108,8 @@ class FileExporter(BaseJsonExporter):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_user_file(self.path)
         except OSError as error:
-            raise ExportError(f"file_path={str(self.path)!r} cannot be written: {error.strerror}") from error
+            reason = "no process reads from this named pipe" if error.errno == errno.ENXIO else error.strerror
+            raise ExportError(f"file_path={str(self.path)!r} cannot be written: {reason}") from error
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
