@@ -67,7 +67,7 @@ GROUPS = (
         "See [training plugins](plugins.md).",
         "tachograph.plugins",
         "apply AppliedPlugins BasePlugin BaseOptimizerFactory Slots AdapterCapabilities LossResult PluginConfig "
-        "PluginReport PluginSession PluginError",
+        "TrainingSetup PluginReport PluginSession PluginError",
     ),
     Group(
         "Train from a config: `tachograph.train`",
