@@ -247,6 +247,11 @@ def test_spans_import_nothing_heavy():
     assert not HEAVY & added
 
 
+def test_the_dashboard_starts_without_what_few_pages_need():
+    added = modules_after("import tachograph.cli._main, tachograph.cli._ui, tachograph.server")
+    assert not {"tachograph.comparison", "tachograph.importers", "rich.console", "xml.etree.ElementTree"} & added
+
+
 # Calls that create, open or replace a file by its path.
 FILE_CALLS = {"os.replace", "os.rename", "os.link", "os.symlink", "os.mkfifo", "os.truncate"}
 FILE_CALLS |= {"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move"}

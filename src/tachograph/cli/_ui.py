@@ -6,15 +6,16 @@ import contextlib
 import os
 import webbrowser
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import rich_click as click
 
 from tachograph._base.importing import without_collection
-from tachograph.cli._format import safe
 from tachograph.cli._options import log_dirs_option
-from tachograph.cli._terminal import echo
-from tachograph.importers import LogWatcher, WatchedLog
+from tachograph.cli._terminal import echo, safe
+
+if TYPE_CHECKING:
+    from tachograph.importers import WatchedLog
 
 __all__ = ["run_dashboard", "ui"]
 
@@ -80,7 +81,11 @@ def ui(
         token = token_file.read(_MAX_TOKEN_CHARS).strip()
         if not token:
             raise click.UsageError(f"--token-file {token_file.name}: the file is empty")
-    logs = [WatchedLog.parse(text) for text in also]
+    logs: list[WatchedLog] = []
+    if also:
+        from tachograph.importers import WatchedLog
+
+        logs = [WatchedLog.parse(text) for text in also]
     run_dashboard(
         log_dirs, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts, also=logs
     )
@@ -104,6 +109,8 @@ def run_dashboard(
 
         def on_ready(url: str) -> None:
             if also:
+                from tachograph.importers import LogWatcher
+
                 watcher = LogWatcher(list(also), log_dirs[0], lambda problem: echo(safe(problem, 1_000), err=True))
                 cleanup.callback(watcher.close)
             folders = ", ".join(repr(safe(log_dir)) for log_dir in log_dirs)

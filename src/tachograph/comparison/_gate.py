@@ -20,7 +20,8 @@ __all__ = ["CHECKED_METRICS", "CheckResult", "check_run", "junit_error", "junit_
 CHECKED_METRICS = (*GATED_METRICS, "device_memory_reserved", "host_memory")
 """The quantities that can be checked."""
 _ERROR_SHARE = 0.01
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# The characters that XML has not. A negated set of those that it has takes 30 ms to compile.
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 class CheckResult(NamedTuple):

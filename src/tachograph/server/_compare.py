@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from tachograph.catalog import Catalog
 from tachograph.comparison import (
@@ -23,23 +21,14 @@ from tachograph.comparison import (
 )
 from tachograph.exceptions import RunNotFoundError
 from tachograph.records import mark_non_finite
+from tachograph.server._models import CompareQuery
 from tachograph.store import SegmentError, Store, StoredRun
 
-__all__ = ["CompareQuery", "ComparisonPage", "VerdictLine", "build_comparison_page"]
+__all__ = ["ComparisonPage", "VerdictLine", "build_comparison_page"]
 
 _MAX_LEARN_S = 1.0
 """Summaries and new records of earlier runs are read for at most this long; the next request continues."""
 _UNREAD = "earlier runs with the same perf_tag are still being read: the noise of the step time may change"
-RunName = Annotated[str, Meta(min_length=1, max_length=512)]
-
-
-class CompareQuery(msgspec.Struct):
-    """Which runs to judge."""
-
-    run: Annotated[list[RunName], Meta(min_length=1, max_length=200)]
-    """A run to judge; can be repeated, for repeats of one training."""
-    against: Annotated[list[RunName], Meta(min_length=1, max_length=200)]
-    """A run to compare with; can be repeated."""
 
 
 class VerdictLine(msgspec.Struct):

@@ -22,6 +22,7 @@ __all__ = [
     "AlertView",
     "AlertsPage",
     "AttemptView",
+    "CompareQuery",
     "CompletionQuery",
     "CompletionsPage",
     "ControlAnswer",
@@ -313,6 +314,15 @@ class MetricsPage(msgspec.Struct):
     indexed_share: float = msgspec.field(name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
     metrics: list[MetricView]
+
+
+class CompareQuery(msgspec.Struct):
+    """Which runs to judge."""
+
+    run: Annotated[list[Name], Meta(min_length=1, max_length=200)]
+    """A run to judge; can be repeated, for repeats of one training."""
+    against: Annotated[list[Name], Meta(min_length=1, max_length=200)]
+    """A run to compare with; can be repeated."""
 
 
 class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

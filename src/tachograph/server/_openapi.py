@@ -30,7 +30,7 @@ _REFERENCE = "#/components/schemas/{name}"
 def openapi() -> dict[str, Any]:
     """Return the document."""
     route_models = [
-        model for route in ROUTES for model in (route.response, route.query, route.body) if model is not None
+        model for route in ROUTES for model in (route.response_model, route.query, route.body) if model is not None
     ]
     models = [*route_models, ErrorBody, LoginForm, LoginRequest, LogoutRequest, RunChanged, RunGone, StreamAlive]
     references, schemas = msgspec.json.schema_components(models, ref_template=_REFERENCE)
@@ -95,8 +95,9 @@ def _operation(route: Route, references: dict[type, Any], schemas: dict[str, Any
     ]
     if route.query is not None:
         parameters += _query_parameters(schemas[route.query.__name__])
-    if route.response is not None:
-        content = {"application/json": {"schema": references[route.response]}}
+    model = route.response_model
+    if model is not None:
+        content = {"application/json": {"schema": references[model]}}
     else:
         content = {media_type: {"schema": {"type": "string"}} for media_type in route.media_types}
     operation: dict[str, Any] = {

@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,6 @@ from tachograph.journal import (
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_pair_diff, download_patch
-from tachograph.server._compare import CompareQuery, ComparisonPage, build_comparison_page
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
@@ -30,6 +30,7 @@ from tachograph.server._identity import SCOPES, Identity, Scope
 from tachograph.server._lineage import LineagePage, build_lineage
 from tachograph.server._models import (
     AlertsPage,
+    CompareQuery,
     CompletionQuery,
     CompletionsPage,
     ControlRequest,
@@ -179,8 +180,8 @@ class Route(NamedTuple):
     path: str
     summary: str
     handler: Callable[[RequestContext], Any]
-    response: type | None
-    """The model of the response; None for a file."""
+    response: type | str | None
+    """The model of the response; None for a file. A model that takes long to import is given as ``module:name``."""
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     status: int = 200
@@ -188,6 +189,15 @@ class Route(NamedTuple):
     """The media types of a file."""
     scope: Scope = "read"
     """The scope that a key needs on a team's server."""
+
+    @property
+    def response_model(self) -> type | None:
+        """The model of the response, imported if necessary."""
+        if not isinstance(self.response, str):
+            return self.response
+        module, _, name = self.response.partition(":")
+        model: type = getattr(import_module(module), name)
+        return model
 
 
 def check_scope(route: Route, identity: Identity | None) -> None:
@@ -248,6 +258,12 @@ def _export_points(context: RequestContext) -> Response:
     columns = [*_COLUMNS[:-1], *([axis] if axis in _COMPUTED_AXES else []), "value"]
     lines = _csv_lines(columns, points) if query.format == "csv" else _json_lines(columns, points)
     return StreamingResponse(lines, 200, headers, media_type)
+
+
+def _compare_runs(context: RequestContext) -> msgspec.Struct:
+    from tachograph.server._compare import build_comparison_page  # needs many modules, and most pages do not
+
+    return build_comparison_page(context.store, context.catalog, context.open_run, context.query)
 
 
 def _list_controls(context: RequestContext) -> ControlsPage:
@@ -429,8 +445,8 @@ ROUTES = [
         "GET",
         "/api/v1/compare",
         "Judge whether runs differ from others in speed, memory and loss.",
-        lambda context: build_comparison_page(context.store, context.catalog, context.open_run, context.query),
-        ComparisonPage,
+        _compare_runs,
+        "tachograph.server._compare:ComparisonPage",
         CompareQuery,
     ),
     Route(
