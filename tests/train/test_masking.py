@@ -127,11 +127,26 @@ def test_chatml_masks_prompts(tokenizer):
     assert [rendered.text[start:end] for start, end in rendered.spans] == ["yes<|im_end|>"]
 
 
-def test_alpaca_masks_the_prompt(tokenizer):
-    found = render(tokenizer, {"instruction": "Add", "input": "1", "output": "2"}, type="alpaca")
-    assert found == "### Instruction:\nAdd\n\n### Input:\n1\n\n### Response:\n[2</s>]"
-    found = render(tokenizer, {"instruction": "Add", "output": "2", "system": "Be"}, type="alpaca")
-    assert found == "Be\n\n### Instruction:\nAdd\n\n### Response:\n[2</s>]"
+def test_alpaca_writes_the_prompts_of_its_dataset(tokenizer):
+    cases = [
+        (
+            {"instruction": "Add", "input": "1", "output": "2"},
+            "Below is an instruction that describes a task, paired with an input that provides further context. Write "
+            "a response that appropriately completes the request.\n\n### Instruction:\nAdd\n\n### Input:\n1\n\n"
+            "### Response:\n[2</s>]",
+        ),
+        (
+            {"instruction": "Add {x}", "input": "", "output": "2"},
+            "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+            "\n\n### Instruction:\nAdd {x}\n\n### Response:\n[2</s>]",
+        ),
+        (
+            {"instruction": "Add", "output": "2", "system": "Be"},
+            "Be\n\n### Instruction:\nAdd\n\n### Response:\n[2</s>]",
+        ),
+    ]
+    for row, expected in cases:
+        assert render(tokenizer, row, type="alpaca") == expected
 
 
 def test_custom_format_masks_the_prompt(tokenizer):

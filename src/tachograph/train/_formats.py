@@ -23,11 +23,19 @@ _NAMES = {
     "pretrain": "completion",
     "input_output": "input_output",
 }
+_TASK = "Below is an instruction that describes a task"
+_RESPONSE = "Write a response that appropriately completes the request."
 _ALPACA = {
-    "format": "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
-    "no_input_format": "### Instruction:\n{instruction}\n\n### Response:\n",
+    "system_prompt": f"{_TASK}. {_RESPONSE}",
+    "format": "### Instruction:\n{instruction}\n\n### Response:\n",
     "system_format": "{system}\n\n",
 }
+_ALPACA_WITH_INPUT = {
+    "system_prompt": f"{_TASK}, paired with an input that provides further context. {_RESPONSE}",
+    "format": "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+    "system_format": "{system}\n\n",
+}
+"""The prompts of the Alpaca dataset; a system prompt of the row takes the place of the sentence."""
 _PREFERENCE_PREFIXES = ("chatml.", "chat_template.", "llama3.", "zephyr.", "user_defined.")
 
 
@@ -60,8 +68,11 @@ def format_of(
     if name == "input_output":
         return _segments
     if name == "alpaca":
-        custom = CustomFormat.model_validate({**_ALPACA, "field_system": dataset.field_system})
-        return _custom(custom, trains_on_inputs)
+        plain, with_input = (
+            _custom(CustomFormat.model_validate({**prompts, "field_system": dataset.field_system}), trains_on_inputs)
+            for prompts in (_ALPACA, _ALPACA_WITH_INPUT)
+        )
+        return lambda row: with_input(row) if row.get("input") else plain(row)
     template = resolve_template(
         dataset.chat_template or config.chat_template,
         dataset.chat_template_jinja or config.chat_template_jinja,
