@@ -134,6 +134,36 @@ def test_recorder_methods_use_timestamps(logs):
         assert run.status == "running"
 
 
+@pytest.mark.parametrize("has_provider", [False, True])
+def test_training_recorder_is_created_with_config_and_exporters(provider, has_provider):
+    training = one_logger.TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4)
+    config = one_logger.OneLoggerConfig(
+        application_name="app", session_tag_or_fn="session", world_size_or_fn=1, telemetry_config=training
+    )
+    exporter = CollectingExporter()
+    recorder = one_logger.TrainingRecorder(config, [exporter])
+    if has_provider:
+        provider.configure(config, recorder)
+    recorder.on_app_start()
+    recorder.on_training_loop_start(3)
+    recorder.on_training_single_iteration_start()
+    recorder.on_training_single_iteration_end()
+    (loop,) = recorder.get_active_spans_by_name("training_loop")
+    assert loop.attributes.get_int_value("train_samples_start") == 12
+    recorder.on_training_loop_end()
+    recorder.on_app_end()
+    assert exporter.calls == [
+        ("start", "application"),
+        ("event", "one_logger_initialization"),
+        ("event", "update_training_telemetry_config"),
+        ("start", "training_loop"),
+        ("event", "training_metrics_update"),
+        ("stop", "training_loop"),
+        ("stop", "application"),
+    ]
+    assert (exporter.num_initialized, exporter.num_closed) == (1, 1)
+
+
 def test_default_recorder_rejects_other_objects():
     with pytest.raises(OneLoggerError, match="DefaultRecorder expects an Exporter, got str"):
         DefaultRecorder(["file"])

@@ -21,7 +21,7 @@ from tachograph.exceptions import ConfigError, TachographError
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
 from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
 from tachograph.one_logger._exporter import Exporter
-from tachograph.one_logger._recorder import DefaultRecorder, TrainingRecorder, get_recorder
+from tachograph.one_logger._recorder import DefaultRecorder, ExportFilter, RunRecorder, TrainingRecorder, get_recorder
 from tachograph.one_logger._relay import attach_exporters
 from tachograph.recorder import DisabledRun, Run, latest_run
 from tachograph.sinks import SinkDriver
@@ -68,7 +68,7 @@ class TrainingTelemetryProvider:
         self._base: OneLoggerConfig | None = None
         self._overrides: list[Mapping[str, Any]] = []
         self._exporters: list[Exporter] = []
-        self._filter: tuple[ExportCustomizationMode, Collection[Enum | str] | None] | None = None
+        self._filter: ExportFilter | None = None
         self._config: OneLoggerConfig | None = None
         self._run: Run | None = None
         """The run to attach to, if one was chosen."""
@@ -177,7 +177,7 @@ class TrainingTelemetryProvider:
         self._filter = (export_customization_mode, span_name_filter)
         return self
 
-    def configure(self, config: OneLoggerConfig, recorder: TrainingRecorder | SpanRecorder | None = None) -> None:
+    def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder | SpanRecorder | None = None) -> None:
         """Set up telemetry in one call.
 
         Args:
@@ -187,18 +187,17 @@ class TrainingTelemetryProvider:
         Raises:
             ConfigError: if the config or the recorder is invalid.
         """
-        if recorder is not None and not isinstance(recorder, (TrainingRecorder, SpanRecorder)):
+        if recorder is not None and not isinstance(recorder, (DefaultRecorder, SpanRecorder)):
             raise ConfigError(f"configure expects a DefaultRecorder, got {type(recorder).__name__}")
         self._start_building("configure")
         try:
             self.with_base_config(config)
-            if isinstance(recorder, DefaultRecorder):
-                for exporter in recorder.exporters:
-                    self.with_exporter(exporter)
-                self.with_export_customization(*recorder.export_filter)
-                recorder.is_configured = True
-            elif recorder is not None:
+            if isinstance(recorder, (RunRecorder, SpanRecorder)):
                 self._run = recorder.run
+            elif recorder is not None:
+                exporters, export_filter = recorder.hand_over()
+                self._exporters += exporters
+                self.with_export_customization(*export_filter)
             self.configure_provider()
         except BaseException:
             self.reset()  # so that the next attempt starts from scratch
@@ -307,7 +306,10 @@ class TrainingTelemetryProvider:
     @property
     def recorder(self) -> TrainingRecorder:
         """The recorder of the current span, else of the current run."""
-        return get_recorder()
+        span_recorder = get_recorder().span_recorder
+        if self._filter is None:
+            return RunRecorder(span_recorder, self._exporters)
+        return RunRecorder(span_recorder, self._exporters, self._filter)
 
     @property
     def one_logger_ready(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tachograph import spans
 from tachograph.exceptions import ConfigError
+from tachograph.one_logger._config import OneLoggerConfig
 from tachograph.one_logger._error_events import ErrorEvent
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._recorder_callbacks import RecorderCallbacks
@@ -30,23 +31,76 @@ from tachograph.spans import (
     attributes_of,
 )
 
-__all__ = ["DefaultRecorder", "TrainingRecorder", "get_recorder"]
+__all__ = ["DefaultRecorder", "ExportFilter", "RunRecorder", "TrainingRecorder", "get_recorder"]
+
+ExportFilter = tuple[ExportCustomizationMode, Collection[Enum | str] | None]
+_DEFAULT_FILTER: ExportFilter = (ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
 
 
-class TrainingRecorder(RecorderCallbacks):
-    """Records spans, events and errors into one run.
+class DefaultRecorder(RecorderCallbacks):
+    """Records into the current run, with exporters and a filter.
+
+    Pass it to `OneLoggerProvider.configure`, or use it alone: then the exporters and the filter take effect with its
+    first span or event, until `close`.
 
     Args:
-        span_recorder: the span recorder of the run.
+        exporters: the exporters.
+        export_customization_mode: how `span_name_filter` is used.
+        span_name_filter: names of spans.
+
+    Raises:
+        ConfigError: if an exporter is not one, or the mode needs names and there are none, or accepts none and there
+            are some.
     """
 
-    def __init__(self, span_recorder: SpanRecorder) -> None:
-        self._span_recorder = span_recorder
+    def __init__(
+        self,
+        exporters: Sequence[Exporter],
+        export_customization_mode: ExportCustomizationMode = ExportCustomizationMode.EXPORT_ALL_SPANS,
+        span_name_filter: Collection[Enum | str] | None = None,
+    ) -> None:
+        SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
+        self._exporters = list(exporters)
+        for exporter in self._exporters:
+            if not isinstance(exporter, Exporter):
+                raise ConfigError(f"{type(self).__name__} expects an Exporter, got {type(exporter).__name__}")
+        self._export_customization_mode = export_customization_mode
+        self._span_name_filter = span_name_filter
+        self._is_configured = False
+        """Whether a provider uses its exporters and its filter."""
+        self._lock = threading.Lock()
+        self._attached_run: Run | None = None
+        """The run to which its exporters are attached, if it is used alone."""
+        self._drivers: list[SinkDriver] = []
+
+    def hand_over(self) -> tuple[list[Exporter], ExportFilter]:
+        """Return the exporters and the filter to a provider, which uses them from now on."""
+        self._is_configured = True
+        return self._exporters, (self._export_customization_mode, self._span_name_filter)
 
     @property
     def span_recorder(self) -> SpanRecorder:
-        """The span recorder of the run."""
-        return self._span_recorder
+        """The span recorder of the current span, else of the current run."""
+        if not self._is_configured and self._attached_run is None:
+            with self._lock:
+                if self._attached_run is None:
+                    self._attach()
+        return spans.get_recorder()
+
+    def _attach(self) -> SpanRecorder:
+        """Attach the exporters and the filter to the current run, or to a new one if none is running."""
+        recorder = spans.get_recorder()
+        if recorder.run.status != "running":
+            recorder = spans.active_recorder(None)
+        ready_exporters = []
+        for exporter in self._exporters:
+            with recorder.guarded(f"initializing {type(exporter).__name__}"):
+                exporter.initialize()
+                ready_exporters.append(exporter)
+        recorder.customize_export(self._export_customization_mode, self._span_name_filter)
+        self._drivers = attach_exporters(recorder.run, ready_exporters)
+        self._attached_run = recorder.run
+        return recorder
 
     @property
     def run(self) -> Run:
@@ -107,83 +161,72 @@ class TrainingRecorder(RecorderCallbacks):
         return self.span_recorder.open_spans(span_name)
 
     def close(self) -> None:
-        """Stop all open spans and stop recording."""
-        self.span_recorder.close()
+        """Stop all open spans and close the exporters; finish the run if configuring or this recorder started it."""
+        run = self._attached_run
+        if run is None and not self._is_configured:
+            return  # it was not used
+        recorder = spans.recorder_of(run) if run is not None else spans.get_recorder()
+        recorder.close_open()
+        if recorder.owns_run:
+            recorder.run.finish()
+        elif run is not None and run.status == "running":
+            run.flush()
+            for driver in self._drivers:
+                run.remove_follower(driver)
+            recorder.customize_export(*_DEFAULT_FILTER)
+        self._attached_run, self._drivers = None, []
 
 
-class DefaultRecorder(TrainingRecorder):
-    """Records into the current run, with exporters and a filter.
-
-    Pass it to `OneLoggerProvider.configure`, or use it alone: then the exporters and the filter take effect with its
-    first span or event, until `close`.
+class TrainingRecorder(DefaultRecorder):
+    """A `DefaultRecorder` for a training job, as `provider.recorder` is.
 
     Args:
+        config: the config. Used alone, the recorder uses the training config in it; all else needs a provider.
         exporters: the exporters.
         export_customization_mode: how `span_name_filter` is used.
-        span_name_filter: names of spans.
-
-    Raises:
-        ConfigError: if an exporter is not one, or the mode needs names and there are none, or accepts none and there
-            are some.
+        span_name_filter: names of spans; by default iterations and their phases are not exported one by one.
     """
 
     def __init__(
         self,
-        exporters: Sequence[Exporter],
-        export_customization_mode: ExportCustomizationMode = ExportCustomizationMode.EXPORT_ALL_SPANS,
-        span_name_filter: Collection[Enum | str] | None = None,
+        config: OneLoggerConfig,
+        exporters: Sequence[Exporter] = (),
+        export_customization_mode: ExportCustomizationMode = ExportCustomizationMode.BLACKLIST_SPANS,
+        span_name_filter: Collection[Enum | str] | None = tuple(DEFAULT_SPANS_EXPORT_BLACKLIST),
     ) -> None:
-        SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
-        self.exporters = list(exporters)
-        for exporter in self.exporters:
-            if not isinstance(exporter, Exporter):
-                raise ConfigError(f"DefaultRecorder expects an Exporter, got {type(exporter).__name__}")
-        self.export_filter = (export_customization_mode, span_name_filter)
-        self.is_configured = False
-        """Whether a provider uses its exporters and its filter."""
-        self._lock = threading.Lock()
-        self._run: Run | None = None
-        """The run to which its exporters are attached, if it is used alone."""
-        self._drivers: list[SinkDriver] = []
+        super().__init__(exporters, export_customization_mode, span_name_filter)
+        self._config = config
+
+    def _attach(self) -> SpanRecorder:
+        recorder = super()._attach()
+        recorder.configure({"world_size": self._config.world_size_or_fn}, record="never")
+        if self._config.telemetry_config is not None:
+            recorder.configure(self._config.telemetry_config.parameters(), record="later")
+        return recorder
+
+
+class RunRecorder(TrainingRecorder):
+    """The recorder of one run, to which a provider or nothing has attached exporters."""
+
+    def __init__(
+        self,
+        span_recorder: SpanRecorder,
+        exporters: Sequence[Exporter] = (),
+        export_filter: ExportFilter = _DEFAULT_FILTER,
+    ) -> None:
+        self._span_recorder = span_recorder
+        self._exporters = list(exporters)
+        self._export_customization_mode, self._span_name_filter = export_filter
+        self._is_configured = True
 
     @property
     def span_recorder(self) -> SpanRecorder:
-        """The span recorder of the current span, else of the current run."""
-        if not self.is_configured and self._run is None:
-            self._attach()
-        return spans.get_recorder()
-
-    def _attach(self) -> None:
-        """Attach the exporters and the filter to the current run, or to a new one if none is running."""
-        with self._lock:
-            if self._run is not None:
-                return
-            recorder = spans.get_recorder()
-            if recorder.run.status != "running":
-                recorder = spans.active_recorder(None)
-            self._run = recorder.run
-            ready_exporters = []
-            for exporter in self.exporters:
-                with recorder.guarded(f"initializing {type(exporter).__name__}"):
-                    exporter.initialize()
-                    ready_exporters.append(exporter)
-            recorder.customize_export(*self.export_filter)
-            self._drivers = attach_exporters(recorder.run, ready_exporters)
+        """The span recorder of the run."""
+        return self._span_recorder
 
     def close(self) -> None:
-        """Stop all open spans and close the exporters; finish the run if configuring or this recorder started it."""
-        if self._run is None and not self.is_configured:
-            return  # it was not used
-        recorder = spans.recorder_of(self._run) if self._run is not None else spans.get_recorder()
-        recorder.close_open()
-        if recorder.owns_run:
-            recorder.run.finish()
-        elif self._run is not None and self._run.status == "running":
-            self._run.flush()
-            for driver in self._drivers:
-                self._run.remove_follower(driver)
-            recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
-        self._run, self._drivers = None, []
+        """Stop all open spans and stop recording."""
+        self._span_recorder.close()
 
 
 def get_recorder() -> TrainingRecorder:
@@ -191,4 +234,4 @@ def get_recorder() -> TrainingRecorder:
 
     If no run was started yet, one is started with the settings of the environment.
     """
-    return TrainingRecorder(spans.get_recorder())
+    return RunRecorder(spans.get_recorder())
