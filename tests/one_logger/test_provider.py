@@ -25,6 +25,7 @@ from tachograph.one_logger import (
     StandardTrainingJobSpanName,
     TelemetryConfig,
     TelemetryDataError,
+    TracingTimestamp,
     TrainingTelemetryAttributes,
     TrainingTelemetryConfig,
     TrainingTelemetryProvider,
@@ -512,6 +513,18 @@ def test_misuse_raises_in_strict_mode(configure, misuse):
         misuse()
     messages = [record["error"]["attributes"]["error_message"] for record in exported() if "error" in record]
     assert any(MISUSES[misuse] in message for message in messages)
+
+
+def test_fault_in_strict_mode_is_exported_and_raised(configure):
+    class Broken(Event):
+        def to_record(self):
+            raise RuntimeError("no record")
+
+    configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+    with application() as span, pytest.raises(RuntimeError, match="no record"):
+        span.add_event(Broken("x", TracingTimestamp.now()))
+    messages = [record["error"]["attributes"]["error_message"] for record in exported() if "error" in record]
+    assert any("RuntimeError while recording an event: no record" in message for message in messages)
 
 
 def test_strict_mode_accepts_correct_use(configure):

@@ -14,7 +14,7 @@ import functools
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal
 
@@ -38,7 +38,6 @@ __all__ = ["SpanRecorder"]
 _RECORDED_MARK = "__tachograph_recorded__"
 _MAX_OPEN = 10_000
 _MAX_MISUSES = 100
-_NO_GUARD = contextlib.nullcontext()
 
 
 class SpanRecorder:
@@ -130,7 +129,9 @@ class SpanRecorder:
 
     def guarded(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Return a guard that keeps faults from the training code, unless they are to propagate."""
-        return _NO_GUARD if self.propagate_exceptions else guard(activity, functools.partial(_report_fault, self.run))
+        if self.propagate_exceptions:
+            return _record_and_raise(self.run, activity)
+        return guard(activity, functools.partial(_report_fault, self.run))
 
     def report_misuse(self, problem: str) -> None:
         """Record a mistake in the use of spans, once, and log it; raise it instead if faults propagate."""
@@ -471,6 +472,18 @@ class SpanRecorder:
             span.stop_s = self.now()
         self._open_spans.clear()
         self.callback_iterations.clear()
+
+
+@contextlib.contextmanager
+def _record_and_raise(run: Run, activity: str) -> Iterator[None]:
+    """Record a fault before it propagates; a mistake of the caller was recorded where it was found."""
+    try:
+        yield
+    except TachographError:
+        raise
+    except Exception as fault:
+        _report_fault(run, activity, fault)
+        raise
 
 
 def _report_fault(run: Run, activity: str, fault: Exception) -> None:
