@@ -890,8 +890,8 @@ def test_steps_are_counted_while_skipping(tmp_path, logs, monkeypatch):
 
     def init(self):
         original(self)
-        self.every, self._step_s = 4, 1e-4
-        self._end_window = lambda: None
+        self.every, self._step_s, self._is_starting = 4, 1e-4, False
+        self._end_window = lambda _now_s: None
 
     monkeypatch.setattr(OverheadGovernor, "__init__", init)
     callback = callback_in(logs)

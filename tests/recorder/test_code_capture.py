@@ -29,7 +29,8 @@ from tachograph.reader.captured_code import (
     remove_unused_code_files,
     run_git,
 )
-from tachograph.recorder.collectors.code.capture import CaptureRequest, capture
+from tachograph.recorder.collectors.code.capture import capture
+from tachograph.recorder.collectors.code.request import CaptureRequest
 from tachograph.recorder.collectors.code.sources import loaded_files
 from tests.conftest import HANG_S, lines_of, wait_for
 

@@ -12,6 +12,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations._common.loop_observer import LoopObserver, active_observer, set_active_observer
 from tachograph.integrations._common.models import model_facts
+from tachograph.integrations._common.tensors import prepare_device
 from tachograph.integrations._common.torch_patches import TorchPatches
 from tachograph.recorder import Run
 
@@ -174,6 +175,7 @@ def watch(
     if not optimizers:
         raise ConfigError("optimizer=[]: expected a torch.optim.Optimizer or a list of them")
     observer = _get_observer(run, "watch")
+    prepare_device(optimizers[0])
     observer.logs_into_any = logs
     observer.norm_every = grad_norm_every
     observer.expect_steps()

@@ -9,9 +9,6 @@ import pytest
 from tachograph._base.guard import guard
 from tachograph.integrations._common.governor import OverheadGovernor, timed_hook
 
-WARM_UP = 128
-"""Iterations in which nothing is dropped."""
-
 
 class Loop:
     """Iterations of a given duration, whose hooks take a given time, with and without values."""
@@ -69,15 +66,34 @@ def test_sampling_settles():
 def test_sampling_that_saves_nothing_is_taken_back():
     loop = Loop()
     loop.run(20_000, step_s=0.001, cost_s=1e-6, base_s=50e-6)
-    assert loop.governor.every == 1 and [every for every, _ in loop.changes] == [2, 4, 1]
+    assert loop.governor.every == 1 and [every for every, _ in loop.changes] == [8, 1]
     loop.run(20_000, step_s=0.001, cost_s=100e-6, base_s=50e-6)  # now it saves a lot
     assert loop.governor.every > 4
 
 
 def test_short_runs_are_recorded_completely():
+    expensive, cheap = Loop(), Loop()
+    expensive.run(16, step_s=0.0001, cost_s=0.001)
+    assert expensive.values == list(range(16))
+    cheap.run(100, step_s=0.0001, cost_s=30e-6)
+    assert cheap.values == list(range(100))
+
+
+@pytest.mark.parametrize("cost_us", [45, 130, 350, 900])
+def test_first_second_stays_near_the_limit(cost_us):
     loop = Loop()
-    loop.run(WARM_UP, step_s=0.0001, cost_s=0.001)
-    assert loop.values == list(range(WARM_UP))
+    share = loop.run(250, step_s=0.004, cost_s=cost_us * 1e-6, base_s=3e-6)
+    assert share < max(0.012, (16 * cost_us + 8_000) * 1e-6)  # the first 16 iterations are recorded whatever they cost
+    assert len(loop.changes) <= 1
+    assert loop.run(250, step_s=0.004, cost_s=cost_us * 1e-6, base_s=3e-6) < 0.01
+
+
+def test_slow_first_launches_do_not_count():
+    loop = Loop()
+    for _ in range(3):
+        loop.run(1, step_s=0.5, cost_s=0.05)
+    loop.run(2000, step_s=0.004, cost_s=20e-6)
+    assert loop.values == list(range(2003))
 
 
 def test_sampling_returns_when_steps_get_longer():
@@ -118,9 +134,9 @@ def test_waiting_for_a_full_queue_does_not_count(monkeypatch):
 
 def test_phases_are_sampled_a_few_times_per_second():
     loop = Loop()
-    loop.run(250, step_s=0.004, cost_s=0.0)
+    loop.run(5, step_s=0.004, cost_s=0.0)
     num_before = len(loop.phases)
-    assert num_before == 250  # the duration of a step is not known yet
+    assert num_before == 5  # the duration of a step is not known yet
     loop.run(10_000, step_s=0.004, cost_s=0.0)
     assert 1.5 <= (len(loop.phases) - num_before) / 40 <= 3  # per second
     gaps = {later - earlier for earlier, later in itertools.pairwise(loop.phases[num_before + 1 :])}

@@ -1,10 +1,13 @@
 """Keeps the cost of observing a loop below a share of its step time, by sampling less.
 
-Hooks add the time that they take on the training thread to `spent_s`. After each window of iterations the governor
-compares the cost of an iteration with its duration. If the cost exceeds the limit, only one of every two iterations is
-recorded in detail, then one of four, and so on. Halving the sampling at most halves the cost, so it is doubled again
-only when the cost is well below half of the limit: it does not swing back and forth. Where halving it twice saves next
-to nothing, because the rest is the price of counting iterations at all, it is taken back.
+Hooks add the time that they take on the training thread to `spent_s`. All iterations are recorded in detail until that
+has taken a good part of what the limit allows for a second. By then the cost of a detailed iteration is known, and the
+sampling starts well within the limit.
+
+After each window of iterations the governor compares the cost of an iteration with its duration. If the cost exceeds
+the limit, half as many iterations are recorded in detail. That at most halves the cost, so their number is doubled
+again only when the cost is well below half of the limit: it does not swing back and forth. Where sampling saves next to
+nothing, because the rest is the price of counting iterations at all, it is taken back.
 
 The detailed iteration is picked at random within each group of `every`. A fixed rhythm could coincide with one of the
 loop: with four loader processes, every fourth batch may be slow.
@@ -32,8 +35,20 @@ __all__ = ["OverheadGovernor", "timed_callback", "timed_hook"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
+_FIRST_PHASES = 4
+"""Iterations after which their duration is estimated. Phases are the larger part of the cost."""
+
+_FIRST_ITERATIONS = 16
+"""Iterations that are always recorded in detail."""
+
+_FIRST_SHARE = 0.3
+"""Recording in detail may take this share of what the limit allows for a second, before the sampling starts."""
+
+_FIRST_LIMIT = 0.7
+"""The sampling starts with this share of the limit."""
+
 _WINDOW = 64
-"""Iterations between two decisions. Nothing is dropped in the first two windows, which contain the warm-up."""
+"""Iterations between two decisions."""
 
 _MIN_GROUPS = 8
 """Groups of `every` iterations in a window, each with one that is recorded in detail."""
@@ -71,6 +86,11 @@ class OverheadGovernor:
         self._futile_above_s = 0.0
         """Halving the sampling again is worth a try only above this cost."""
         self._step_s = 0.0
+        """The usual duration of an iteration; 0 if it is not known yet."""
+        self._full_cost_s: float | None = None
+        """The cost of an iteration before the sampling started, until the first window has shown what that saves."""
+        self._is_starting = True
+        """Whether all iterations are recorded in detail because their cost is not known yet."""
         self._last_end_s: float | None = None
         self._window_start_s = 0.0
         self._costs_s: tuple[list[float], list[float]] = ([], [])
@@ -81,7 +101,6 @@ class OverheadGovernor:
         self._launch_s = float("inf")
         self._has_values = False
         """Whether values were read or recorded since the last iteration ended."""
-        self._is_warm = False
         # Its own generator: the script may have seeded the shared one.
         self._random = random.Random(0)  # noqa: S311
 
@@ -144,10 +163,12 @@ class OverheadGovernor:
         self._costs_s[self._has_values].append(spent_s)
         self._has_values = False
         self._steps_s.append(now_s - last_end_s)
+        if self._is_starting:
+            self._estimate(now_s)
+            return
         is_long = now_s - self._window_start_s >= _MIN_WINDOW_S
         if is_long and len(self._steps_s) >= max(_WINDOW, _MIN_GROUPS * self.every):
-            self._window_start_s = now_s
-            self._end_window()
+            self._end_window(now_s)
 
     def values_handled(self) -> None:
         """Count the current iteration as one with values."""
@@ -167,20 +188,51 @@ class OverheadGovernor:
         self.spent_s += took_s - self.waited_s
         self.waited_s = 0.0
 
-    def _end_window(self) -> None:
-        costs_s, self._costs_s, self._skip_costs_s = (*self._costs_s, self._skip_costs_s), ([], []), []
-        steps_s, self._steps_s = sorted(self._steps_s), []
-        self._step_s = steps_s[len(steps_s) // 2]
-        if not self._is_warm:  # the first window contains the first launches and allocations
-            self._is_warm = True
-            self._launch_s = float("inf")
+    def _estimate(self, now_s: float) -> None:
+        """Learn the duration and the cost of the first iterations, and start to sample if they cost too much.
+
+        The medians leave out the first launches and allocations.
+        """
+        num_iterations = len(self._steps_s)
+        if num_iterations == _FIRST_PHASES:
+            self._step_s = _median(self._steps_s)
+        if num_iterations % _FIRST_ITERATIONS:
             return
-        cost_s = max(0.0, sum(len(group_s) * _trimmed_mean(group_s) for group_s in costs_s)) / len(steps_s)
+        self._step_s = _median(self._steps_s)
+        cost_s = _median(self._costs_s[True] or self._costs_s[False])
+        is_cheap = num_iterations * cost_s < _FIRST_SHARE * self._max_overhead * _MIN_WINDOW_S
+        if is_cheap and now_s - self._window_start_s < _MIN_WINDOW_S:
+            return
+        self._is_starting = False
+        self._start_window(now_s)
+        self._launch_s = float("inf")
+        limit_s = self._max_overhead * self._step_s
+        if self._max_overhead < 1 and cost_s > limit_s:
+            every = 2
+            while every < _MAX_EVERY and cost_s > every * _FIRST_LIMIT * limit_s:
+                every *= 2
+            self._full_cost_s = cost_s
+            self._set_every(every, cost_s)
+
+    def _start_window(self, now_s: float) -> None:
+        self._window_start_s = now_s
+        self._costs_s, self._skip_costs_s, self._steps_s = ([], []), [], []
+
+    def _end_window(self, now_s: float) -> None:
+        groups_s, steps_s = (*self._costs_s, self._skip_costs_s), self._steps_s
+        self._start_window(now_s)
+        self._step_s = _median(steps_s)
+        cost_s = max(0.0, sum(len(group_s) * _trimmed_mean(group_s) for group_s in groups_s)) / len(steps_s)
         self._decide(cost_s, self._max_overhead * self._step_s if self._max_overhead < 1 else float("inf"))
 
     def _decide(self, cost_s: float, limit_s: float) -> None:
         """Change the sampling if an iteration costs too much, or so little that more is affordable."""
         costs_s = self._costs_before_s
+        full_cost_s, self._full_cost_s = self._full_cost_s, None
+        if full_cost_s is not None and cost_s > _MIN_SAVING * full_cost_s:
+            self._futile_above_s = _RETRY_ABOVE * cost_s
+            self._set_every(1, cost_s)
+            return
         if costs_s and cost_s <= _MIN_SAVING * costs_s[-1]:
             self._futile_above_s = 0.0
         if len(costs_s) > 1 and cost_s > _MIN_SAVING * costs_s[-2]:
@@ -200,6 +252,10 @@ class OverheadGovernor:
     def _set_every(self, every: int, cost_s: float) -> None:
         self.every = every
         self._on_change(every, cost_s / self._step_s if self._step_s > 0 else 0.0)
+
+
+def _median(durations_s: Sequence[float]) -> float:
+    return sorted(durations_s)[len(durations_s) // 2]
 
 
 def _trimmed_mean(costs_s: list[float]) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tachograph._base.guard import guarded
 from tachograph.integrations._common.loop_state import MAX_PARTS
 from tachograph.reader import overview
 from tachograph.recorder import Run
 from tachograph.records import LazyValue, copy_to_host
 
-__all__ = ["gradient_norm", "number_from", "steps_completed", "sum_losses", "unscaled_loss"]
+__all__ = ["gradient_norm", "number_from", "prepare_device", "steps_completed", "sum_losses", "unscaled_loss"]
 
 
 def unscaled_loss(loss: Any, *, is_scaled: bool = False) -> Any:
@@ -44,6 +45,19 @@ def number_from(value: Any) -> Any:
         return copy_to_host(value.detach())
     except Exception:  # noqa: BLE001 - an error of the device, which the loop will meet itself
         return None
+
+
+@guarded("preparing to read values from a device")
+def prepare_device(optimizer: Any) -> None:
+    """Read a value from the device of an optimizer's parameters.
+
+    The first time allocates a buffer and loads a kernel, which takes 15 ms: not in the first step of the training.
+    """
+    torch: Any = sys.modules["torch"]
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameter = next(parameters, None)
+    if isinstance(parameter, torch.Tensor) and parameter.device.type == "cuda":
+        number_from(torch.zeros((), device=parameter.device))
 
 
 def sum_losses(losses: list[Any]) -> Any:

@@ -22,10 +22,11 @@ from tachograph.journal import RunFolder
 from tachograph.reader.captured_code import SourceFile, find_repository_root, write_code_file
 from tachograph.recorder.collectors.code.environment import interpreter, requirements
 from tachograph.recorder.collectors.code.git_status import GitStatus, diff_sections, read_status
+from tachograph.recorder.collectors.code.request import CaptureRequest
 from tachograph.recorder.collectors.code.sources import project_files
 from tachograph.records import mask_text
 
-__all__ = ["CaptureRequest", "capture", "capture_parts"]
+__all__ = ["capture", "capture_parts"]
 
 _MAX_DIFF_BYTES = 1 << 20
 _MAX_SECTION_BYTES = 100 << 10
@@ -37,19 +38,6 @@ _MAX_LISTED = 50
 _PACKAGES_S = 5.0
 _NO_COMMIT = {"missing": "no commit yet"}
 _SOURCE_SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".sh", ".md", ".cfg", ".ini")
-
-
-class CaptureRequest(msgspec.Struct, frozen=True):
-    """Facts that only the training process knows."""
-
-    run_folder: str
-    cwd: str
-    script: str | None
-    """The file that the process was started with; None in an interactive session."""
-    files: list[str]
-    """The files of loaded modules."""
-    git: bool = True
-    """Whether to read the repository."""
 
 
 class _LeftOut:
@@ -182,7 +170,8 @@ def _store_files(
             untracked_sources[path] = True
         elif b"__pycache__/" not in name:
             left_out.add(name, "not a source file")
-    loaded_paths = dict.fromkeys([*script, *project_files(request.files, [base, request.cwd])])
+    loaded_files = [os.path.normpath(os.path.join(request.cwd, path)) for path in request.files]
+    loaded_paths = dict.fromkeys([*script, *project_files(loaded_files, [base, request.cwd])])
     # The code comes first: of two files that do not fit, it is the more important one.
     paths = {path: untracked_sources.get(path, False) for path in [*loaded_paths, *untracked_sources]}
     num_bytes = {False: 0, True: 0}

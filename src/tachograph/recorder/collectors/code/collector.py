@@ -81,7 +81,7 @@ class CodeCollector:
     def _ask(self) -> None:
         from tachograph._base.detached import DetachedProcess
         from tachograph._base.typed import decode_json
-        from tachograph.recorder.collectors.code.capture import CaptureRequest
+        from tachograph.recorder.collectors.code.request import CaptureRequest
         from tachograph.recorder.collectors.code.sources import loaded_files, script_file
 
         assert self._run.folder is not None  # noqa: S101 - only recorded runs have a collector

@@ -14,9 +14,9 @@ _FOREIGN_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache
 
 
 def loaded_files() -> list[str]:
-    """Return the source files of the modules that this process has loaded."""
+    """Return the source files of the modules that this process has loaded, as the modules name them."""
     paths = map(_file_of, list(sys.modules.values()))
-    return list(dict.fromkeys(os.path.abspath(path) for path in paths if path and path.endswith((".py", ".pyw"))))
+    return list(dict.fromkeys(path for path in paths if path and path.endswith((".py", ".pyw"))))
 
 
 def script_file() -> str | None:
