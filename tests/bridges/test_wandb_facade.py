@@ -21,6 +21,8 @@ import pytest
 
 import tachograph
 from tachograph import wandb
+from tachograph.journal import RunFolder
+from tachograph.store import MetricAxis, StoredRun
 from tests.conftest import HANG_S, lines_of
 from tests.remote.conftest import team  # noqa: F401 - a fixture
 
@@ -305,6 +307,25 @@ def test_global_step_in_a_row_is_its_step(logs):
         run.log({"loss": 0.2, "global_step": 700}, step=3)
         assert (run.step, run.summary["global_step"]) == (3, 600)
     assert rows(logs / "x") == [(500, {"loss": 1.0}), (600, {"loss": 0.5}), (3, {"loss": 0.2, "global_step_": 700})]
+
+
+def test_axes_of_metrics_are_recorded(logs):
+    """By name, for each metric that a pattern means; a definition of its own comes first."""
+    with wandb.init(name="axes") as run:
+        run.log({"early/a": 1.0, "epoch": 3, "n": {"early": 1.0}})
+        run.define_metric("epoch")
+        for pattern in ("early/*", "n/*", "val/*"):
+            run.define_metric(pattern, step_metric="epoch")
+        run.define_metric("val/own", summary="min")
+        run.log({"val/a": 1.0, "val/own": 1.0, "train/a": 1.0})
+    stored = StoredRun(RunFolder(logs / "axes"))
+    stored.refresh()
+    step_metrics = stored.digest.step_metrics
+    assert [step_metrics.get(name) for name in ("early/a", "n/early", "val/a")] == ["epoch"] * 3
+    assert not step_metrics.keys() & {"epoch", "val/own", "train/a"}
+    (line,), _ = stored.series("val/a", axis=MetricAxis("epoch"))
+    assert (line.x, line.y) == ([3.0], [1.0])
+    assert stored.series("val/a", axis=MetricAxis("unknown"))[0] == []
 
 
 def test_each_new_table_is_recorded_whole(logs):

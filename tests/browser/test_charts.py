@@ -11,6 +11,7 @@ import msgspec
 from playwright.sync_api import expect
 
 import tachograph
+import tachograph.wandb as wandb
 from tests.browser.test_live import panel, plot_box
 from tests.conftest import wait_for
 
@@ -166,3 +167,36 @@ def test_attempts_of_resumed_run_share_one_axis(page, dashboard, logs):
         (0, 0.0, 49.0),
         (1, 30.0, 59.0),
     ]
+
+
+def test_metrics_are_drawn_on_the_axis_of_define_metric(page, dashboard, logs, monkeypatch):
+    """Also those that a pattern defines, and those that were logged before; the step is one click away."""
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    with wandb.init(project="p", name="axes", settings={"silent": True}) as run:
+        run.log({"early/score": 1.0, "epoch": 0})
+        run.define_metric("early/*", step_metric="epoch")
+        run.define_metric("val/*", step_metric="epoch")
+        for number in range(1, 41):
+            run.log({"loss": 1 / number})
+            if number % 10 == 0:
+                run.log({"val/acc": 0.5, "early/score": 2.0, "epoch": 7 * number})
+    with page.expect_response(re.compile("x_metric=epoch")):
+        page.goto(dashboard().url + "#/run/axes/charts")
+    read = "fetch('api/v1/runs/axes/series?name=val/acc&name=early/score&x_metric=epoch').then(answer => answer.json())"
+    lines = {series["name"]: series["lines"][0]["x"] for series in page.evaluate(read)["series"]}
+    assert lines == {"val/acc": [70, 140, 210, 280], "early/score": [0, 70, 140, 210, 280]}
+    for name in lines:
+        expect(panel(page, name)).to_contain_text("by epoch")
+    expect(panel(page, "loss")).not_to_contain_text("by")
+    box = plot_box(page, "val/acc")
+    page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
+    expect(panel(page, "val/acc")).to_contain_text(re.compile(r"epoch 2[67]\d"))
+    with page.expect_response(re.compile("x_metric=epoch.*low=")):  # the address of the page keeps the range of steps
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=5)
+        page.mouse.up()
+    assert "low=" not in page.url
+    page.get_by_role("button", name="Zoom out").click()
+    with page.expect_response(re.compile(r"/series\?x=step&points=.*val%2Facc")):
+        page.get_by_role("button", name="own axes").click()
+    expect(panel(page, "val/acc")).not_to_contain_text("by epoch")

@@ -16,6 +16,8 @@ import { merge, numPoints, pointsUpTo } from "./model/series";
 /** The part of the x axis to load; null loads everything. */
 export interface SeriesRange {
   x: XAxis;
+  /** The metric that is the x axis, instead of `x`; always the same for one loader. */
+  xMetric?: string;
   low: number | null;
   high: number | null;
 }
@@ -181,12 +183,12 @@ export class SeriesLoader {
 
   /** A zoomed range is extended to the left by its own width, so that smoothing has earlier points to start from. */
   #query(run: string): Omit<SeriesQuery, "name"> {
-    const { x, low, high: end } = this.#range;
+    const { x, xMetric: x_metric = null, low, high: end } = this.#range;
     const limit = this.#limits.get(run) ?? null;
     const high = end === null || limit === null ? (end ?? limit) : Math.min(end, limit);
-    if (low !== null && high !== null && high <= low) return { x, low: high, high, points: this.#points };
-    if (low === null || high === null) return { x, low, high, points: this.#points };
-    return { x, low: low - (high - low), high, points: 2 * this.#points };
+    if (low !== null && high !== null && high <= low) return { x, x_metric, low: high, high, points: this.#points };
+    if (low === null || high === null) return { x, x_metric, low, high, points: this.#points };
+    return { x, x_metric, low: low - (high - low), high, points: 2 * this.#points };
   }
 
   #update(entry: Entry, page: SeriesPage, index: number, version: string): void {

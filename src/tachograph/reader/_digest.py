@@ -30,7 +30,15 @@ from tachograph.reader._failure import Failure, failure_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._plugins import PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT, PluginUse, plugins_of
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
-from tachograph.records import CONFIG_CHANGED, POINT_KINDS, SUMMARY, clock_jump_s, finite_or_none, step_of
+from tachograph.records import (
+    CONFIG_CHANGED,
+    METRIC_DEFINED,
+    POINT_KINDS,
+    SUMMARY,
+    clock_jump_s,
+    finite_or_none,
+    step_of,
+)
 
 __all__ = ["Attempt", "ControlState", "RunDigest"]
 
@@ -150,6 +158,18 @@ class RunDigest:
     def summary(self) -> dict[str, Any]:
         """The results of the whole run that the training code stated, such as its best accuracy."""
         return _merge_field("summary", self.latest("event", SUMMARY))
+
+    @property
+    def step_metrics(self) -> dict[str, str]:
+        """The metrics that the training code has given another metric as their x axis, and this metric."""
+        step_metrics: dict[str, str] = {}
+        for record in self.latest("event", METRIC_DEFINED):
+            metric, step_metric = record.get("metric"), record.get("step_metric")
+            if isinstance(metric, str) and isinstance(step_metric, str):
+                step_metrics[metric] = step_metric
+            elif isinstance(metric, str):
+                step_metrics.pop(metric, None)
+        return step_metrics
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -43,6 +43,9 @@ CONFIG_CHANGED = "config_changed"
 SUMMARY = "summary"
 """Name of the event that states results of the whole run."""
 
+METRIC_DEFINED = "define_metric"
+"""Name of the event that states the x axis of a metric, as `step_metric`, or what else W&B's `define_metric` does."""
+
 BASELINE_SPEED = "baseline_speed"
 """The name of the event with the step times of earlier runs that should be equally fast."""
 

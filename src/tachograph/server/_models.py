@@ -305,6 +305,8 @@ class MetricView(msgspec.Struct, kw_only=True):
     low: float | None = None
     high: float | None = None
     num_not_finite: int = 0
+    x_metric: str | None = None
+    """The metric that the training code chose as the x axis of its chart, as with W&B's `define_metric`."""
 
 
 class MetricsPage(msgspec.Struct):
@@ -330,6 +332,10 @@ class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
     x: XAxis = "step"
+    x_metric: Annotated[
+        Name | None,
+        Meta(description="Metric that is the x axis, instead of `x`. Only records that have it are included."),
+    ] = None
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
     points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per line.")] = 2_000

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from tachograph.exceptions import ConfigError
+from tachograph.exceptions import ColumnStoreError, ConfigError
 from tachograph.journal import REQUESTS, RunFolder, RunState, state_at_end
 from tachograph.reader import (
     Attempt,
@@ -53,7 +53,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import Axis, SeriesSource, Store, StoredRun, annotations_changed_at
+from tachograph.store import AnyAxis, Axis, MetricAxis, SeriesSource, Store, StoredRun, annotations_changed_at
 
 __all__ = [
     "build_controls_page",
@@ -245,6 +245,8 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
     """Return a summary of every metric."""
     summaries = run.metrics()
     copies = find_copies(summaries)
+    with run.lock:
+        step_metrics = run.digest.step_metrics
     return MetricsPage(
         version=run.version,
         indexed_share=run.indexed_share,
@@ -258,6 +260,7 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
                 last=encode_number(summary.last),
                 low=finite_or_none(summary.low),
                 high=finite_or_none(summary.high),
+                x_metric=step_metrics[name] if step_metrics.get(name) in summaries else None,
             )
             for name, summary in summaries.items()
         ],
@@ -268,7 +271,7 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
     """Return the points of metrics in a range, or only points recorded since an earlier response."""
     with run.lock:
         after = _parse_cursor(query.after, run.generation)
-        if query.x in _MOVING_AXES:
+        if query.x in _MOVING_AXES or query.x_metric is not None:
             after = None  # a new step may move earlier ones: the length of an epoch is known when it ends
         # The lock is held throughout: all series and the cursor must be of the same moment.
         series = build_series(run, query, query.points, after)
@@ -292,7 +295,7 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
         after: the number of rows of each stream to skip.
     """
     with run.lock:
-        axis, low, high, shift = resolve_range(run, query)
+        axis, low, high, shift = _resolve_any_range(run, query)
         problem = run.axis_problem(axis)
         views = []
         for name in dict.fromkeys(query.name):
@@ -311,6 +314,8 @@ def build_source_series(source: SeriesSource, run: StoredRun, query: SeriesQuery
     Raises:
         ColumnStoreError: if it cannot be reached, or only the files have the answer.
     """
+    if query.x_metric is not None:
+        raise ColumnStoreError("a metric as the x axis is read from files")
     with run.lock:
         axis, low, high, shift = resolve_range(run, query)
     metric_names = source.metric_names
@@ -333,6 +338,12 @@ def _shift_series(view: SeriesView, shift: float) -> None:
             item.mean_x = [position - shift for position in item.mean_x]
         for mark in view.marks:
             mark.x -= shift
+
+
+def _resolve_any_range(run: StoredRun, query: Any) -> tuple[AnyAxis, float | None, float | None, float]:
+    """Return the same as `resolve_range`, for a query that may choose a metric as its axis."""
+    x_metric = getattr(query, "x_metric", None)
+    return resolve_range(run, query) if x_metric is None else (MetricAxis(x_metric), query.low, query.high, 0.0)
 
 
 def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:

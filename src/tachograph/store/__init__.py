@@ -15,10 +15,12 @@ from tachograph.store._chart_lines import (
 from tachograph.store._columns import (
     CHUNK,
     MARK_KINDS,
+    AnyAxis,
     AttemptRange,
     Axis,
     Floats,
     Integers,
+    MetricAxis,
     SeriesPart,
     StreamRows,
 )
@@ -39,7 +41,9 @@ __all__ = [
     "MAX_RAW_POINTS",
     "MIN_COARSE_POINTS",
     "AttemptRange",
+    "AnyAxis",
     "Axis",
+    "MetricAxis",
     "CompletionLocation",
     "CompletionView",
     "Floats",

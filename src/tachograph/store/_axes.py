@@ -22,6 +22,7 @@ from tachograph.store._tail import SeriesStats
 __all__ = [
     "AttemptSteps",
     "Knots",
+    "SourceOnMetric",
     "SourceWithPositions",
     "RecordedValues",
     "attempt_steps",
@@ -235,3 +236,33 @@ class SourceWithPositions:
         first = part.rows_at(np.arange(0, len(part.summary.low) * CHUNK, CHUNK))
         changes: dict[str, Any] = {self._column: self.rows(stream).column(self._column)[first]}
         return part._replace(summary=part.summary._replace(**changes))
+
+
+class SourceOnMetric(SourceWithPositions):
+    """A source whose rows lie where their values of a metric are; rows without the metric have no position."""
+
+    def __init__(self, source: ColumnSource, name: str) -> None:
+        """Create the source.
+
+        Args:
+            source: the recorded columns.
+            name: the metric.
+        """
+        super().__init__(source, {}, "position")
+        self._name = name
+
+    def rows(self, stream: str) -> StreamRows:
+        rows = self._rows.get(stream)
+        if rows is None:
+            rows = self._source.rows(stream)
+            positions = np.full(len(rows.step), np.nan)
+            part = self._source.series_part(stream, self._name)
+            if part is not None:
+                positions[part.rows_at(np.arange(len(part.values)))] = part.values
+            ranges = []
+            for each, (_, first, end) in zip(rows.ranges, _attempt_rows(rows), strict=True):
+                within = positions[first:end]
+                is_sorted = not np.isnan(within).any() and bool(np.all(np.diff(within) >= 0))
+                ranges.append(each._replace(sorted_by=(*each.sorted_by[:3], is_sorted)))
+            rows = self._rows[stream] = rows._replace(ranges=ranges, position=positions)
+        return rows

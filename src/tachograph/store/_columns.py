@@ -17,10 +17,12 @@ __all__ = [
     "CHUNK",
     "COLUMNS",
     "MARK_KINDS",
+    "AnyAxis",
     "Axis",
     "Column",
     "Floats",
     "Integers",
+    "MetricAxis",
     "StreamRows",
     "SeriesPart",
     "AttemptRange",
@@ -31,6 +33,15 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.integer]
 Axis = Literal["step", "time", "epoch", "samples", "tokens", "training_time"]
+
+
+class MetricAxis(NamedTuple):
+    """An axis on which each record lies where its value of a metric is. Records without the metric have no place."""
+
+    name: str
+
+
+AnyAxis = Axis | MetricAxis
 Column = Literal["step", "time", "epoch", "position"]
 """The column with the positions of rows on an axis: `position` for axes that are computed and not recorded."""
 COLUMNS: tuple[Column, ...] = ("step", "time", "epoch", "position")

@@ -46,9 +46,10 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
+from tachograph.store._axes import SourceOnMetric
 from tachograph.store._axis_sources import AxisKnots, AxisSources, add_positions, find_knots, join_training_time
 from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
-from tachograph.store._columns import Axis, Column, Floats, Integers
+from tachograph.store._columns import AnyAxis, Axis, Column, Floats, Integers, MetricAxis
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._knots_budget import KnotsBudget
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
@@ -372,16 +373,21 @@ class StoredRun:
     def _sources(self) -> list[ColumnSource]:
         return [*self._segments, self._tail]
 
-    def _sources_on(self, axis: Axis) -> AxisSources:
+    def _sources_on(self, axis: AnyAxis) -> AxisSources:
         """Return the sources with positions on an axis; the same as before until there are new rows or another axis."""
-        if axis in {"step", "time"}:
+        if axis == "step" or axis == "time":  # noqa: PLR1714 - mypy understands it
             return add_positions(self._sources, find_knots(self._sources, axis, self.digest))
         state = self._axis_state(axis)
         if self._cached_sources is None or self._cached_sources[0] != state:
-            self._cached_sources = (state, add_positions(self._sources, self._knots_on(axis)))
+            if isinstance(axis, MetricAxis):
+                sources: list[ColumnSource] = [SourceOnMetric(source, axis.name) for source in self._sources]
+                problem = None if axis.name in self._series else f"no metric {axis.name!r} in this run"
+                self._cached_sources = (state, AxisSources(sources, "position", problem))
+            else:
+                self._cached_sources = (state, add_positions(self._sources, self._knots_on(axis)))
         return self._cached_sources[1]
 
-    def _axis_state(self, axis: Axis) -> object:
+    def _axis_state(self, axis: AnyAxis) -> object:
         """Return a value that changes whenever positions on an axis may change."""
         return axis, self.version, sum(source.num_changes for source in self._sources)
 
@@ -399,12 +405,12 @@ class StoredRun:
         """Forget the knots of the last axis; the next query computes them again."""
         self._cached_knots = None
 
-    def axis_problem(self, axis: Axis) -> str | None:
+    def axis_problem(self, axis: AnyAxis) -> str | None:
         """Return why the run has no positions on an axis; None if it has."""
         return None if axis in {"step", "time", "epoch"} else self._computed_axis_problem(axis)
 
     @_query
-    def _computed_axis_problem(self, axis: Axis) -> str | None:
+    def _computed_axis_problem(self, axis: AnyAxis) -> str | None:
         return self._sources_on(axis).problem
 
     @property
@@ -498,7 +504,7 @@ class StoredRun:
         self,
         name: str,
         *,
-        axis: Axis = "step",
+        axis: AnyAxis = "step",
         low: float | None = None,
         high: float | None = None,
         num_points: int = 2_000,

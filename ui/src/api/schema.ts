@@ -272,6 +272,8 @@ export interface MetricView {
   low: number | null;
   high: number | null;
   num_not_finite: number;
+  /** The metric that the training code chose as the x axis of its chart, as with W&B's `define_metric`. */
+  x_metric: string | null;
 }
 
 /** The points of several metrics. */
@@ -1167,7 +1169,7 @@ export interface Routes {
   /** Return the points of one or more metrics, downsampled so that every extreme is kept. */
   "GET /api/v1/runs/{run}/series": {
     path: { run: string };
-    query: { name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null; after?: string | null };
+    query: { name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; x_metric?: string | null; low?: number | null; high?: number | null; points?: number | null; after?: string | null };
     body: null;
     response: SeriesPage;
   };

@@ -119,6 +119,7 @@ describe("the chart view of an alert", () => {
     const view = chartViewFor(resolved(), { ...defaultView, smoothing: 0.5, isLog: true }, 50_000);
     expect(view).toEqual({
       x: "step",
+      usesDefinedAxes: false,
       smoothing: 0.5,
       isLog: true,
       showsParents: false,

@@ -131,7 +131,14 @@ export function chartViewFor(alert: AlertView, view: ChartView, lastStep: number
     const [low, high] = [Math.min(...steps), Math.max(...steps)];
     const margin = Math.ceil(Math.max(20, (high - low) / 2, (lastStep ?? high) / 100));
     const end = Math.max(high + 1, Math.min(high + margin, lastStep ?? Infinity));
-    return { ...view, x: "step", search, low: Math.max(Math.min(0, low), low - margin), high: end };
+    return {
+      ...view,
+      x: "step",
+      usesDefinedAxes: false,
+      search,
+      low: Math.max(Math.min(0, low), low - margin),
+      high: end,
+    };
   }
   const times = known([alert.opened_time, alert.updated_time, alert.resolved_time]);
   if (times.length > 0) {

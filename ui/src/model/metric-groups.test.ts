@@ -28,6 +28,7 @@ const metric = (name: string, kind = "step"): MetricView => ({
   count: 1,
   last: 1,
   last_step: 0,
+  x_metric: null,
   low: 1,
   high: 1,
   num_not_finite: 0,
@@ -87,6 +88,13 @@ test("a metric is hidden only if it repeats another one in every run", () => {
   expect(shown([metric("train_loss"), copy])).toEqual(["train_loss"]);
   expect(shown([metric("train_loss"), copy], [metric("loss")])).toEqual(["train_loss", "loss"]);
   expect(shown([metric("loss")], [metric("train_loss"), copy])).toEqual(["loss", "train_loss"]);
+});
+
+test("metrics of several runs have an x axis of their own if it is the same in all", () => {
+  const on = (x_metric: string | null): MetricView[] => [{ ...metric("val/acc"), x_metric }];
+  const axis = (...pages: MetricView[][]): string | null | undefined => mergeMetrics(pages)[0]?.x_metric;
+  expect([axis(on("epoch")), axis(on("epoch"), on("epoch"))]).toEqual(["epoch", "epoch"]);
+  expect([axis(on("epoch"), on(null)), axis(on("epoch"), on("frames"), on("frames"))]).toEqual([null, null]);
 });
 
 test("only groups about the training are open at first", () => {

@@ -71,12 +71,16 @@ export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number)
 /** Whether a metric gets a chart of its own: it does not repeat another one. */
 export const isShown = ({ same_as }: MetricView): boolean => same_as === null;
 
-/** The metrics of several runs. One that repeats another one in some runs only is shown. */
+/** The metrics of several runs. One that repeats another one in some runs only is shown; so are axes that differ. */
 export function mergeMetrics(pages: MetricView[][]): MetricView[] {
   const byName = new Map<string, MetricView>();
   for (const metric of pages.flat()) {
-    const known = byName.get(metric.name);
-    byName.set(metric.name, { ...metric, same_as: known ? known.same_as && metric.same_as : metric.same_as });
+    const { same_as, x_metric } = byName.get(metric.name) ?? metric;
+    byName.set(metric.name, {
+      ...metric,
+      same_as: same_as && metric.same_as,
+      x_metric: x_metric === metric.x_metric ? x_metric : null,
+    });
   }
   return [...byName.values()];
 }

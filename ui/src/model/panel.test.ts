@@ -32,6 +32,7 @@ test("positions carry the unit of their axis", () => {
   expect(positionText(12.4, defaultView)).toBe("step 12");
   expect(positionText(90, { ...defaultView, x: "relative" })).toBe("1 min 30 s");
   expect(positionText(1.5, { ...defaultView, x: "epoch" })).toBe("epoch 1.5");
+  expect(positionText(1.5, defaultView, "env/frames")).toBe("env/frames 1.5");
 });
 
 test("an empty chart says why it is empty", () => {

@@ -33,8 +33,9 @@ export function legendValues(
   });
 }
 
-/** A position on the x axis, as text. */
-export function positionText(x: number, { x: axis }: Pick<ChartView, "x">): string {
+/** A position on the x axis, as text; the axis may be a metric. */
+export function positionText(x: number, { x: axis }: Pick<ChartView, "x">, xMetric: string | null = null): string {
+  if (xMetric !== null) return `${xMetric} ${number(x, 4)}`;
   if (axis === "time") return clock(x);
   if (axis === "relative") return duration(x);
   return `${axis} ${axis === "step" ? number(Math.round(x)) : number(x, 4)}`;

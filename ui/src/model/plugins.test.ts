@@ -13,6 +13,7 @@ const metric = (name: string, last: number): MetricView => ({
   signal: null,
   same_as: null,
   num_not_finite: 0,
+  x_metric: null,
 });
 
 describe("plugin metrics", () => {

@@ -22,6 +22,8 @@ export type Route =
 
 export interface ChartView {
   x: XAxis;
+  /** Whether a metric that the training code gave another x axis is drawn on it, instead of on the step. */
+  usesDefinedAxes: boolean;
   /** The weight of a neighbouring point, 0 to 0.999; null chooses it by the number of points. */
   smoothing: number | null;
   isLog: boolean;
@@ -36,6 +38,7 @@ export interface ChartView {
 export const maxComparedRuns = 12;
 export const defaultView: ChartView = {
   x: "step",
+  usesDefinedAxes: true,
   smoothing: null,
   isLog: false,
   showsParents: false,
@@ -82,6 +85,7 @@ function parseView(parameters: URLSearchParams): ChartView {
   const axis = parameters.get("x") ?? "";
   return {
     x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
+    usesDefinedAxes: parameters.get("axes") !== "step",
     smoothing: parseSmoothing(parseNumber(parameters.get("smooth"))),
     isLog: parameters.get("log") === "1",
     showsParents: parameters.get("parents") === "1",
@@ -111,6 +115,7 @@ export function format(route: Route): string {
   for (const other of route.others) parameters.append("with", other);
   const { view } = route;
   if (view.x !== defaultView.x) parameters.set("x", view.x);
+  if (!view.usesDefinedAxes) parameters.set("axes", "step");
   if (view.smoothing !== defaultView.smoothing) parameters.set("smooth", String(view.smoothing));
   if (view.isLog) parameters.set("log", "1");
   if (view.showsParents) parameters.set("parents", "1");

@@ -1,13 +1,14 @@
 /** Loads the series of one panel while the panel is visible. */
 
 import { untrack } from "svelte";
-import type { SeriesView, XAxis } from "../api";
+import type { SeriesView } from "../api";
 import type { SeriesLoader } from "../series-loader";
 
 interface Inputs {
   name: string;
   runs: string[];
-  axis: XAxis;
+  /** Changes with the x axis. */
+  axis: string;
   loader: SeriesLoader;
   isVisible: boolean;
   onseries: (series: SeriesView) => void;

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tachograph.bridges.wandb.facade.errors import Error
 from tachograph.bridges.wandb.facade.summary import AGGREGATES, WandbSummary
 
-__all__ = ["DefinedMetric", "define", "with_step_metrics"]
+__all__ = ["DefinedMetric", "define", "step_metric_of", "with_step_metrics"]
 
 
 class DefinedMetric(NamedTuple):
@@ -48,6 +48,13 @@ def define(name: Any, step_metric: Any, summary: Any, goal: Any, hidden: Any) ->
     if goal not in goals:
         raise Error(f"define_metric: goal={goal!r} is neither minimize nor maximize")
     return DefinedMetric(name, step_metric, kinds, goals[goal], hidden)
+
+
+def step_metric_of(name: str, metrics: list[DefinedMetric]) -> str | None:
+    """Return the x axis of a metric: of its own definition, else of the first one that matches it."""
+    matching = [metric for metric in metrics if metric.matches(name)]
+    definition = next((metric for metric in matching if metric.name == name), matching[0] if matching else None)
+    return definition.step_metric if definition is not None and definition.step_metric != name else None
 
 
 def with_step_metrics(row: dict[str, Any], metrics: list[DefinedMetric], summary: WandbSummary) -> dict[str, Any]:

@@ -38,11 +38,11 @@ from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifa
 from tachograph.bridges.wandb.facade.config import RunConfig
 from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
 from tachograph.bridges.wandb.facade.errors import UnsupportedError
-from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, with_step_metrics
+from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary
 from tachograph.recorder import DisabledRun, Run
-from tachograph.records import AlertRecord, is_array
+from tachograph.records import METRIC_DEFINED, AlertRecord, is_array
 from tachograph.settings import Settings
 
 __all__ = ["AlertLevel", "DisabledWandbRun", "OtherRecords", "WandbRun"]
@@ -74,6 +74,7 @@ class WandbRun:
 
     __slots__ = (
         "_alert_times",
+        "_axes",
         "_config",
         "_entity",
         "_group",
@@ -140,6 +141,8 @@ class WandbRun:
         self._summary = WandbSummary(self._last, run.log_summary, lambda: self._step - 1, self._start_s)
         self._not_recorded = UnrecordedCalls(run)
         self._metrics: list[DefinedMetric] = []
+        self._axes: dict[str, str | None] = {}
+        """The x axis of each metric, as far as it is recorded."""
         self._pending: dict[str, Any] = {}
         self._step = first_step
         self._is_finished = False
@@ -367,6 +370,8 @@ class WandbRun:
             self._run.log({**values, **step_column}, step)
             if others is not None:
                 others.script_names.update(values)
+            if self._metrics:
+                self._record_axes(values)
         self._summary.add_row({name: _copy_value(value) for name, value in values.items()})
 
     def _place(self, script_step: int | None = None) -> tuple[int, dict[str, int]]:
@@ -434,8 +439,24 @@ class WandbRun:
             self._define_summary(metric.name, metric)
         kinds = list(metric.summary) or None
         fields: dict[str, Any] = {**metric._asdict(), "name": None, "metric": metric.name, "summary": kinds}
-        self._run.event("define_metric", **{key: value for key, value in fields.items() if value is not None})
+        self._run.event(METRIC_DEFINED, **{key: value for key, value in fields.items() if value is not None})
+        self._axes[metric.name] = metric.step_metric
+        with guard("defining the axes of metrics"):
+            self._record_axes(self._last)
         return metric
+
+    def _record_axes(self, values: Mapping[Any, Any], prefix: str = "") -> None:
+        """Record the x axis of each metric that was logged, once: readers need not know which rows a pattern means."""
+        for key, value in values.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, Mapping):
+                self._record_axes(value, f"{name}/")
+                continue
+            step_metric = step_metric_of(name, self._metrics)
+            if step_metric != self._axes.get(name):
+                self._axes[name] = step_metric
+                axis = {"step_metric": step_metric} if step_metric is not None else {}
+                self._run.event(METRIC_DEFINED, step=None, metric=name, **axis)
 
     def _define_summary(self, name: str, metric: DefinedMetric) -> None:
         if metric.summary not in (("last",), ("copy",)):  # which is the last value anyway
