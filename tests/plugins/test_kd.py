@@ -407,6 +407,10 @@ def test_wrong_rows_are_found_before_training(make_trainer):
     data = [{**row, "logprobs": "none"} for row in rows()]
     with pytest.raises(PluginError, match="row 0 of the dataset: log-probabilities: expected a list"):
         apply(make_trainer(data=data), ["kd"])
+    data = [dict(row) for row in scored_rows(other_llama()) * 12]
+    data[90]["target_token_ids"] = data[90]["target_token_ids"][:3]
+    with pytest.raises(PluginError, match="row 90 of the dataset"):
+        apply(make_trainer(data=data), ["kd"])
 
 
 def test_packed_rows_with_logprobs_are_an_error(make_trainer):

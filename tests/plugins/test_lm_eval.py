@@ -266,6 +266,7 @@ def test_runner_evaluates_after_saving(trainer_with, tasks, tmp_path):
         ({"lm_eval_include_path": "missing"}, "'missing' is not a folder"),
         ({"lm_eval_include_path": None}, "lm_eval_include_path is missing"),
         ({"lm_eval_steps": 2, "lm_eval_model": "x"}, "lm_eval_model names another one"),
+        ({"lm_eval_model": "./nope"}, "lm_eval_model='./nope': no such folder"),
         ({"lm_eval_steps": 0}, "lm_eval_steps=0"),
         ({"lm_eval_batch_size": 0}, "lm_eval_batch_size=0: expected a number of at least 1, or auto"),
         ({"lm_eval_batch_size": "all"}, "lm_eval_batch_size='all': expected a number"),

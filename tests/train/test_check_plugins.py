@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import yaml
 from click.testing import CliRunner
 
 from tachograph.cli._main import main
-from tests.train.conftest import BASE
+from tachograph.exceptions import ConfigError
+from tests.train.conftest import BASE, write_rows
+from tests.train.test_kd import write_scored_rows
 
 
 def check(*arguments, **changes):
@@ -69,6 +73,81 @@ def test_plugin_that_is_off_is_left_out(make_job):
         assert job.run().metrics["train_loss"] == plain
     found = json.loads(check("--json", plugins=["kd"], kd_trainer=False).output)
     assert found["plugins"] == [{"name": "kd", "slots": [], "changes": ["off: kd_trainer is false"], "measured": []}]
+
+
+RECIPE = {
+    "finetuning_stage": {
+        "finetuning_modifiers": {"ConstantPruningModifier": {"targets": ["re:.*q_proj.weight"], "start": 9}}
+    }
+}
+LORA = {"adapter": "lora", "lora_r": 4, "lora_target_modules": ["v_proj"]}
+SCORED = {"path": "./scored.jsonl", "type": "chat_template", "logprobs_field": "scores"}
+PAIRS = [{"prompt": f"add {number}", "chosen": "yes", "rejected": "no"} for number in range(8)]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_errors_are_found_before_the_model_is_loaded(make_job, monkeypatch):
+    monkeypatch.setattr("tachograph.plugins.kd._server.time.sleep", lambda seconds: None)
+    write_rows("pairs.jsonl", PAIRS)
+    write_scored_rows("scored.jsonl")
+    pairs = {"rl": "dpo", "datasets": [{"path": "pairs.jsonl", "type": "chat_template.default"}]}
+    url = f"http://127.0.0.1:{free_port()}"
+    sparse = {"base_model": "./sparse-model", "llmcompressor": {"recipe": RECIPE}}
+    cases = [
+        ("cut_cross_entropy", {"label_smoothing_factor": 0.1}, "label_smoothing_factor needs logits"),
+        ("cut_cross_entropy", pairs, "not of rl: dpo"),
+        ("cut_cross_entropy", {"cut_cross_entropy_impl": "torch_compile"}, "needs the package cut-cross-entropy"),
+        ("kd", {}, "no log-probabilities of a teacher"),
+        ("kd", {"datasets": [SCORED, BASE["datasets"][0]]}, "datasets[1] has no log-probabilities"),
+        ("kd", {"kd_teacher": "./nothing"}, "cannot load kd_teacher"),
+        ("kd", {"kd_online_server_base_url": url}, "/v1/models failed"),
+        ("kd", {"kd_online_server_base_url": url, "kd_online_model": "x"}, "/v1/models failed"),
+        ("kd", {"kd_online_server_base_url": url, "sample_packing": True}, "remove sample_packing"),
+        ("kd", {"kd_teacher": "./teacher", **pairs}, "not of rl: dpo"),
+        ("llm_compressor", sparse, "start=9, end=None contains none of the 2 steps"),
+        ("llm_compressor", {**sparse, **LORA, "max_steps": 10}, "matched matrices is trained"),
+        ("diffusion", {"diffusion": {"mask_token_id": 900}}, "mask_token_id=900 is not a token"),
+        ("diffusion", {"diffusion": {"mask_token_id": 2}}, "also begins, ends or pads texts"),
+        ("grokfast", {"grokfast_filter": "ma"}, "grokfast_window=100 is longer than the training of 2 steps"),
+        ("spectrum", LORA, "remove the adapter"),
+    ]
+    if importlib.util.find_spec("cut_cross_entropy"):
+        cases = [case for case in cases if "impl" not in str(case)]
+    for plugin, changes, message in cases:
+        with pytest.raises(ConfigError) as caught:
+            make_job(plugins=[plugin], **changes).plan()
+        assert f"config.yaml: plugin {plugin}: " in str(caught.value), (plugin, changes)
+        assert message in str(caught.value)
+    assert not Path("out").exists()
+
+
+def test_optional_plugin_that_does_not_fit_is_dropped_by_the_check(make_job):
+    with pytest.warns(UserWarning, match="optional plugin grokfast is not used: grokfast_window=100 is longer"):
+        plan = make_job(plugins=[{"name": "grokfast", "optional": True}], grokfast_filter="ma").plan()
+    assert plan.notes[0].startswith("optional plugin grokfast is not used")
+
+
+def test_every_row_of_logprobs_is_checked(make_job):
+    write_scored_rows("scored.jsonl", count=80)
+    lines = Path("scored.jsonl").read_text().splitlines()
+    for number, change in ((70, lambda row: row.update(scores=3)), (75, lambda row: row["scores"].insert(0, "x"))):
+        row = json.loads(lines[number - 1])
+        change(row)
+        lines[number - 1] = json.dumps(row)
+    row = json.loads(lines[77])
+    row["scores"][0][0]["token"] = "token_id:5000"
+    Path("scored.jsonl").write_text("\n".join([*lines[:77], json.dumps(row), *lines[78:]]))
+    with pytest.raises(ConfigError) as caught:
+        make_job(plugins=["kd"], datasets=[SCORED]).check()
+    message = str(caught.value)
+    assert "scored.jsonl, line 70: column 'scores': log-probabilities: expected a list with an entry per tok" in message
+    assert "scored.jsonl, line 75: column 'scores': log-probabilities of a token: expected a list" in message
+    assert "scored.jsonl, line 78: column 'scores': token 5000 is beyond the vocabulary" in message
 
 
 OWN_PLUGIN = """

@@ -9,11 +9,11 @@ from tachograph.exceptions import TachographError
 from tests.train.conftest import conversations, make_model, make_tokenizer, write_rows
 
 
-def write_scored_rows(path):
+def write_scored_rows(path, count=16):
     """Write conversations with the log-probabilities of the tokens of each answer, as vLLM returns them."""
     tokenizer, teacher = make_tokenizer(), make_model(8).eval()
     found = []
-    for row in conversations():
+    for row in conversations(count):
         ids = tokenizer(
             tokenizer.apply_chat_template(row["messages"], tokenize=False), add_special_tokens=False
         ).input_ids

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tachograph.plugins._base import BasePlugin
+from tachograph.plugins._base import BasePlugin, PluginConfig, TrainingSetup
 
-__all__ = ["IGNORE_INDEX", "DeferredLogits", "HeadInput", "OutputHead"]
+__all__ = ["IGNORE_INDEX", "DeferredLogits", "HeadInput", "OutputHead", "check_arguments", "check_setup"]
 
 IGNORE_INDEX = -100
 
@@ -216,24 +216,17 @@ class OutputHead:
         Raises:
             PluginError: if something else replaces the loss, or needs logits.
         """
-        args = trainer.args
+        check_arguments(self._plugin, trainer.args)
         parallelism = getattr(trainer.accelerator, "parallelism_config", None)
-        loss_type = getattr(args, "loss_type", "nll")
-        reasons = {
-            "label_smoothing_factor needs logits: set it to 0": getattr(args, "label_smoothing_factor", 0),
-            "the trainer has a loss of its own: remove compute_loss_func": getattr(trainer, "compute_loss_func", None),
-            f"loss_type={loss_type!r} of the trainer is another loss: set it to 'nll'": (
-                loss_type not in ("nll", "chunked_nll")
-            ),
-            "use_liger_kernel also replaces the loss: turn it off": getattr(args, "use_liger_kernel", False),
-            f"{args.n_gpu} GPUs in one process are not supported: start one process per GPU with torchrun": (
-                args.n_gpu > 1
-            ),
-            "sequence parallelism is not supported: turn it off": getattr(parallelism, "sp_enabled", False),
-        }
-        for reason, applies in reasons.items():
-            if applies:
-                raise self._plugin.error(f"{reason}, or remove this plugin from `plugins`")
+        _reject(
+            self._plugin,
+            {
+                "the trainer has a loss of its own: remove compute_loss_func": getattr(
+                    trainer, "compute_loss_func", None
+                ),
+                "sequence parallelism is not supported: turn it off": getattr(parallelism, "sp_enabled", False),
+            },
+        )
         if self.linear().weight.is_meta:
             raise self._plugin.error("the weight of the output head is offloaded: load the head to a device")
         if getattr(trainer, "aux_loss_enabled", False):
@@ -350,6 +343,45 @@ class OutputHead:
             f"{type(self.model).__name__} is not supported: {problem}, so the loss cannot do without them. "
             f"Remove the plugin, or report this model."
         )
+
+
+def check_setup(plugin: BasePlugin, cfg: PluginConfig, setup: TrainingSetup) -> None:
+    """Check a training before its model is loaded.
+
+    Raises:
+        PluginError: if it has another loss, or needs logits.
+    """
+    if cfg.rl:
+        raise plugin.error(f"it computes the loss of pre-training and SFT, not of rl: {cfg.rl}: remove one of them")
+    check_arguments(plugin, setup.arguments)
+
+
+def check_arguments(plugin: BasePlugin, args: Any) -> None:
+    """Check training arguments.
+
+    Raises:
+        PluginError: if something else replaces the loss, or needs logits.
+    """
+    loss_type = getattr(args, "loss_type", "nll")
+    _reject(
+        plugin,
+        {
+            "label_smoothing_factor needs logits: set it to 0": getattr(args, "label_smoothing_factor", 0),
+            f"loss_type={loss_type!r} of the trainer is another loss: set it to 'nll'": (
+                loss_type not in ("nll", "chunked_nll")
+            ),
+            "use_liger_kernel also replaces the loss: turn it off": getattr(args, "use_liger_kernel", False),
+            f"{args.n_gpu} GPUs in one process are not supported: start one process per GPU with torchrun": (
+                args.n_gpu > 1
+            ),
+        },
+    )
+
+
+def _reject(plugin: BasePlugin, reasons: Mapping[str, Any]) -> None:
+    for reason, applies in reasons.items():
+        if applies:
+            raise plugin.error(f"{reason}, or remove this plugin from `plugins`")
 
 
 def _causal_model(model: Any) -> Any:

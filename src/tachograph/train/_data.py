@@ -219,14 +219,32 @@ class _RowFilter:
                 f"{len(ids)} tokens are more than the model's {limits.max_positions} positions: set "
                 f"`sequence_len: {limits.max_positions}`, or raise max_position_embeddings in overrides_of_model_config"
             )
-        self._rows.add(ids, labels, self._extra(row))
+        self._rows.add(ids, labels, self._extra(row, ids, labels))
         self._num_added += 1
 
-    def _extra(self, row: Row) -> dict[str, Any] | None:
+    def _extra(self, row: Row, ids: list[int], labels: list[int]) -> dict[str, Any] | None:
+        """Return the log-probabilities of a teacher, if the dataset has them.
+
+        Raises:
+            RowError: if they do not belong to these tokens.
+        """
         field = self._dataset.logprobs_field
         if field is None:
             return None
+        from tachograph.plugins.kd import row_targets
+
         logprobs = column_of(row.values, field, "logprobs_field")
+        try:
+            targets = row_targets(logprobs, ids, labels)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RowError(f"column {field!r}: {error}") from None
+        largest = max((token for tokens in targets["target_token_ids"] for token in tokens), default=0)
+        vocab_size = self._limits.vocab_size
+        if vocab_size is not None and largest >= vocab_size:
+            raise RowError(
+                f"column {field!r}: token {largest} is beyond the vocabulary of the model, which has {vocab_size} "
+                "tokens: the teacher must have the same tokenizer"
+            )
         return {"logprobs": logprobs, "logprobs_temperature": self._dataset.temperature or 1.0}
 
     def notes(self) -> list[str]:

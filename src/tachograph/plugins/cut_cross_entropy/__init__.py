@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig, Slots
+from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig, Slots, TrainingSetup
 from tachograph.plugins._device_timer import DeviceTimer
-from tachograph.plugins._output_head import IGNORE_INDEX, HeadInput, OutputHead
+from tachograph.plugins._output_head import IGNORE_INDEX, HeadInput, OutputHead, check_setup
 from tachograph.plugins.cut_cross_entropy._chunked import has_kernel, linear_cross_entropy, plan_chunks
 
 __all__ = ["CutCrossEntropyOptions", "CutCrossEntropyPlugin", "linear_cross_entropy"]
@@ -96,27 +96,32 @@ class CutCrossEntropyPlugin(BasePlugin):
             f"`chunked` keeps {chunk.rows * vocabulary * 2 / 2**20:.0f} MiB"
         ]
 
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Check that the trainer uses the loss of the model, and that the implementation can compute it."""
+        check_setup(self, cfg, setup)
+        self._check_impl(setup.arguments, OutputHead(self, setup.model))
+
     def post_trainer_create(self, cfg: PluginConfig, trainer: Any) -> None:
         """Check that the trainer uses the loss of the model, and patch the head."""
         head = OutputHead(self, trainer.model)
-        self._check_impl(trainer, head)
+        self._check_impl(trainer.args, head)
         head.attach(trainer)
         self._head = head
 
-    def _check_impl(self, trainer: Any, head: OutputHead) -> None:
+    def _check_impl(self, args: Any, head: OutputHead) -> None:
         impl = self.options.cut_cross_entropy_impl
         if impl in ("cce", "torch_compile"):
             self._require_package()
             if head.linear().bias is not None:
                 raise self.error(f"{impl} does not support an output head with a bias: use `chunked`")
         if impl == "cce":
-            if trainer.args.device.type != "cuda":
+            if args.device.type != "cuda":
                 raise self.error(
-                    f"cut_cross_entropy_impl=cce needs a CUDA GPU, but the training runs on {trainer.args.device}: "
+                    f"cut_cross_entropy_impl=cce needs a CUDA GPU, but the training runs on {args.device}: "
                     f"use `auto` or `chunked`"
                 )
             dtype = head.linear().weight.dtype
-            if dtype not in _HALF and not (trainer.args.bf16 or trainer.args.fp16):
+            if dtype not in _HALF and not (args.bf16 or args.fp16):
                 raise self.error(f"cut_cross_entropy_impl=cce needs 16 bits, got {dtype}: set bf16, or use `chunked`")
 
     def _require_package(self) -> None:

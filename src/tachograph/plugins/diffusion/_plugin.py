@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tachograph._base.guard import guard, warn
 from tachograph.exceptions import NoRunError
-from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig
+from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig, TrainingSetup
 from tachograph.plugins.diffusion._process import (
     DiffusionLoss,
     NoisyBatch,
@@ -30,7 +30,12 @@ from tachograph.plugins.diffusion._process import (
     shift_logits,
 )
 from tachograph.plugins.diffusion._sampling import DiffusionSample, attention_of, evaluating, sample
-from tachograph.plugins.diffusion._tokens import DEFAULT_MASK_TOKEN, find_mask_token, special_ids_of
+from tachograph.plugins.diffusion._tokens import (
+    DEFAULT_MASK_TOKEN,
+    choose_mask_token,
+    find_mask_token,
+    special_ids_of,
+)
 from tachograph.recorder import current_run
 
 __all__ = ["DiffusionConfig", "DiffusionOptions", "DiffusionPlugin"]
@@ -148,6 +153,13 @@ class DiffusionPlugin(BasePlugin):
             self._check_model(model)
             lines.append("attention in both directions")
         return lines
+
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Check the mask token."""
+        options = self.options.diffusion
+        choose_mask_token(
+            setup.model, setup.tokenizer, mask_token_id=options.mask_token_id, mask_token_str=options.mask_token_str
+        )
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
         """Check the config before the model is loaded."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tachograph.exceptions import PluginError
 
-__all__ = ["DEFAULT_MASK_TOKEN", "MaskToken", "find_mask_token", "special_ids_of"]
+__all__ = ["DEFAULT_MASK_TOKEN", "MaskToken", "choose_mask_token", "find_mask_token", "special_ids_of"]
 
 DEFAULT_MASK_TOKEN = "<|diffusion_mask|>"  # noqa: S105 - not a secret
 
@@ -37,22 +37,16 @@ def special_ids_of(model: Any, tokenizer: Any) -> set[int]:
     return {int(value) for value in token_ids}
 
 
-def find_mask_token(
-    model: Any,
-    tokenizer: Any,
-    *,
-    mask_token_id: int | None = None,
-    mask_token_str: str | None = None,
-    may_resize: bool = True,
+def choose_mask_token(
+    model: Any, tokenizer: Any, *, mask_token_id: int | None = None, mask_token_str: str | None = None
 ) -> MaskToken:
-    """Return the mask token; add it to the tokenizer and to the embeddings of the model if necessary.
+    """Return the mask token without adding it.
 
     Args:
         model: the model.
-        tokenizer: its tokenizer, or None. Its `mask_token` is set, so that it is saved with the tokenizer.
+        tokenizer: its tokenizer, or None.
         mask_token_id: the id of an existing token.
         mask_token_str: the text of a token, existing or not; by default the mask token of the tokenizer, or a new one.
-        may_resize: whether rows may be added to the embeddings; an optimizer that exists would not train them.
 
     Raises:
         PluginError: if the token cannot be used.
@@ -81,7 +75,33 @@ def find_mask_token(
         text = mask_token_str or tokenizer.mask_token or DEFAULT_MASK_TOKEN
         existing_id = tokenizer.get_vocab().get(text)
         mask_token = MaskToken(size if existing_id is None else int(existing_id), text, is_new=existing_id is None)
-    _check_unused(mask_token, model, tokenizer)
+    return _check_unused(mask_token, model, tokenizer)
+
+
+def find_mask_token(
+    model: Any,
+    tokenizer: Any,
+    *,
+    mask_token_id: int | None = None,
+    mask_token_str: str | None = None,
+    may_resize: bool = True,
+) -> MaskToken:
+    """Return the mask token; add it to the tokenizer and to the embeddings of the model if necessary.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer, or None. Its `mask_token` is set, so that it is saved with the tokenizer.
+        mask_token_id: see `choose_mask_token`, as well as `mask_token_str`.
+        mask_token_str: see there.
+        may_resize: whether rows may be added to the embeddings; an optimizer that exists would not train them.
+
+    Raises:
+        PluginError: if the token cannot be used.
+    """
+    mask_token = choose_mask_token(model, tokenizer, mask_token_id=mask_token_id, mask_token_str=mask_token_str)
+    if tokenizer is None:
+        return mask_token
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
     if mask_token.id >= num_rows and not may_resize:
         raise PluginError(
             "plugin diffusion: the optimizer exists already and would not train a new mask token: create the trainer "

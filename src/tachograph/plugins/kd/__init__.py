@@ -18,9 +18,10 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig, Slots
+from tachograph.exceptions import PluginError
+from tachograph.plugins._base import BasePlugin, LossResult, PluginConfig, Slots, TrainingSetup
 from tachograph.plugins._device_timer import DeviceTimer
-from tachograph.plugins._output_head import HeadInput, OutputHead
+from tachograph.plugins._output_head import HeadInput, OutputHead, check_setup
 from tachograph.plugins.kd._loss import DenseTeacher, KDLoss, TopKTargets, kd_loss
 from tachograph.plugins.kd._server import TeacherServer, TeacherServerError
 from tachograph.plugins.kd._targets import (
@@ -46,10 +47,6 @@ __all__ = [
 
 _DEFAULT_TOPK = 20
 """As many as a vLLM server returns unless it is configured otherwise."""
-
-
-_NUM_CHECKED_ROWS = 64
-"""The rows whose log-probabilities are checked before training; other rows are checked when they are used."""
 
 
 class KDOptions(BaseModel):
@@ -161,6 +158,25 @@ class KDPlugin(BasePlugin):
             ]
         return ["uses the log-probabilities in the dataset (`logprobs_field`)"]
 
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Check that the teacher can be reached, or that all datasets have log-probabilities."""
+        check_setup(self, cfg, setup)
+        url = self.options.kd_online_server_base_url
+        if url is not None:
+            if cfg.sample_packing:
+                raise self.error("a server scores rows that are not packed: remove sample_packing, or use kd_teacher")
+            self._connect(url)
+        elif self._is_offline:
+            columns = _columns_of(setup.train_dataset)
+            if columns is not None and not _has_targets(columns):
+                raise self._no_logprobs_error(columns)
+            has_logprobs = [bool(dataset.get("logprobs_field")) for dataset in cfg.datasets or []]
+            if any(has_logprobs) and not all(has_logprobs):
+                raise self.error(
+                    f"datasets[{has_logprobs.index(False)}] has no log-probabilities of a teacher: set its "
+                    "`logprobs_field`, or use kd_teacher or kd_online_server_base_url"
+                )
+
     # Set-up ----------------------------------------------------------------------------------------------------------
 
     def post_trainer_create(self, cfg: PluginConfig, trainer: Any) -> None:
@@ -170,7 +186,8 @@ class KDPlugin(BasePlugin):
         if options.kd_teacher is not None:
             self._load_teacher(trainer, head)
         elif options.kd_online_server_base_url is not None:
-            self._connect(options.kd_online_server_base_url)
+            self._server, model = self._connect(options.kd_online_server_base_url)
+            self.report.changed("teachers connected", [f"{model} at {options.kd_online_server_base_url}"])
         else:
             self._use_dataset(trainer, head)
         head.attach(trainer)
@@ -207,9 +224,10 @@ class KDPlugin(BasePlugin):
                 f"or resize the embeddings of one of them"
             )
 
-    def _connect(self, url: str) -> None:
+    def _connect(self, url: str) -> tuple[TeacherServer, str]:
+        """Return the server and the name of its model."""
         options = self.options
-        self._server = TeacherServer(
+        server = TeacherServer(
             url,
             kind=options.kd_online_server,
             topk=options.kd_online_topk or _DEFAULT_TOPK,
@@ -217,10 +235,10 @@ class KDPlugin(BasePlugin):
             model=options.kd_online_model,
         )
         try:
-            model = self._server.connect()
+            server.check()
+            return server, server.connect()
         except TeacherServerError as error:
             raise self.error(f"{error}. Start the server first, or correct kd_online_server_base_url.") from error
-        self.report.changed("teachers connected", [f"{model} at {url}"])
 
     def _use_dataset(self, trainer: Any, head: OutputHead) -> None:
         columns = _columns_of(trainer.train_dataset)
@@ -229,13 +247,9 @@ class KDPlugin(BasePlugin):
                 "packing mixes the rows that the log-probabilities belong to: set `sample_packing` (packing) to false, "
                 "or use kd_teacher"
             )
-        if columns is not None and LOGPROBS_COLUMN not in columns and not columns.issuperset(TARGET_COLUMNS[:2]):
-            raise self.error(
-                f"the dataset has no log-probabilities of a teacher, only {', '.join(sorted(columns))}: set "
-                f"`logprobs_field` of the dataset, create {TARGET_COLUMNS[0]} and {TARGET_COLUMNS[1]} with "
-                f"tachograph.plugins.kd.row_targets, or use kd_teacher or kd_online_server_base_url"
-            )
-        collator = TargetCollator(trainer.data_collator, head.vocabulary)
+        if columns is not None and not _has_targets(columns):
+            raise self._no_logprobs_error(columns)
+        collator = TargetCollator(trainer.data_collator, head.vocabulary, error=_row_error)
         self._check_rows(trainer.train_dataset, collator)
         trainer._set_signature_columns_if_needed()  # otherwise the trainer drops columns that the model does not use
         if trainer._signature_columns is not None:
@@ -243,14 +257,21 @@ class KDPlugin(BasePlugin):
         self.patches.replace(trainer, "data_collator", collator)
         self.report.changed("columns added to batches", TARGET_COLUMNS)
 
+    def _no_logprobs_error(self, columns: set[str]) -> Exception:
+        return self.error(
+            f"the dataset has no log-probabilities of a teacher, only {', '.join(sorted(columns))}: set "
+            f"`logprobs_field` of the dataset, create {TARGET_COLUMNS[0]} and {TARGET_COLUMNS[1]} with "
+            f"tachograph.plugins.kd.row_targets, or use kd_teacher or kd_online_server_base_url"
+        )
+
     def _check_rows(self, dataset: Any, collator: TargetCollator) -> None:
-        """Check the first rows: most mistakes are made in all of them."""
+        """Check all rows, because a bad one would end the training when it is used."""
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             return
-        for index in range(min(len(dataset), _NUM_CHECKED_ROWS)):
+        for index in range(len(dataset)):
             try:
                 collator.check(dataset[index])
-            except ValueError as error:
+            except (ValueError, TypeError, KeyError, RuntimeError) as error:
                 raise self.error(f"row {index} of the dataset: {error}") from error
 
     # Training --------------------------------------------------------------------------------------------------------
@@ -380,6 +401,15 @@ class KDPlugin(BasePlugin):
     def post_train_unload(self, cfg: PluginConfig) -> None:
         """Release the teacher."""
         self._teacher = self._teacher_head = None
+
+
+def _has_targets(columns: set[str]) -> bool:
+    return LOGPROBS_COLUMN in columns or columns.issuperset(TARGET_COLUMNS[:2])
+
+
+def _row_error(problem: str) -> Exception:
+    """Return the error of a row that is found while training; a function, because workers of the loader pickle it."""
+    return PluginError(f"plugin {KDPlugin.name}: a row of the dataset: {problem}")
 
 
 def _columns_of(dataset: Any) -> set[str] | None:

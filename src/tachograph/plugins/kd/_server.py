@@ -18,7 +18,13 @@ _RETRYABLE = {408, 425, 429, 500, 502, 503, 504}
 
 
 class TeacherServerError(Exception):
-    """The server did not answer, or not as expected."""
+    """The server did not answer, or not as expected.
+
+    Attributes:
+        status: the status of its answer; None if there was none.
+    """
+
+    status: int | None = None
 
 
 class TeacherServer:
@@ -62,6 +68,21 @@ class TeacherServer:
                 raise TeacherServerError(f"{self.base_url}/v1/models lists no model")
             self._model = str(models[0]["id"])
         return self._model
+
+    def check(self) -> None:
+        """Send one request, also if the name of the model is known.
+
+        Raises:
+            TeacherServerError: if the server cannot be reached, or lists no model.
+        """
+        if self._model is None:
+            self.connect()
+            return
+        try:
+            self._request("/v1/models")
+        except TeacherServerError as error:
+            if error.status is None:  # else it is reachable, though it does not list its models
+                raise
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
         """Return the candidates of each token of each sequence; the first token has none.
@@ -120,7 +141,7 @@ class TeacherServer:
         url = self.base_url + path
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
-        problem = ""
+        problem, status = "", None
         for attempt in range(_NUM_ATTEMPTS):
             if attempt:
                 time.sleep(self.retry_s * 2 ** (attempt - 1))
@@ -128,12 +149,15 @@ class TeacherServer:
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as response:  # noqa: S310
                     return json.load(response)
             except urllib.error.HTTPError as error:
+                status = error.code
                 problem = f"status {error.code}: {error.read(500).decode(errors='replace')}"
                 if error.code not in _RETRYABLE:
                     break
             except (OSError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        raise TeacherServerError(f"request to {url} failed: {problem}")
+        failure = TeacherServerError(f"request to {url} failed: {problem}")
+        failure.status = status
+        raise failure
 
 
 def _id_first(entry: Any) -> Any:

@@ -237,13 +237,26 @@ class TargetCollator:
     Args:
         collator: collates everything else.
         vocabulary: the number of tokens of the student.
+        error: returns the error about invalid targets.
     """
 
-    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any], vocabulary: int) -> None:
+    def __init__(
+        self,
+        collator: Callable[[list[dict[str, Any]]], Any],
+        vocabulary: int,
+        error: Callable[[str], Exception] = ValueError,
+    ) -> None:
         self.collator = collator
         self.vocabulary = vocabulary
+        self._error = error
 
     def __call__(self, features: list[dict[str, Any]]) -> Any:
+        try:
+            return self._collate(features)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise self._error(str(error)) from error
+
+    def _collate(self, features: list[dict[str, Any]]) -> Any:
         rows = [_targets_of(feature) for feature in features]
         batch = self.collator(
             [{key: value for key, value in feature.items() if key not in SOURCE_COLUMNS} for feature in features]

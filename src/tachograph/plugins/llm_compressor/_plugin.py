@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tachograph._base.guard import warn
-from tachograph.plugins._base import BasePlugin, PluginConfig
+from tachograph.plugins._base import BasePlugin, PluginConfig, TrainingSetup
 from tachograph.plugins.llm_compressor._compressed import save_model
 from tachograph.plugins.llm_compressor._masks import (
     count_violations,
@@ -83,6 +83,17 @@ class LLMCompressorPlugin(BasePlugin):
             )
         return lines
 
+    def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
+        """Check the steps of the recipe, and that its weights are trained."""
+        for modifier in parse_recipe(self.options.llmcompressor.recipe):
+            self._steps_of(modifier, setup.num_steps)
+        if cfg.fsdp or cfg.deepspeed:
+            raise self._sharding_error()
+        weights = {
+            name: weight for _, matched_weights in self._find(setup.model) for name, weight in matched_weights.items()
+        }
+        self._check_trained(weights)
+
     def post_model_load(self, cfg: PluginConfig, model: Any) -> None:
         """Find the weights of the recipe and their zeros."""
         self._modifiers, self._masks = [], {}
@@ -105,12 +116,21 @@ class LLMCompressorPlugin(BasePlugin):
                 f"{_shorten_list(dense)} of {len(weights)} matched matrices have no zeros to keep: prune the model "
                 "before training, or leave these matrices out, with other targets or with `ignore`"
             )
+        self._check_trained(weights)
+        self.report.changed("matrices kept sparse", weights)
+
+    def _check_trained(self, weights: dict[str, Any]) -> None:
         if not any(weight.requires_grad for weight in weights.values()):
             raise self.error(
                 f"none of the {len(weights)} matched matrices is trained: their zeros cannot change. Train them "
                 "(an adapter such as LoRA freezes them, and merging it removes the zeros), or remove the plugin"
             )
-        self.report.changed("matrices kept sparse", weights)
+
+    def _sharding_error(self) -> Exception:
+        return self.error(
+            "FSDP and DeepSpeed are not supported, because they split the weights that the masks belong to: "
+            "train on one device or with DDP"
+        )
 
     def _find(self, model: Any) -> list[tuple[ConstantPruning, dict[str, Any]]]:
         matches = []
@@ -127,10 +147,7 @@ class LLMCompressorPlugin(BasePlugin):
     def add_callbacks_post_trainer(self, cfg: PluginConfig, trainer: Any) -> list[Any]:
         """Return the callback that restores the zeros."""
         if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
-            raise self.error(
-                "FSDP and DeepSpeed are not supported, because they split the weights that the masks belong to: "
-                "train on one device or with DDP"
-            )
+            raise self._sharding_error()
         self._trainer = trainer
         return [_MaskCallback(self, trainer, saves=not cfg.output_dir)]
 
@@ -143,21 +160,24 @@ class LLMCompressorPlugin(BasePlugin):
         parameters = dict(model.named_parameters(remove_duplicate=False))
         bound = []
         for modifier, names in self._modifiers:
-            steps = modifier.steps(num_steps)
-            if not steps:
-                raise self.error(
-                    f"start={modifier.start}, end={modifier.end} contains none of the {num_steps} steps of the "
-                    "training: change them in the recipe"
-                )
-            if steps.stop < num_steps and self.options.llmcompressor.save_compressed:
-                raise self.error(
-                    "save_compressed needs zeros at the end of the training, but the recipe ends at step "
-                    f"{steps.stop} of {num_steps}: remove `end` from the recipe, or save_compressed"
-                )
-            bound.append((steps, {name: parameters[name] for name in names}))
+            bound.append((self._steps_of(modifier, num_steps), {name: parameters[name] for name in names}))
         for name, mask in self._masks.items():
             self._masks[name] = mask.to(parameters[name].device)
         return bound
+
+    def _steps_of(self, modifier: ConstantPruning, num_steps: int) -> range:
+        steps = modifier.steps(num_steps)
+        if not steps:
+            raise self.error(
+                f"start={modifier.start}, end={modifier.end} contains none of the {num_steps} steps of the training: "
+                "change them in the recipe"
+            )
+        if steps.stop < num_steps and self.options.llmcompressor.save_compressed:
+            raise self.error(
+                "save_compressed needs zeros at the end of the training, but the recipe ends at step "
+                f"{steps.stop} of {num_steps}: remove `end` from the recipe, or save_compressed"
+            )
+        return steps
 
     def restore_zeros(self, weights: dict[str, Any], *, is_measured: bool) -> None:
         """Set the masked positions of weights to zero again.

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,10 +24,11 @@ from tachograph.plugins.lm_eval._options import LMEvalOptions
 from tachograph.plugins.lm_eval._results import EvaluationResult
 from tachograph.plugins.lm_eval._tasks import LoadedTasks
 
-__all__ = ["choose_model", "evaluate", "load_model", "preserve_state", "wrap_model"]
+__all__ = ["check_model", "choose_model", "evaluate", "load_model", "preserve_state", "wrap_model"]
 
 _RANDOM_SEED, _SEED = 0, 1234
 """The harness's own defaults, so that results can be compared."""
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -45,6 +47,19 @@ def choose_model(options: LMEvalOptions, config: Mapping[str, Any]) -> str:
     if not any(os.path.isfile(os.path.join(output_dir, name)) for name in ("config.json", "adapter_config.json")):
         raise PluginError(f"output_dir {str(output_dir)!r} has no model: train one first, or set lm_eval_model")
     return str(output_dir)
+
+
+def check_model(name: str, output_dir: str | None = None) -> None:
+    """Check before training that the folder of a model exists, unless the training creates it. Hub ids are accepted.
+
+    Raises:
+        PluginError: if it is neither a folder nor a hub id.
+    """
+    path = os.path.abspath(os.path.expanduser(name))
+    if os.path.isdir(path) or (output_dir and (path + os.sep).startswith(os.path.abspath(output_dir) + os.sep)):
+        return
+    if not _HUB_ID.fullmatch(name):
+        raise PluginError(f"plugin lm_eval: lm_eval_model={name!r}: no such folder; give a folder or a hub id")
 
 
 def load_model(name: str, options: LMEvalOptions, base_model: str | None = None) -> Any:

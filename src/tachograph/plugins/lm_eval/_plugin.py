@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tachograph._base.guard import warn
 from tachograph.exceptions import NoRunError
 from tachograph.plugins._base import BasePlugin, PluginConfig
-from tachograph.plugins.lm_eval._harness import evaluate, load_model, preserve_state, wrap_model
+from tachograph.plugins.lm_eval._harness import check_model, evaluate, load_model, preserve_state, wrap_model
 from tachograph.plugins.lm_eval._options import LMEvalOptions
 from tachograph.plugins.lm_eval._tasks import LoadedTasks, find_tasks, load_tasks, parse_tasks
 from tachograph.recorder import current_run
@@ -33,6 +33,7 @@ class LMEvalPlugin(BasePlugin):
 
     def __init__(self) -> None:
         self._tasks: LoadedTasks = []
+        self._manager: Any = None
         self._trainer: Any = None
         self._base_model: str | None = None
 
@@ -45,6 +46,8 @@ class LMEvalPlugin(BasePlugin):
         """Return the tasks, and when they are evaluated."""
         self._find_tasks()
         options = self.options
+        if options.lm_eval_model:
+            check_model(options.lm_eval_model, cfg.output_dir)
         times = [f"every {options.lm_eval_steps} steps"] if options.lm_eval_steps else []
         times += ["after training"] if options.lm_eval_post_train else []
         model_note = f" of {options.lm_eval_model}" if options.lm_eval_model else ""
@@ -52,6 +55,8 @@ class LMEvalPlugin(BasePlugin):
 
     def pre_model_load(self, cfg: PluginConfig) -> None:
         """Find the tasks and load their data, so that missing ones are reported before training."""
+        if self.options.lm_eval_model:
+            check_model(self.options.lm_eval_model, cfg.output_dir)
         self._tasks = load_tasks(self._find_tasks(), parse_tasks(self.options.lm_eval_tasks))
         self.report.changed("tasks evaluated", self.options.lm_eval_tasks)
 
@@ -62,11 +67,13 @@ class LMEvalPlugin(BasePlugin):
                 "lm_eval_steps evaluates the model that is trained, but lm_eval_model names another one: remove one of "
                 "them"
             )
-        return find_tasks(
-            parse_tasks(options.lm_eval_tasks),
-            options.lm_eval_include_path,
-            include_defaults=options.lm_eval_include_defaults,
-        )
+        if self._manager is None:
+            self._manager = find_tasks(
+                parse_tasks(options.lm_eval_tasks),
+                options.lm_eval_include_path,
+                include_defaults=options.lm_eval_include_defaults,
+            )
+        return self._manager
 
     def add_callbacks_post_trainer(self, cfg: PluginConfig, trainer: Any) -> list[Any]:
         """Return the callback that evaluates."""
