@@ -18,6 +18,11 @@ _SWEEP = """
     first_line, stride, hang_s = map(int, sys.argv[3:])
     NUM_STEPS = 50
 
+    class Stop(Exception):
+        pass
+
+    EXCEPTIONS = (Stop, KeyboardInterrupt, TimeoutError)
+
     def start_run(name):
         return tacho.init(name, log_dir=root, console=False, git=False, code=False)
 
@@ -36,6 +41,8 @@ _SWEEP = """
             run.log({"loss": 1.0}, step=step)
 
         def handle(number, frame):
+            if handler_kind == "raise":
+                raise EXCEPTIONS[line_number // stride % len(EXCEPTIONS)]("from the handler")
             if handler_kind == "log":
                 run.log({"loss": 2.0}, step=NUM_STEPS + 1)
                 run.event("signalled")
@@ -62,8 +69,14 @@ _SWEEP = """
             return trace
 
         sys.settrace(trace)
-        use(run)
+        is_raised = False
+        try:
+            use(run)
+        except EXCEPTIONS as error:
+            is_raised = str(error) == "from the handler"
         sys.settrace(None)
+        assert is_raised == (handler_kind == "raise" and line_number > 0), "the exception of the handler was suppressed"
+        run.finish()
         return num_lines
 
     def start(line_number):
@@ -122,7 +135,7 @@ _SWEEP = """
     ("first_line", "stride"),
     [(7, 31), *(pytest.param(first_line, 8, marks=pytest.mark.long) for first_line in range(1, 9))],
 )
-@pytest.mark.parametrize("handler_kind", ["finish", "exit", "log", "terminate"])
+@pytest.mark.parametrize("handler_kind", ["finish", "exit", "log", "terminate", "raise"])
 def test_signal_at_any_line_loses_and_blocks_nothing(
     script: Callable[..., Script], logs: Path, handler_kind: str, first_line: int, stride: int
 ) -> None:
@@ -149,3 +162,178 @@ def test_signals_that_finish_the_run_again_and_again(script: Callable[..., Scrip
     records = [json.loads(line) for line in (logs / "timer" / "metrics.jsonl").read_text().splitlines()]
     assert [record["global_step"] for record in records if record["event"] == "step"] == list(range(1000))
     assert [record["event"] for record in records].count("end") == 1
+
+
+_FACADES = """
+    import itertools, os, signal, sys, time, traceback
+
+    root, hang_s = sys.argv[1], int(sys.argv[2])
+    os.environ |= {"XDG_STATE_HOME": f"{root}/state", "XDG_CONFIG_HOME": f"{root}/config"}
+    import tachograph.tensorboard as tensorboard, tachograph.wandb as wandb
+    from tachograph._base.guard import guard
+    from tachograph.usage import Count, TelemetryManager, UsageConfig
+
+    class Stop(Exception):
+        pass
+
+    def use_wandb():
+        run = wandb.init(project="p", config={"a": 1})
+        wandb.log({"loss": 1.0})
+        run.config.update({"b": 2})
+        run.summary["best"] = 3
+        run.log({"table": wandb.Table(columns=["a"], data=[[1]])})
+        wandb.finish()
+
+    def use_wandb_again():
+        if wandb.run is not None:
+            try:
+                wandb.log({"again": 1.0})
+            except wandb.Error:
+                pass  # it was finishing
+        wandb.finish()
+
+    writers = []
+
+    def use_tensorboard():
+        writers.append(tensorboard.SummaryWriter("board"))
+        writers[0].add_scalar("loss", 1.0, 1)
+        writers[0].add_text("text", "x", 1)
+        writers[0].add_hparams({"a": 1}, {"b": 2.0})
+        writers[0].close()
+
+    def use_tensorboard_again():
+        for writer in writers:
+            writer.add_scalar("again", 1.0, 2)
+            writer.close()
+
+    USAGE = UsageConfig(
+        app="app", endpoint="http://127.0.0.1:9", api_key="phc_x", organizations=["google"], consent="opt-in",
+        config_map={"base_model": "model.name"}, events={"packed": {"num_packs": Count("Packs.")}},
+    )
+
+    def use_usage():
+        TelemetryManager.configure(USAGE, choice="on")
+        manager = TelemetryManager.get_instance()
+        manager.send_config({"model": {"name": "google/gemma"}})
+        manager.send_event("packed", {"num_packs": 1})
+
+    def use_usage_again():
+        TelemetryManager.get_instance().send_event("packed", {"num_packs": 2})
+
+    def interrupted(name, use, handler, line_number):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+        os.chdir(f"{root}/{name}")
+        signal.signal(signal.SIGUSR1, handler)
+        num_lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal num_lines
+            file = frame.f_code.co_filename
+            if event == "line" and ("/tachograph/" in file or "threading" in file):
+                num_lines += 1
+                if num_lines == line_number:
+                    sys.settrace(None)
+                    print(file, frame.f_lineno, file=sys.stderr)
+                    signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            use()
+        finally:
+            sys.settrace(None)
+            with open(f"{root}/num_lines", "w") as file:
+                file.write(str(num_lines))
+
+    def stop(number, frame):
+        raise Stop
+
+    def exit_code_of(name, use, again, line_number, is_raising):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(f"{root}/{name}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+            code = 1
+            try:
+                is_stopped = False
+                try:
+                    interrupted(name, use, stop if is_raising else lambda *arguments: again(), line_number)
+                except Stop:
+                    is_stopped = True
+                assert is_stopped == (is_raising and line_number > 0), "the exception of the handler was suppressed"
+                again()
+                assert use is use_usage or not guard.faults, guard.faults  # usage may still be importing a module
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        deadline_s = time.monotonic() + hang_s
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            time.sleep(0.002)
+            if time.monotonic() > deadline_s:
+                os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    problems = []
+    uses = [(use_wandb, use_wandb_again), (use_tensorboard, use_tensorboard_again), (use_usage, use_usage_again)]
+    for use, again in uses:
+        def check(line_number, is_raising):
+            name = f"{use.__name__}-{line_number}-{is_raising}"
+            if exit_code_of(name, use, again, line_number, is_raising):
+                problems.append(f"{name}: {open(f'{root}/{name}.txt').read()}")
+
+        check(0, False)
+        num_lines = int(open(f"{root}/num_lines").read())
+        for number, line_number in enumerate(range(num_lines // 40, num_lines, num_lines // int(sys.argv[3]))):
+            check(line_number, number % 2 == 0)
+    assert not problems, problems
+"""
+
+
+@pytest.mark.parametrize("num_lines", [16, pytest.param(500, marks=pytest.mark.long)])
+def test_signal_in_facades_and_usage(script: Callable[..., Script], logs: Path, num_lines: int) -> None:
+    logs.mkdir()
+    script(_FACADES, logs, int(HANG_S), num_lines, preload="tachograph").ok()
+
+
+def test_only_exceptions_of_signal_handlers_propagate(script: Callable[..., Script], logs: Path) -> None:
+    """Also if a handler is a method or takes `*arguments`, and not if it was handled before."""
+    program = """
+        import signal, sys, tachograph
+        from tachograph._base.guard import guard
+
+        class Stop(Exception):
+            pass
+
+        class Handler:
+            def __call__(self, number, frame):
+                signal.signal(number, signal.SIG_DFL)
+                raise Stop
+
+            def handle(self, *arguments):
+                raise Stop
+
+        class Value:
+            def __init__(self, action):
+                self.action = action
+
+            def __float__(self):
+                self.action()
+
+        def fail():
+            raise OSError("of the value")
+
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False)
+        run.log(a=Value(fail), step=1)
+        for handler in (Handler(), Handler().handle, lambda number, frame: fail()):
+            signal.signal(signal.SIGUSR1, handler)
+            try:
+                run.log(a=Value(lambda: signal.raise_signal(signal.SIGUSR1)), step=2)
+                raise SystemExit("suppressed")
+            except (Stop, OSError):
+                run.log(a=Value(fail), step=3)  # another fault while the exception is handled
+                with guard("testing"):
+                    fail()
+        run.finish()
+        """
+    script(program, logs).ok()

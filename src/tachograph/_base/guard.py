@@ -2,22 +2,30 @@
 
 The guard counts a fault and logs one line to the `tachograph` logger, once per operation and exception type. With
 ``guard.strict`` it re-raises instead; the test suite runs this way.
+
+Not every exception inside telemetry is a fault of it. Python calls a signal handler between any two instructions of the
+main thread, and a handler may raise: a timeout, or a request to stop. Such an exception belongs to the program and
+propagates. One that is no subclass of `Exception`, such as `KeyboardInterrupt`, always does. Others are recognised by
+their traceback: Python passes the interrupted frame to a handler, and no other function gets the frame of its caller.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from types import TracebackType
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Guard", "guard", "guarded", "guarded_callback", "warn"]
+__all__ = ["Guard", "guard", "guarded", "guarded_callback", "reraise_from_signal_handler", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MAX_FAULTS = 100
 _MAX_FAULT_CHARS = 1_000
+_HAS_VARARGS = 0x04
+"""The flag of a function with `*arguments`; `inspect`, which names it, is slow to import."""
 
 
 class Guard:
@@ -40,7 +48,8 @@ class Guard:
         return _GuardedBlock(self, operation, on_fault)
 
     def report(self, operation: str, fault: BaseException) -> None:
-        """Count a fault and log it, once per operation and exception type."""
+        """Count a fault and log it, once per operation and exception type; raise it if a signal handler raised it."""
+        reraise_from_signal_handler(fault)
         self.num_faults += 1
         if len(self.faults) < _MAX_FAULTS:
             with contextlib.suppress(Exception):  # its __str__ may raise
@@ -72,10 +81,12 @@ class _GuardedBlock:
     ) -> bool:
         if fault is None or not isinstance(fault, Exception):
             return False
+        reraise_from_signal_handler(fault)
         if self._on_fault is not None:  # it may raise as well, so it gets a guard of its own
             try:
                 self._on_fault(self._operation, fault)
-            except Exception:
+            except Exception as second_fault:
+                reraise_from_signal_handler(second_fault)
                 if self._guard.strict:
                     raise
         self._guard.report(self._operation, fault)
@@ -83,6 +94,50 @@ class _GuardedBlock:
 
 
 guard = Guard()
+
+
+def reraise_from_signal_handler(fault: BaseException) -> None:
+    """Raise the exception again that a signal handler has raised, if it is the fault or has led to it.
+
+    Call it in each `except` clause that would suppress any exception of code that runs on the main thread.
+    """
+    for exception in _chain(fault):
+        if _is_from_signal_handler(exception):
+            raise exception
+
+
+def _chain(fault: BaseException) -> Iterator[BaseException]:
+    """Yield a fault and the exceptions during whose handling it occurred, except the ones that a caller handles."""
+    yield fault
+    exceptions, exception = {id(fault)}, fault.__context__
+    frame: FrameType | None = sys._getframe(2)
+    callers = set()
+    while frame is not None:
+        callers.add(frame)
+        frame = frame.f_back
+    while exception is not None and id(exception) not in exceptions:
+        # The traceback of an exception begins in the frame that has caught it.
+        if exception.__traceback__ is None or exception.__traceback__.tb_frame in callers:
+            return
+        yield exception
+        exceptions.add(id(exception))
+        exception = exception.__context__
+
+
+def _is_from_signal_handler(exception: BaseException) -> bool:
+    entry = exception.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        interrupted_frame, entry = entry.tb_frame, entry.tb_next
+        code = entry.tb_frame.f_code
+        num_arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & _HAS_VARARGS)
+        arguments = entry.tb_frame.f_locals
+        for name in code.co_varnames[:num_arguments]:
+            value = arguments.get(name)
+            if value is interrupted_frame or (
+                type(value) is tuple and any(item is interrupted_frame for item in value)
+            ):
+                return True
+    return False
 
 
 def warn(text: str, *values: object, is_error: bool = False) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
+
 __all__ = ["GpuProbe"]
 
 _GIB = 1 << 30
@@ -62,7 +64,8 @@ class GpuProbe:
                 pynvml.nvmlInit()
                 self._nvml = pynvml
                 self._devices = self._filter_visible()
-            except Exception:  # noqa: BLE001 - no driver, no device, no permission: report no GPUs
+            except Exception as error:  # noqa: BLE001 - no driver, no device, no permission: report no GPUs
+                reraise_from_signal_handler(error)
                 self._devices = []
         return self._devices
 

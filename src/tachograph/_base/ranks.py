@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
+
 __all__ = ["group_rank", "job_id", "local_rank", "rank", "stated_rank", "world_size"]
 
 _RANK_VARIABLES = (
@@ -107,7 +109,8 @@ def _process_group() -> tuple[int, int] | None:
     try:
         if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
             return int(torch_distributed.get_rank()), int(torch_distributed.get_world_size())
-    except Exception:  # noqa: BLE001 - torch may be half imported by another thread
+    except Exception as error:  # noqa: BLE001 - torch may be half imported by another thread
+        reraise_from_signal_handler(error)
         return None
     return None
 

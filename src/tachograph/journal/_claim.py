@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph._base.files import UnsafeFileError, check_file, is_trusted, make_folder, open_lock
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._files import restore_journal, stat_journal
@@ -209,6 +210,7 @@ def _explain_os_errors(log_dir: str) -> Iterator[None]:
             f"cannot record in the log folder {log_dir!r}: {error}, or choose another run name or log_dir=",
         ) from error
     except OSError as error:
+        reraise_from_signal_handler(error)
         raise LogDirError(
             error.errno or 0,
             f"cannot write the log folder {log_dir!r} ({error.strerror}: {error.filename}); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.records import mask_text
 
 __all__ = ["error_fields", "error_message", "error_type", "traceback_of"]
@@ -36,6 +37,7 @@ def error_message(error: BaseException) -> str:
     try:
         return mask_text(str(error)[:_MAX_SEARCHED_CHARS])[:_MAX_MESSAGE_CHARS]
     except Exception as fault:  # noqa: BLE001 - an exception's own __str__ may raise
+        reraise_from_signal_handler(fault)
         return f"(message unreadable: {type(fault).__name__})"
 
 
@@ -43,6 +45,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception, with secrets masked; only the end of a very long one."""
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception as fault:  # noqa: BLE001 - as above
+        reraise_from_signal_handler(fault)
         lines = traceback.format_tb(error.__traceback__)
     return mask_text("".join(lines)[-_MAX_SEARCHED_CHARS:])[-_MAX_TRACEBACK_CHARS:]

@@ -17,6 +17,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
 from tachograph._base.files import make_folder, replace_file
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.journal import (
     Appender,
     Claim,
@@ -257,6 +258,7 @@ class RunFiles:
                 self._mirror_fault = str(error)
                 self._report_error("csv_behind", "metrics.csv", reason=f"{error}; it will catch up")
         except Exception as error:
+            reraise_from_signal_handler(error)
             self._mirror = None
             self._report_error("csv_stopped", "metrics.csv", reason=f"{type(error).__name__}: {error}")
             raise

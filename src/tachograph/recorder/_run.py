@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tachograph._base.clock import Clock, SystemClock
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.paths import absolute_path
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
@@ -226,6 +226,7 @@ class Run:
             else:
                 buffer.append((perf_counter(), step, more_metrics))
         except Exception as fault:  # noqa: BLE001 - training continues whatever was passed
+            reraise_from_signal_handler(fault)
             self._reject_metrics(fault, metrics)
 
     def _log_slow(self, metrics: dict[str, Any], step: Any) -> None:

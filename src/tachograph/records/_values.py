@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.records._lazy import GraphCaptureError, LazyValue, copy_to_host
 from tachograph.records._masking import mask_text
 
@@ -174,6 +175,7 @@ def to_plain(
     try:
         return _convert(value, where, problems, budget or ValueBudget(), depth)
     except Exception as error:  # noqa: BLE001 - third-party __float__, item() or to_dict() can raise anything
+        reraise_from_signal_handler(error)
         _add_problem(problems, where, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
         return OMIT
 
@@ -219,6 +221,7 @@ def _freeze_into(
         try:
             name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
         except Exception as error:  # noqa: BLE001 - a third-party __str__
+            reraise_from_signal_handler(error)
             name = f"{prefix}?"
             frozen[name] = ValueProblem(name, f"a name could not be read: {type(error).__name__}: {error}")
             continue
@@ -249,6 +252,7 @@ def _freeze_value(value: Any, name: str, problems: list[ValueProblem], budget: V
         if device is not None:
             return _freeze_device_value(value, name, device)
     except Exception as error:  # noqa: BLE001 - third-party code
+        reraise_from_signal_handler(error)
         return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
     num_problems = len(problems)
     result = to_plain(value, name, problems, budget)
@@ -377,7 +381,8 @@ def _sequence(value: Any, where: str, problems: list[ValueProblem], budget: Valu
 def _describe_size(value: Any) -> str:
     try:
         size = f"{len(value)} items"
-    except Exception:  # noqa: BLE001 - a third-party __len__
+    except Exception as error:  # noqa: BLE001 - a third-party __len__
+        reraise_from_signal_handler(error)
         size = "unknown size"
     return f"a {type(value).__name__} of {size}"
 
@@ -424,9 +429,11 @@ def _freeze_device_value(value: Any, name: str, library: str) -> Any:
             return copy_to_host(value)
         except GraphCaptureError as error:
             return ValueProblem(name, str(error))
-        except Exception:  # noqa: BLE001 - such as no pinned memory: the writer reads the clone and waits for it
+        except Exception as error:  # noqa: BLE001 - such as no pinned memory: the writer reads the clone and waits for it
+            reraise_from_signal_handler(error)
             return value.clone()
     except Exception as error:  # noqa: BLE001 - third-party code
+        reraise_from_signal_handler(error)
         return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
 
 

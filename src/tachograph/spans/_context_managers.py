@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from tachograph._base import ranks
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph._base.version import __version__
 from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run, latest_run, process_state
@@ -430,7 +431,8 @@ def step_of(value: Any, recorder: SpanRecorder) -> int | None:
         return None
     try:
         return _as_int(value)
-    except Exception:  # noqa: BLE001 - a tensor's item() may raise anything
+    except Exception as error:  # noqa: BLE001 - a tensor's item() may raise anything
+        reraise_from_signal_handler(error)
         recorder.report_misuse(f"global_step={value!r:.80} is not an integer; checkpoint recorded without a step")
         return None
 
@@ -440,7 +442,8 @@ def _count(name: str, value: Any) -> int | None:
         return None
     try:
         number = _as_int(value)
-    except Exception:  # noqa: BLE001 - a tensor's item() may raise anything
+    except Exception as error:  # noqa: BLE001 - a tensor's item() may raise anything
+        reraise_from_signal_handler(error)
         raise ConfigError(f"{name}={value!r:.80}: expected an integer") from None
     if number < 0:
         raise ConfigError(f"{name}={number}: must not be negative")

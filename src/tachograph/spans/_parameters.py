@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph._base.typed import convert
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans._names import CheckPointStrategy
@@ -94,6 +95,7 @@ class ParameterSource:
                 if value is not None:
                     values[name] = _validate(name, value) if is_function else value
             except Exception as error:  # noqa: BLE001 - the user's function
+                reraise_from_signal_handler(error)
                 report_misuse(f"{name} could not be resolved: {type(error).__name__}: {error}")
         return Parameters(**values)
 

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, reraise_from_signal_handler
 from tachograph.recorder import Run, latest_run
 from tachograph.spans._profiling_config import ProfilingConfig
 
@@ -169,6 +169,7 @@ def record(name: Any, duration_s: float, config: ProfilingConfig) -> None:
         if len(queue) >= _FOLD_AT:
             meter.try_fold()
     except Exception as fault:
+        reraise_from_signal_handler(fault)
         guard.report("profiling", fault)
         if guard.strict:
             raise

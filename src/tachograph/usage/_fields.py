@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.usage._local_paths import LOCAL_PATHS
 
 __all__ = [
@@ -389,7 +390,8 @@ def clean_fields(
         clean = functools.partial(_clean_stored, field) if is_stored else field.clean
         try:
             value = clean(values[name], organizations) if name in values else INVALID
-        except Exception:  # noqa: BLE001, S112 - values and keys may be of any type, with methods that raise
+        except Exception as error:  # noqa: BLE001 - values and keys may be of any type, with methods that raise
+            reraise_from_signal_handler(error)
             continue
         if value is not INVALID:
             clean_values[name] = value

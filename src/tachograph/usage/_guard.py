@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, reraise_from_signal_handler
 from tachograph.exceptions import TachographError
 
 __all__ = ["guard_silently"]
@@ -27,6 +27,7 @@ def guard_silently(action: str) -> Iterator[None]:
     try:
         yield
     except Exception as fault:
+        reraise_from_signal_handler(fault)
         guard.report(action, fault if isinstance(fault, TachographError) else _RedactedFault(type(fault).__name__))
         if guard.strict:
             raise

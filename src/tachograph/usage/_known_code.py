@@ -30,6 +30,8 @@ from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
+
 __all__ = ["known_type_name", "module_of_code", "package_roots"]
 
 _INSTALL_FOLDERS = ("site-packages", "dist-packages")
@@ -236,6 +238,7 @@ def _is_installed(package: str, root: str) -> bool:
         try:
             if os.path.realpath(str(distribution(name).locate_file(package))) == root:
                 return True
-        except Exception:  # noqa: BLE001, S112 - not installed, or with broken metadata
+        except Exception as error:  # noqa: BLE001 - not installed, or with broken metadata
+            reraise_from_signal_handler(error)
             continue
     return False

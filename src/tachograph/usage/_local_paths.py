@@ -27,6 +27,7 @@ from itertools import islice, pairwise
 from types import ModuleType
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.usage._folder import START_FOLDER
 
 __all__ = ["LOCAL_PATHS", "LocalPaths", "is_path_key"]
@@ -134,7 +135,8 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
             for key in value:
                 try:
                     yield key, value[key]
-                except Exception:  # noqa: BLE001, S112 - a value that is required but not set, for example
+                except Exception as error:  # noqa: BLE001 - a value that is required but not set, for example
+                    reraise_from_signal_handler(error)
                     continue
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
             yield from ((None, item) for item in value)
@@ -143,7 +145,8 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
             names = [name for kind in type(value).__mro__ for name in _slots(kind)]
             yield from getattr(value, "__dict__", {}).items()
             yield from ((name, getattr(value, name)) for name in names if hasattr(value, name))
-    except Exception:  # noqa: BLE001 - objects of types that others wrote
+    except Exception as error:  # noqa: BLE001 - objects of types that others wrote
+        reraise_from_signal_handler(error)
         return
 
 
@@ -152,7 +155,8 @@ def _text(value: Any) -> str | None:
     try:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         return str.__str__(text) if isinstance(text, str) else None
-    except Exception:  # noqa: BLE001 - objects of types that others wrote
+    except Exception as error:  # noqa: BLE001 - objects of types that others wrote
+        reraise_from_signal_handler(error)
         return None
 
 

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
+
 __all__ = ["adapter_properties", "config_properties", "model_properties"]
 
 
@@ -77,7 +79,8 @@ def _read_all(readers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 def _call_or_none(reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        reraise_from_signal_handler(error)
         return None
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph._base.nvml import GpuProbe
 from tachograph.usage._guard import guard_silently
 from tachograph.usage._schemas import PACKAGES
@@ -41,7 +42,8 @@ def _versions() -> dict[str, str]:
     for name in PACKAGES:
         try:
             versions[name] = version(name)
-        except Exception:  # noqa: BLE001, S112 - not installed, or with broken metadata
+        except Exception as error:  # noqa: BLE001 - not installed, or with broken metadata
+            reraise_from_signal_handler(error)
             continue
     return versions
 

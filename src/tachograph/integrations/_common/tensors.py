@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tachograph._base.guard import guarded
+from tachograph._base.guard import guarded, reraise_from_signal_handler
 from tachograph.integrations._common.loop_state import MAX_PARTS
 from tachograph.reader import overview
 from tachograph.recorder import Run
@@ -43,7 +43,8 @@ def number_from(value: Any) -> Any:
         return None
     try:
         return copy_to_host(value.detach())
-    except Exception:  # noqa: BLE001 - an error of the device, which the loop will meet itself
+    except Exception as error:  # noqa: BLE001 - an error of the device, which the loop will meet itself
+        reraise_from_signal_handler(error)
         return None
 
 
