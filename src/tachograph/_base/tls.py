@@ -21,6 +21,9 @@ from collections.abc import Iterator
 __all__ = ["enter_tls", "leave_tls", "leave_tls_at_exit", "tls_section"]
 
 _TIMEOUT_S = 1.0
+"""How long to wait for a thread whose socket was shut down."""
+_LOADING_TIMEOUT_S = 10.0
+"""How long to wait for a thread without a socket. It computes, for 50 ms or as long as a busy machine takes."""
 _POLL_S = 0.002
 
 _sockets: dict[int, socket.socket | None] = {}
@@ -71,9 +74,11 @@ def leave_tls_at_exit() -> None:
 def _stop_tls() -> None:
     """Make threads that use OpenSSL return from it, and wait for them."""
     _flags.add("exiting")
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    while _sockets and time.monotonic() < deadline_s:
-        for connection in list(_sockets.values()):
+    start_s = time.monotonic()
+    while connections := list(_sockets.values()):
+        if time.monotonic() > start_s + (_LOADING_TIMEOUT_S if None in connections else _TIMEOUT_S):
+            break
+        for connection in connections:
             if connection is not None:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without the state of an SSLSocket
