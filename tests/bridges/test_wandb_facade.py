@@ -18,9 +18,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tachograph
 from tachograph import wandb
+from tachograph.catalog import Catalog
+from tachograph.cli._main import main
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAxis, StoredRun
 from tests.conftest import HANG_S, lines_of
@@ -620,7 +623,24 @@ def test_notes_and_names_may_change(logs):
         run.watch(object())
         run.log_code(".")
         run.mark_preempting()
-    assert events(logs / "x", "wandb_notes")[0]["notes"] == "second"
+    for is_full in (False, True):
+        (row,) = Catalog(str(logs)).rows(is_full=is_full)
+        assert [row.get(field) for field in ("display_name", "tags", "note")] == ["renamed", ["a"], "second"]
+    shown = CliRunner().invoke(main, ["show", "x", "--log-dir", str(logs)]).output
+    assert all(text in shown for text in ("renamed", "second")), shown
+    assert wandb.Api().run("x").notes == "second"
+
+
+def test_keys_that_are_no_texts_become_texts(logs):
+    with wandb.init(name="x") as run:
+        run.log({1: 2.0, "loss": 3.0})
+        run.define_metric("*", step_metric="epoch", summary="min")
+        run.log({1: 2.0, "loss": 3.0, "epoch": 1, None: {2: 1.0}})
+        run.log({2: 4.0}, commit=False)
+        run.log({(1, 2): 5.0})
+    expected = [{"1": 2.0, "loss": 3.0}, {"1": 2.0, "loss": 3.0, "epoch": 1, "None/2": 1.0},
+                {"2": 4.0, "(1, 2)": 5.0, "epoch": 1}]  # fmt: skip
+    assert [values for _, values in rows(logs / "x")] == expected
 
 
 def test_artifacts_are_found_by_version_and_alias(logs, tmp_path):

@@ -163,7 +163,7 @@ def test_index_keeps_all_values_by_column(tmp_path):
             make_run(tmp_path / "later" / f"run-{number}", number=-number)
         loaded.rows(is_full=True)
         shutil.rmtree(tmp_path / "later")
-    index = tmp_path / ".tachograph" / "index" / "v3.msgpack"
+    index = tmp_path / ".tachograph" / "index" / "v4.msgpack"
     damaged = bytearray(index.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     index.write_bytes(damaged)
@@ -225,7 +225,7 @@ def test_damaged_caches_are_ignored(tmp_path, content):
     for number in range(20):
         make_run(tmp_path / f"run-{number:02}", number=number)
     Catalog(tmp_path).rows(is_full=True)
-    index = tmp_path / ".tachograph" / "index" / "v3.msgpack"
+    index = tmp_path / ".tachograph" / "index" / "v4.msgpack"
     assert index.stat().st_size > 1_000
     index.write_bytes(content)
     for number in range(20):

@@ -27,7 +27,7 @@ from tachograph.store import MetricAggregates
 
 __all__ = ["IndexEntry", "IndexedValues", "columns_of", "index_path", "keys_of", "load_index", "save_index"]
 
-_VERSION = 3
+_VERSION = 4
 _MAX_BYTES = 1 << 30
 _CHECKSUM_BYTES = 4
 _MIN_SHARED = 8

@@ -189,7 +189,11 @@ class Fact(NamedTuple):
 
 FACTS: dict[str, Fact] = {
     "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.name),
-    "display_name": Fact("text", "the name given with `tacho rename`", _annotation_reader("display_name")),
+    "display_name": Fact(
+        "text",
+        "the name given with `tacho rename`, or by the training code after its start",
+        _annotation_reader("display_name", lambda row: row.summary.display_name),
+    ),
     "state": Fact(
         "text", "running, finished, failed, interrupted, crashed or stale", lambda row: str(row.summary.overview.state)
     ),

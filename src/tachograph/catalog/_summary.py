@@ -34,7 +34,7 @@ from tachograph.store import MetricAggregates, StoredRun
 
 __all__ = ["JournalKey", "CatalogSummary", "brief_summary", "full_summary", "load_summary", "save_summary"]
 
-_VERSION = 2
+_VERSION = 3
 _MAX_SUMMARY_BYTES = 16 << 20
 _MAX_METRICS = 2_000
 _MAX_CONFIG_KEYS = 2_000
@@ -59,6 +59,8 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     project: str | None = None
     group: str | None = None
     job_type: str | None = None
+    display_name: str | None = None
+    """The name that the training code gave later."""
     note: str | None = None
     """A note that the training code gave, such as `notes` of `wandb.init`."""
     perf_tag: str | None = None
@@ -95,7 +97,11 @@ def brief_summary(folder: RunFolder, key: JournalKey, heartbeat: Heartbeat | Non
     """Return a summary from the two ends of the journal."""
     overview = overview_with_heartbeat(folder, heartbeat)
     return CatalogSummary(
-        journal=key, overview=overview, has_end=overview.state in {"finished", "failed", "interrupted"}
+        journal=key,
+        overview=overview,
+        has_end=overview.state in {"finished", "failed", "interrupted"},
+        display_name=_text(overview.display_name),
+        note=_text(overview.note),
     )
 
 
@@ -120,9 +126,15 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
         goodput = digest.goodput
         tag = digest.perf_tag
         checkpoints = saved_checkpoints(digest)
+        tags = facts.get("tags")
+        labeled_overview = msgspec.structs.replace(
+            summary.overview, tags=[str(each) for each in tags] if isinstance(tags, list) else []
+        )
         return msgspec.structs.replace(
             summary,
             is_full=True,
+            overview=labeled_overview,
+            display_name=_text(facts.get("display_name")),
             run_id=_text(facts.get("run_id")),
             project=_text(facts.get("project")),
             group=_text(facts.get("group")),

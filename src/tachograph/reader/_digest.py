@@ -28,12 +28,14 @@ from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._failure import Failure, failure_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
+from tachograph.reader._labels import labels_of
 from tachograph.reader._plugins import PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT, PluginUse, plugins_of
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
 from tachograph.records import (
     CONFIG_CHANGED,
     METRIC_DEFINED,
     POINT_KINDS,
+    RUN_LABELED,
     SUMMARY,
     clock_jump_s,
     finite_or_none,
@@ -176,14 +178,14 @@ class RunDigest:
         """The fields of the last `start` record, and facts that an integration found later, such as `total_params`.
 
         A run that is started before the training code has a model cannot have its facts in the `start` record: they are
-        in the event `instrumented`.
+        in the event `instrumented`. Tags and notes, and `display_name`, are those that the training code stated last.
         """
         start = self._attempts[-1].start if self._attempts else {}
         started_at, facts = time_of(start), {}
         for record in self.latest("event", "instrumented"):
             if time_of(record) >= started_at:
                 facts.update({name: value for name, value in record.items() if name not in _OBSERVATION_FIELDS})
-        return {**facts, **start}
+        return {**facts, **start, **labels_of(start, self.latest("event", RUN_LABELED))}
 
     @property
     def duration_s(self) -> float | None:

@@ -19,6 +19,7 @@ from tachograph.journal import (
     writer_of,
 )
 from tachograph.reader._alerts import AlertHistory
+from tachograph.reader._labels import labels_of
 from tachograph.records import clock_jump_s, is_number, loss_names_in, step_of
 
 __all__ = ["RunOverview", "overview", "overview_with_heartbeat"]
@@ -51,6 +52,9 @@ class RunOverview(msgspec.Struct, kw_only=True):
     pace_s: float | None = None
     """Seconds per step including pauses, over the current attempt."""
     process: ProcessIdentity | None = None
+    display_name: str | None = None
+    """The name that the training code gave the run after its start, and its notes."""
+    note: str | None = None
     tags: list[str] = []
     session_tag: str | None = None
     reason: str | None = None
@@ -104,7 +108,8 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
     clock_jumps_s = _clock_jumps_s(ends, heartbeat)
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
-    tags = start.get("tags")
+    labels = labels_of(start, [*ends.head, *ends.attempt_head, *tail])
+    tags = labels.get("tags")
     num_open, num_critical = _count_open_alerts(ends, heartbeat)
     steps = [record for record in tail if record["event"] != "event"]  # an event may refer to an earlier step
     return RunOverview(
@@ -125,6 +130,8 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
         recent_pace_s=_pace(_steps(tail, clock_jumps_s)),
         pace_s=_overall_pace(ends, clock_jumps_s),
         process=writer_of(start, heartbeat),
+        display_name=str(labels["display_name"]) if labels.get("display_name") else None,
+        note=str(labels["notes"]) if labels.get("notes") else None,
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
         reason=str(end["reason"]) if end and end.get("reason") else None,

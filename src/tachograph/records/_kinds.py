@@ -43,6 +43,9 @@ CONFIG_CHANGED = "config_changed"
 SUMMARY = "summary"
 """Name of the event that states results of the whole run."""
 
+RUN_LABELED = "run_labeled"
+"""Name of the event that changes the `display_name`, the `tags` or the `notes` of a run."""
+
 METRIC_DEFINED = "define_metric"
 """Name of the event that states the x axis of a metric, as `step_metric`, or what else W&B's `define_metric` does."""
 

@@ -133,7 +133,9 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
         losses = (run.last_value(name) for name in loss_names_in(run.metric_names))
         summary.train_loss = encode_number(next((value for value in losses if value is not None), None))
     with run.lock:
-        if run.indexed_share == 1.0:  # an open alert can be older than the tail of the journal
+        if run.indexed_share == 1.0:  # an open alert or a change of tags can be older than the tail of the journal
+            tags = run.digest.facts.get("tags")
+            summary.tags = [str(tag) for tag in tags] if isinstance(tags, list) else []
             alerts = run.digest.open_alerts
             summary.num_open_alerts = len(alerts)
             summary.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)

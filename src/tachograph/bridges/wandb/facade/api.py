@@ -138,7 +138,7 @@ class RecordedRun:
         self.notes = facts.get("notes")
         start = history.attempts[0].start if history.attempts else {}
         self.started_s = finite_or_none(start.get("time")) or 0.0
-        tags = start.get("tags")
+        tags = facts.get("tags")
         self.tags = list(tags) if isinstance(tags, list) else []
         self.config = dict(history.config)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tachograph.bridges.wandb.facade.errors import Error
-from tachograph.bridges.wandb.facade.summary import AGGREGATES, WandbSummary
+from tachograph.bridges.wandb.facade.summary import AGGREGATES
 
 __all__ = ["DefinedMetric", "define", "step_metric_of", "with_step_metrics"]
 
@@ -57,12 +58,14 @@ def step_metric_of(name: str, metrics: list[DefinedMetric]) -> str | None:
     return definition.step_metric if definition is not None and definition.step_metric != name else None
 
 
-def with_step_metrics(row: dict[str, Any], metrics: list[DefinedMetric], summary: WandbSummary) -> dict[str, Any]:
+def with_step_metrics(
+    row: dict[str, Any], metrics: list[DefinedMetric], last_values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a row with the last values of the step metrics of its metrics, where it lacks them."""
     step_values: dict[str, Any] = {}
     for name in row:
         for metric in metrics:
             step_metric = metric.step_metric
-            if step_metric and step_metric not in row and step_metric in summary and metric.matches(name):
-                step_values[step_metric] = summary[step_metric]
+            if step_metric and step_metric not in row and step_metric in last_values and metric.matches(name):
+                step_values[step_metric] = last_values[step_metric]
     return {**row, **step_values} if step_values else row

@@ -42,7 +42,7 @@ from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_m
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary
 from tachograph.recorder import DisabledRun, Run
-from tachograph.records import METRIC_DEFINED, AlertRecord, is_array
+from tachograph.records import METRIC_DEFINED, RUN_LABELED, AlertRecord, is_array
 from tachograph.settings import Settings
 
 __all__ = ["AlertLevel", "DisabledWandbRun", "OtherRecords", "WandbRun"]
@@ -173,7 +173,7 @@ class WandbRun:
     @name.setter
     def name(self, name: str) -> None:
         self._name = str(name)
-        self._run.update_config({"wandb_name": self._name})
+        self._run.event(RUN_LABELED, display_name=self._name)
 
     @property
     def project(self) -> str:
@@ -207,7 +207,7 @@ class WandbRun:
     @notes.setter
     def notes(self, notes: str) -> None:
         self._notes = notes
-        self._run.event("wandb_notes", notes=notes)
+        self._run.event(RUN_LABELED, notes="" if notes is None else str(notes))
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -216,8 +216,8 @@ class WandbRun:
 
     @tags.setter
     def tags(self, tags: Sequence[str]) -> None:
-        self._tags = tuple(tags)
-        self._run.event("wandb_tags", tags=list(self._tags))
+        self._tags = (tags,) if isinstance(tags, str) else tuple(map(str, tags or ()))
+        self._run.event(RUN_LABELED, tags=list(self._tags))
 
     @property
     def config(self) -> RunConfig:
@@ -357,8 +357,9 @@ class WandbRun:
 
     def _write(self, script_step: int | None, row: dict[str, Any]) -> None:
         """Record a row, with the step that the script states."""
+        row = {key if type(key) is str else str(key): value for key, value in row.items()}
         step, step_column = self._place(script_step)
-        row = with_step_metrics(row, self._metrics, self._summary)
+        row = with_step_metrics(row, self._metrics, self._last)
         for metric in self._metrics:
             if metric.summary and metric.name.endswith("*"):
                 self._define_summaries(metric, row)
