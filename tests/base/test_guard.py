@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tachograph._base.guard import Guard
+import tachograph
+from tachograph._base.guard import Guard, warn
 
 
 class Unprintable(Exception):
@@ -67,3 +68,17 @@ def test_number_of_kept_faults_is_bounded():
     assert guard.num_faults == 500
     assert len(guard.faults) == 100
     assert max(len(text) for _, text in guard.faults) <= 1_000
+
+
+def test_text_of_others_cannot_control_the_terminal(caplog, capsys, logs):
+    hostile = "\x1b[2J\x1b]52;c;ZXZpbA==\x07 \u202e\u200b\x9b31m %d"
+    guard = Guard()
+    with guard(f"reading {hostile}"):
+        raise OSError(hostile)
+    warn(f"cannot read {hostile}")
+    warn("cannot read %s", hostile)
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.print_line(hostile)
+    lines = (caplog.text + capsys.readouterr().out).splitlines()
+    assert sum("x1b[2J" in line for line in lines) == 4
+    assert all(line.isprintable() for line in lines)

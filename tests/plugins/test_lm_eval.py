@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import string
@@ -11,11 +12,13 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 
 import tachograph
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError, PluginError
 from tachograph.plugins import PluginSession, apply
+from tachograph.plugins.lm_eval._results import EvaluationResult
 from tests.plugins.conftest import llama, logged, weights
 
 pytest.importorskip("lm_eval")
@@ -400,3 +403,13 @@ def test_task_of_the_docs_is_evaluated(trainer_with, tmp_path, monkeypatch):
     apply(trainer, config["plugins"], {key: value for key, value in config.items() if key.startswith("lm_eval_")})
     trainer.train()
     assert [len(logged(trainer, f"eval/colors:{count}/acc")) for count in (0, 2)] == [2, 2]
+
+
+def test_table_prints_no_control_characters_and_no_markup():
+    hostile = "\x1b[2J\x1b]8;;http://x\x07\u202e[red]x[/red][link=http://x]y[/link]"
+    result = EvaluationResult(hostile)
+    result.rows.append((hostile, 0, hostile, 0.5))
+    output = io.StringIO()
+    Console(file=output, width=500, color_system=None).print(result.table())
+    assert all(line.isprintable() for line in output.getvalue().splitlines())
+    assert output.getvalue().count("[red]x[/red][link=http://x]y[/link]") == 3

@@ -312,7 +312,7 @@ def test_wrong_file_is_explained(make_trainer, tmp_path, text, problem):
         apply(make_trainer(), ["spectrum"], {"spectrum_snr_file": str(tmp_path / "snr.json")})
 
 
-def test_scores_are_cached_by_the_weights(make_trainer, cache, capsys, caplog):
+def test_scores_are_cached_by_the_weights(make_trainer, cache, capsys, caplog, tmp_path):
     apply(make_trainer(), ["spectrum"], {"spectrum_model_name": "org/name"})
     assert "spectrum: SNR of weights: 19 layers in" in capsys.readouterr().err
     (path,) = cache.iterdir()
@@ -334,6 +334,11 @@ def test_scores_are_cached_by_the_weights(make_trainer, cache, capsys, caplog):
     apply(make_trainer(), ["spectrum"])
     assert "ignored the damaged cache file" in caplog.text
     assert json.loads(path.read_text()) == content
+
+    (tmp_path / "file").touch()
+    apply(make_trainer(), ["spectrum"], {"spectrum_cache_dir": str(tmp_path / "file" / "\x1b[2J")})
+    assert "cannot write the cache of SNRs" in caplog.text
+    assert "\x1b" not in caplog.text
 
 
 def test_cache_can_be_turned_off(make_trainer, cache, capsys):

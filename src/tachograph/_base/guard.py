@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from tachograph._base.printable import safe_lines
+
 __all__ = ["Guard", "guard", "guarded", "guarded_callback", "reraise_from_signal_handler", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -151,7 +153,9 @@ def warn(text: str, *values: object, is_error: bool = False) -> None:
     with contextlib.suppress(Exception):
         import logging
 
-        logging.getLogger("tachograph").log(logging.ERROR if is_error else logging.WARNING, text, *values)
+        # A value may be a text of others, such as the message of an exception.
+        message = safe_lines(text % values if values else text)
+        logging.getLogger("tachograph").log(logging.ERROR if is_error else logging.WARNING, "%s", message)
 
 
 def guarded(operation: str) -> Callable[[_Function], _Function]:

@@ -12,27 +12,12 @@ import logging
 import sys
 import traceback
 from types import TracebackType
-from typing import Any
 
 import click
 
+from tachograph._base.printable import safe, safe_lines
+
 __all__ = ["SafeFormatter", "echo", "echo_data", "print_exception", "safe", "safe_lines"]
-
-
-def safe(value: Any, max_chars: int = 200) -> str:
-    """Return the value as one line with everything that is not printable escaped, truncated to `max_chars`."""
-    text = str(value)
-    text = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
-def safe_lines(text: str) -> str:
-    """Return a text with everything escaped that is neither printable nor a line break or a tab."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else repr(character)[1:-1] for character in text
-    )
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True, fg: str | None = None) -> None:

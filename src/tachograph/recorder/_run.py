@@ -26,6 +26,7 @@ import msgspec
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.paths import absolute_path
+from tachograph._base.printable import safe_lines
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
@@ -508,7 +509,7 @@ class Run:
         # A closed pipe or an ASCII-only terminal must not stop a training run.
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last one: a signal handler in a `print`
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            text = line.encode(encoding, "backslashreplace").decode(encoding)
+            text = safe_lines(line).encode(encoding, "backslashreplace").decode(encoding)
             print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the run's own output
 
     # Control -------------------------------------------------------------------------------------------------------

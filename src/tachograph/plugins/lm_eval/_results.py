@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.files import make_folder, replace_file
+from tachograph._base.printable import safe
 
 __all__ = ["EvaluationResult"]
 
@@ -56,12 +57,15 @@ class EvaluationResult:
     def table(self) -> Any:
         """Return the results as a table for the console."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=f"LM Eval: {self.model}")
+        table = Table(title=Text(f"LM Eval: {safe(self.model)}"))
         for column, justify in (("task", "left"), ("examples", "right"), ("metric", "left"), ("value", "right")):
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
         for task, shots, metric, value in self.rows:
-            table.add_row(task, "" if shots is None else str(shots), metric, f"{value:.4f}")
+            # As texts: a name with brackets is no markup.
+            num_shots = "" if shots is None else str(shots)
+            table.add_row(Text(safe(task)), num_shots, Text(safe(metric)), f"{value:.4f}")
         return table
 
     def save(self, output_dir: Path, step: int | None = None) -> Path:
