@@ -42,6 +42,17 @@ CONFIGS = {
     "hub offline": ({"base_model": "acme/model"}, "base_model='acme/model': there is no such folder, and it cannot be"),
     "contradiction": ({"warmup_steps": 1, "warmup_ratio": 0.1}, "warmup_steps and warmup_ratio contradict each other"),
     "optimizer": ({"optimizer": "adamw_trch"}, "optimizer='adamw_trch': unknown; did you mean 'adamw_torch'?"),
+    "optimizer with 8 bits": ({"optimizer": "adamw8bit"}, "optimizer='adamw8bit': unknown; did you mean 'adamw_8bit'?"),
+    "optimizer class": ({"optimizer": "AdamW"}, "optimizer='AdamW': unknown; did you mean 'adamw_torch'?"),
+    "rows of a step": ({"batch_size": 8}, "unknown key 'batch_size': it counts the rows of a step. Set micro_batch_"),
+    "key of a format": (
+        {"datasets": [{**CHAT, "type": {"field_inst": "x"}}]},
+        "config.yaml: datasets.0.type={'field_inst': 'x'}: unknown key 'field_inst'; did you mean 'field_input'?",
+    ),
+    "key of a plugin's section": (
+        {"plugins": ["diffusion"], "diffusion": {"nois_schedule": "linear"}},
+        "config.yaml: unknown key 'diffusion.nois_schedule'; did you mean 'noise_schedule'?",
+    ),
     "optimizer package": (
         {"optimizer": "paged_adamw_8bit"},
         "optimizer: paged_adamw_8bit needs bitsandbytes, which is not installed: pip install 'bitsandbytes'. Or use",
@@ -83,11 +94,23 @@ CONFIGS = {
         "overrides_of_model_config: llama has no 'rope_thetaa'",
     ),
     "output": ({"output_dir": "./data.jsonl"}, "output_dir='./data.jsonl' is a file: choose another folder"),
+    "read-only output": ({"output_dir": "/proc/out"}, "output_dir='/proc/out' cannot be written: "),
+    "output in a file": ({"output_dir": "./data.jsonl/x"}, "output_dir='./data.jsonl/x' cannot be written: Not a dir"),
+    "long output": ({"output_dir": "./" + "x" * 300}, "cannot be written: File name too long"),
     "resume": ({"resume_from_checkpoint": "./old"}, "resume_from_checkpoint='./old': no such folder"),
     "resume last": ({"resume_from_checkpoint": True}, "resume_from_checkpoint: true, but './out' has no checkpoint"),
     "telemetry": ({"telemetry": {"log_evry": 1}}, "unknown key telemetry.log_evry; did you mean 'log_every'?"),
     "sink": ({"telemetry": {"sinks": ["wandbb"]}}, "telemetry.sinks: unknown sink 'wandbb'; did you mean 'wandb'?"),
     "swanlab": ({"use_swanlab": True}, "use_swanlab is true, but swanlab_project is missing"),
+    "lark": ({"swanlab_lark_secret": "x"}, "swanlab_lark_secret has no effect without swanlab_lark_webhook_url"),
+    "plugin class": (
+        {"plugins": ["axolotl.integrations.grokfast.GrokfstPlugin"]},
+        "unknown plugin 'axolotl.integrations.grokfast.GrokfstPlugin'; did you mean 'axolotl.integrations.grokfast.",
+    ),
+    "plugin folder": (
+        {"plugins": ["axolotl.integrations.grokfst.GrokfastPlugin"]},
+        "unknown plugin 'axolotl.integrations.grokfst.GrokfastPlugin'; did you mean 'grokfast'?",
+    ),
     "plugin": ({"plugins": ["grokfst"]}, "unknown plugin 'grokfst'; did you mean 'grokfast'?"),
     "no datasets": ({"datasets": []}, "datasets is missing: add `datasets: [{path: data.jsonl, type: chat_template}]`"),
     "no such file": (
@@ -201,6 +224,21 @@ def test_several_problems_are_named_at_once(make_job):
     lines = str(caught.value).splitlines()
     assert lines[0] == "config.yaml: 4 problems"
     assert [line.split()[0] for line in lines[1:]] == ["-"] * 4
+
+
+def test_checkpoint_at_the_end_of_the_training_is_an_error(make_job):
+    for number, last_step in ((2, 2), (4, 4)):
+        checkpoint = Path(f"out/checkpoint-{number}")
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": last_step}))
+    for options, steps in (
+        ({"resume_from_checkpoint": "./out/checkpoint-4", "max_steps": 3}, "step 4, and the training has 3 steps"),
+        ({"resume_from_checkpoint": True, "max_steps": 4}, "step 4, and the training has 4 steps"),
+        ({"auto_resume_from_checkpoints": True, "max_steps": None, "num_epochs": 0.5}, "the training has 4 steps"),
+    ):
+        with pytest.raises(ConfigError, match=f"is at .*{steps}: raise max_steps"):
+            make_job(**options).check()
+    assert make_job(resume_from_checkpoint=True, max_steps=5).check().checkpoint == "./out/checkpoint-4"
 
 
 def test_at_most_ten_problems_are_named(make_job):

@@ -127,6 +127,17 @@ def test_chatml_masks_prompts(tokenizer):
     assert [rendered.text[start:end] for start, end in rendered.spans] == ["yes<|im_end|>"]
 
 
+def test_header_that_contains_the_content_is_not_trained_on(tokenizer):
+    dataset = DatasetConfig(path="x", roles_to_train=["system", "user", "assistant"])
+    chat = ChatFormat(tokenizer, CHATML, dataset, train_on_inputs=False, eot_tokens=["<|im_end|>"])
+    contents = [("system", "s"), ("user", "user"), ("assistant", "assistant"), ("user", "im_start")]
+    rendered = chat.render([message(role, content) for role, content in contents])
+    trained = [rendered.text[start:end] for start, end in rendered.spans]
+    assert trained == [f"{content}<|im_end|>" for _, content in contents]
+    rendered = chat.render([message("assistant", "assistant"), message("user", " user ")])
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["assistant<|im_end|>", " user <|im_end|>"]
+
+
 def test_alpaca_writes_the_prompts_of_its_dataset(tokenizer):
     cases = [
         (

@@ -59,7 +59,11 @@ def import_dotted(path: str, purpose: str) -> Any:
     if not module:
         raise PluginError(f"{purpose}: {path!r} is not a dotted path such as package.module.Class")
     try:
-        return getattr(import_module(module), attribute)
+        imported_module = import_module(module)
+        if not hasattr(imported_module, attribute):
+            hint = did_you_mean(attribute, [name for name in vars(imported_module) if not name.startswith("_")])
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}{hint}")
+        return getattr(imported_module, attribute)
     except Exception as error:  # foreign code may raise anything while it is imported
         raise PluginError(f"{purpose}: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
@@ -207,11 +211,24 @@ def _check_fields(
 
 
 def _describe_errors(error: ValidationError, model: type[BaseModel] | None) -> list[str]:
-    return [_describe(entry, model) for entry in error.errors()]
+    """Return a text per error. Of a value that may be a text or a section, only the errors of the section remain."""
+    entries = error.errors()
+    sections = {entry["loc"][: len(entry["loc"]) - 1] for entry in entries if entry["type"] != "string_type"}
+    return [
+        _describe(entry, model)
+        for entry in entries
+        if not (
+            entry["type"] == "string_type"
+            and isinstance(entry["input"], Mapping)
+            and any(path[: len(entry["loc"]) - 1] == entry["loc"][:-1] for path in sections)
+        )
+    ]
 
 
 def _describe(entry: Any, model: type[BaseModel] | None) -> str:
-    key_path = ".".join(str(part) for part in entry["loc"])
+    first, *others = entry["loc"] or ("",)
+    # Keys of sections are lower-case; parts that are not are pydantic's names of the alternatives of a field.
+    key_path = ".".join(map(str, [first, *(part for part in others if not str(part)[:1].isupper())]))
     if entry["type"] == "extra_forbidden":
         hint = did_you_mean(str(entry["loc"][-1]), _keys_at(model, entry["loc"][:-1])) or ": remove it"
         return f"unknown key {key_path!r}{hint}"

@@ -160,12 +160,18 @@ def summary_of(name: str) -> str:
 
 def _find(path: str) -> Any:
     name = path.replace(":", ".")
-    folder = name.removeprefix(_AXOLOTL).partition(".")[0]
     if name.startswith(_AXOLOTL):
+        folder, _, class_path = name.removeprefix(_AXOLOTL).partition(".")
         if folder in _NOT_AVAILABLE:
             raise PluginError(f"plugin {path!r} is not available: remove it from `plugins`")
         if folder in _AXOLOTL_NAMES:
             name = _AXOLOTL_NAMES[folder]
+            expected_class = PLUGINS.built_in[name].rpartition(":")[2]
+            if class_path and class_path.rpartition(".")[2] != expected_class:
+                raise PluginError(f"unknown plugin {path!r}; did you mean '{_AXOLOTL}{folder}.{expected_class}'?")
+        elif importlib.util.find_spec("axolotl") is None:
+            hint = did_you_mean(folder, _AXOLOTL_NAMES) or "."
+            raise PluginError(f"unknown plugin {path!r}{hint} Available: {', '.join(sorted(_AXOLOTL_NAMES))}")
     if "." in name:
         return import_dotted(path, f"plugin {path!r}")
     plugin_names = PLUGINS.names()

@@ -217,4 +217,7 @@ def _parse(values: Mapping[str, Any]) -> tuple[SwanLabConfig, list[str]]:
     options = {name: values[name] for name in names if values.get(name) is not None}
     if options.get("swanlab_mode") != "disabled":
         options.setdefault("use_swanlab", True)
-    return SwanLabConfig.from_config(options)
+    config, warnings = SwanLabConfig.from_config(options)
+    if config.is_enabled and config.swanlab_lark_secret and not config.lark_options():
+        raise ConfigError("swanlab_lark_secret has no effect without swanlab_lark_webhook_url: add it")
+    return config, warnings

@@ -107,7 +107,9 @@ def _check_choices(config: TrainConfig) -> None:
         ("lr_scheduler", config.lr_scheduler, [entry.value for entry in SchedulerType]),
     ):
         if value not in choices:
-            hint = did_you_mean(value, choices) or "."
+            default = TrainConfig.model_fields[key].default
+            is_short = str(default).startswith(value.lower())  # such as `adamw`
+            hint = f"; did you mean {default!r}?" if is_short else did_you_mean(value.lower(), choices) or "."
             raise ConfigError(f"{key}={value!r}: unknown{hint} Available: {', '.join(sorted(choices))}")
 
 

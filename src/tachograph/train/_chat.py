@@ -1,7 +1,8 @@
 """Renders conversations, and finds the parts of the text to train on.
 
 A template renders a whole conversation. Where a message starts and ends is found by rendering the conversation up to
-it: if that text is the beginning of the whole one, its length is the boundary. Templates that render a message
+it: if that text is the beginning of the whole one, its length is the boundary. Where the content of a message starts,
+after the header of its role, is found by rendering the message with another content. Templates that render a message
 differently once others follow (some drop earlier reasoning) break this; then the content of the message is searched in
 the text. If that fails, too, the row is an error: training on the wrong tokens would not be noticed.
 """
@@ -34,6 +35,10 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+
+
+_PLACEHOLDER = "\u2063tachograph\u2063"
+"""A content that no header of a template contains."""
 
 
 class Rendered(NamedTuple):
@@ -220,6 +225,17 @@ class ChatFormat:
             return None
         return len(text) if whole.startswith(text) else None
 
+    def _content_start(self, text: str, messages: list[dict[str, Any]], number: int, tools: Any) -> int | None:
+        """Return where the content of a message starts; None if the template renders it differently."""
+        content = messages[number]["content"]
+        try:
+            other = self._text([*messages[:number], {**messages[number], "content": _PLACEHOLDER}], tools)
+        except RowError:
+            return None
+        header, placeholder, _ = other.partition(_PLACEHOLDER)
+        is_same = text.startswith((header + content, header + content.strip()))  # some templates strip it
+        return len(header) if placeholder and content.strip() and is_same else None
+
     def _span(
         self, text: str, messages: list[dict[str, Any]], number: int, tools: Any, position: int
     ) -> tuple[int, int]:
@@ -229,6 +245,8 @@ class ChatFormat:
         start = None
         if message["role"] == "assistant" and number:
             start = self._beginning(text, messages[:number], tools, prompt=True)
+        if start is None or start < position:
+            start = self._content_start(text, messages, number, tools)
         if start is None or start < position:
             before = self._beginning(text, messages[:number], tools) or position
             start = text.find(content, max(before, position)) if content else -1

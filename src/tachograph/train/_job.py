@@ -7,8 +7,10 @@ model without weights; then load the model and train. So a mistake costs seconds
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -152,6 +154,7 @@ class TrainJob:
 
         config = self.config
         check_packages(config, problems)
+        _check_lark(config, problems)
         _check_output(config.output_dir, problems)
         checkpoint = _find_checkpoint(config, problems)
         with _adding_to(problems):
@@ -170,6 +173,8 @@ class TrainJob:
         if problems or data is None:
             return None
         steps = count_steps(config, len(data.train))
+        if checkpoint is not None:
+            _check_remaining_steps(checkpoint, steps.total, problems)
         min_rows = config.micro_batch_size * steps.num_devices
         if len(data.train) < min_rows and config.rl != "grpo":
             problems.add(
@@ -442,14 +447,21 @@ def _working_directory_on_path() -> Iterator[None]:
 
 
 def _check_output(output_dir: str, problems: Problems) -> None:
+    """Check that the folder can be written, by writing: permissions say nothing about read-only file systems."""
     path = Path(output_dir).expanduser()
-    if path.exists() and not path.is_dir():
-        problems.add(f"output_dir={output_dir!r} is a file: choose another folder")
-        return
-    while not path.exists():
-        path = path.parent
-    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
-        problems.add(f"output_dir={output_dir!r} cannot be written: {str(path)!r} is not a folder that you may write")
+    try:
+        if path.exists() and not path.is_dir():
+            problems.add(f"output_dir={output_dir!r} is a file: choose another folder")
+            return
+        missing_names = []
+        while not path.exists():
+            missing_names.append(path.name)
+            path = path.parent
+        with tempfile.TemporaryDirectory(dir=path) as folder:
+            Path(folder, *reversed(missing_names)).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        problems.add(f"output_dir={output_dir!r} cannot be written: {reason}: choose another folder")
 
 
 def _find_checkpoint(config: TrainConfig, problems: Problems) -> str | None:
@@ -471,6 +483,27 @@ def _find_checkpoint(config: TrainConfig, problems: Problems) -> str | None:
             f"resume_from_checkpoint: true, but {config.output_dir!r} has no checkpoint: remove the key to start anew"
         )
     return last_checkpoint
+
+
+def _check_lark(config: TrainConfig, problems: Problems) -> None:
+    is_off = config.use_swanlab is False or config.swanlab_mode == "disabled"
+    url = config.swanlab_lark_webhook_url or os.environ.get("SWANLAB_LARK_WEBHOOK_URL")
+    if config.swanlab_lark_secret and not url and not is_off:
+        problems.add("swanlab_lark_secret has no effect without swanlab_lark_webhook_url: add it")
+
+
+def _check_remaining_steps(checkpoint: str, num_steps: int, problems: Problems) -> None:
+    try:
+        state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
+        last_step = int(state["global_step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.add(f"resume_from_checkpoint: {checkpoint!r} has no valid trainer_state.json: {error}")
+        return
+    if last_step >= num_steps:
+        problems.add(
+            f"the checkpoint {checkpoint!r} is at step {last_step}, and the training has {num_steps} steps: raise "
+            "max_steps or num_epochs, or remove resume_from_checkpoint and auto_resume_from_checkpoints"
+        )
 
 
 def _valid_name(name: str) -> str | None:

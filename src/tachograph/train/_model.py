@@ -58,7 +58,10 @@ def check_packages(config: TrainConfig, problems: Problems) -> None:
 
 
 def _bitsandbytes_optimizer(config: TrainConfig) -> str:
-    return f"optimizer: {config.optimizer}" if re.search("8bit|bnb|paged", config.optimizer) else ""
+    from transformers.training_args import OptimizerNames
+
+    is_valid = config.optimizer in {entry.value for entry in OptimizerNames}
+    return f"optimizer: {config.optimizer}" if is_valid and re.search("8bit|bnb|paged", config.optimizer) else ""
 
 
 def _quantisation(config: TrainConfig) -> str:
