@@ -224,6 +224,23 @@ def test_health_is_answered_while_all_threads_are_busy(logs):
     asyncio.run(main())
 
 
+def test_event_loop_is_imported_before_the_address_is_known(tmp_path):
+    pytest.importorskip("uvloop")
+    code = """if True:
+        import os, sys
+        from tachograph.server import serve
+
+        def on_ready(url):
+            print("uvloop" in sys.modules, flush=True)
+            os._exit(0)
+
+        serve(".", port=0, on_ready=on_ready)
+    """
+    # A Ctrl-C during this import can get lost, and everyone may press it once the address is printed.
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True, timeout=HANG_S)
+    assert out == "True\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_stops_with_open_streams(logs, dashboard, listen, number):
     write_run(logs)

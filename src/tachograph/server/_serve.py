@@ -11,12 +11,14 @@ Which requests need the token depends on the address and on whether a token was 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
@@ -72,6 +74,10 @@ def serve(
     port = listener.getsockname()[1]
     access = _choose_access(token, (*allow_hosts, host), port, is_local=is_loopback(host))
     server = create_server(log_dir, access)
+    with contextlib.suppress(ImportError):  # not installed
+        import_module(
+            "uvloop"
+        )  # uvicorn would import it after `on_ready`, and a Ctrl-C during this import can get lost
     on_ready(_dashboard_url(host, port, access.token if access.owner_uid is None else None))
     server.run(sockets=[listener])
 
