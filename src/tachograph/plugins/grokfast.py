@@ -206,12 +206,21 @@ class _FilterCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Filter the gradients."""
-        accelerator = self._trainer.accelerator
-        if getattr(accelerator, "scaler", None) is not None and not args.max_grad_norm:
-            accelerator.unscale_gradients()  # clipping would have done so
+        _unscale_gradients(self._trainer.accelerator)
         self._plugin.filter(model)
         if self._plugin.options.grokfast_clip_after and args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], args.max_grad_norm)
+
+
+def _unscale_gradients(accelerator: Any) -> None:
+    """Divide the gradients of 16-bit training by the loss scale, unless the trainer did so to clip or measure them."""
+    if getattr(accelerator, "scaler", None) is None:
+        return
+    try:
+        accelerator.unscale_gradients()
+    except RuntimeError as error:
+        if "already been called" not in str(error):
+            raise
 
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
