@@ -598,19 +598,30 @@ def test_function_taken_before_init_uses_the_current_run(logs):
 def test_sync_tensorboard_records_the_writer(logs, script):
     pytest.importorskip("torch")
     source = """
-        from torch.utils.tensorboard import SummaryWriter
+        import torch
         import tachograph.wandb as wandb
         wandb.init(project="p", name="x", sync_tensorboard=True, monitor_gym=True, save_code=True, config={"seed": 1})
+        from torch.utils.tensorboard import SummaryWriter  # after `init`
         writer = SummaryWriter("runs/x")
         for step in (0, 10, 20):
             writer.add_scalar("losses/value", 1.0 / (step + 1), step)
+        writer.add_scalars("rates", {"a": 1.0, "b": 2.0}, global_step=20)
+        writer.add_text("note", text_string="all good")
+        writer.add_histogram("weights", torch.arange(4.0), 20)
         writer.close()
         wandb.finish()
         SummaryWriter("runs/y").add_scalar("after", 1.0, 0)
+        wandb.init(project="p", name="again", sync_tensorboard=True)
+        SummaryWriter("runs/z").add_scalar("second", 1.0, 3)
+        wandb.finish()
         """
     code, _out, err = script(textwrap.dedent(source), preload="torch").wait()
     assert (code, "no effect here: monitor_gym, save_code" in err) == (0, True), err
-    assert [(step, list(values)) for step, values in rows(logs / "x")] == [(n, ["losses/value"]) for n in (0, 10, 20)]
+    expected = [(step, ["losses/value"]) for step in (0, 10, 20)] + [(20, ["rates/a", "rates/b"])]
+    assert [(step, list(values)) for step, values in rows(logs / "x")] == expected
+    assert [event["text"] for event in events(logs / "x", "text")] == ["all good"]
+    assert [sum(event["counts"]) for event in events(logs / "x", "histogram")] == [4]
+    assert [(step, list(values)) for step, values in rows(logs / "again")] == [(3, ["second"])]
 
 
 def test_notes_and_names_may_change(logs):

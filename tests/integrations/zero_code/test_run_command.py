@@ -76,6 +76,7 @@ def test_script_without_torch_imports_nothing_heavy(tacho, python):
         b"tachograph.integrations.zero_code._calls",
         b"tachograph.integrations.zero_code._child",
         b"tachograph.integrations.zero_code._configs",
+        b"tachograph._base.import_watch",
         b"tachograph.integrations.zero_code._imports",
         b"tachograph.integrations.zero_code._launch_spec",
         b"tachograph.integrations.zero_code._script_values",

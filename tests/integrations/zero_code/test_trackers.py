@@ -324,7 +324,7 @@ def test_writers_are_recorded_into_the_runs_of_the_stand_in(tacho, python):
         parser.parse_args()
         {textwrap.indent(LOOP, " " * 8).strip()}
         import wandb
-        for name, is_synced in (("plain", False), ("synced", True)):
+        for name, is_synced in (("synced", True), ("plain", False)):
             run = wandb.init(project="p", name=name, config={{"lr": 0.1}}, sync_tensorboard=is_synced)
             from torch.utils.tensorboard import SummaryWriter
             writer = SummaryWriter("events")

@@ -7,6 +7,7 @@ writer. Scalars, text, histograms and hyperparameters are recorded. Pictures, gr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -21,8 +22,9 @@ from typing import Any
 from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
-from tachograph.recorder import Run
+from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
+from tachograph.settings import Settings
 
 __all__ = ["SummaryWriter"]
 
@@ -76,13 +78,15 @@ def _count_calls(name: str) -> Callable[..., None]:
 class SummaryWriter:
     """Records scalars, text, histograms and hyperparameters into a run; see the module.
 
-    The arguments are the same as for `torch.utils.tensorboard.SummaryWriter`. `max_queue`, `flush_secs` and
-    `filename_suffix` have no effect: everything is written within a second.
+    The arguments are those of `torch.utils.tensorboard.SummaryWriter` and of `tensorboardX.SummaryWriter`. `max_queue`,
+    `flush_secs`, `filename_suffix` and `comet_config` have no effect: everything is written within a second.
 
     Args:
         log_dir: the last folder in it is the name of the run. Nothing is written there.
         comment: appended to the name if `log_dir` is not given.
         purge_step: continue the run of that name, if there is one, as if it had been stopped before this step.
+        write_to_disk: whether anything is recorded.
+        logdir: another name of `log_dir`.
     """
 
     def __init__(
@@ -93,7 +97,12 @@ class SummaryWriter:
         max_queue: int = 10,
         flush_secs: int = 120,
         filename_suffix: str = "",
+        write_to_disk: bool = True,
+        logdir: str | os.PathLike[str] | None = None,
+        comet_config: Mapping[str, Any] | None = None,
+        **_options: Any,
     ) -> None:
+        log_dir = log_dir or logdir
         if not log_dir:
             log_dir = os.path.join("runs", f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}{comment}")
         self.log_dir = os.fspath(log_dir)
@@ -104,11 +113,15 @@ class SummaryWriter:
         self._steps: dict[str, Iterator[int]] = {}
         self._name = ""
         self._shared_run: _SharedRun | None = None
+        self._is_recorded = bool(write_to_disk)
         self._run = self._open(resume=purge_step is not None)
 
     def _open(self, *, resume: bool) -> Run:
         """Join the run of the open writers, or start one."""
         global _open_run  # noqa: PLW0603 - writers share a run, as event files share a folder
+        if not self._is_recorded:
+            self._prefix = ""
+            return DisabledRun("disabled", settings=Settings(enabled=False), backend=None)
         folder = Path(os.path.abspath(self.log_dir))
         with _lock:
             if _open_run is None or _open_run.num_writers == 0 or _open_run.run.status != "running":
@@ -121,7 +134,7 @@ class SummaryWriter:
 
     def _current_run(self) -> Run:
         """Return the run; continue it if it ended, because a writer can be used after `close`."""
-        if self._shared_run is None:
+        if self._shared_run is None and self._is_recorded:
             with guard("continuing a run"):
                 self._run = self._open(resume=True)
         return self._run
@@ -136,6 +149,8 @@ class SummaryWriter:
         walltime: float | None = None,
         new_style: bool = False,
         double_precision: bool = False,
+        display_name: str = "",
+        summary_description: str = "",
     ) -> None:
         """Record a number. Without a step, the values of a tag are counted."""
         if type(scalar_value) not in _NUMBERS:
@@ -177,6 +192,7 @@ class SummaryWriter:
         hparam_domain_discrete: Mapping[str, Any] | None = None,
         run_name: str | None = None,
         global_step: int | None = None,
+        name: str | None = None,
     ) -> None:
         """Add hyperparameters to the run's config, and metrics to its summary."""
         with guard("recording hyperparameters"):
@@ -246,11 +262,13 @@ class SummaryWriter:
     add_images = _count_calls("add_images")
     add_mesh = _count_calls("add_mesh")
     add_onnx_graph = _count_calls("add_onnx_graph")
+    add_openvino_graph = _count_calls("add_openvino_graph")
     add_pr_curve = _count_calls("add_pr_curve")
     add_pr_curve_raw = _count_calls("add_pr_curve_raw")
     add_summary = _count_calls("add_summary")
     add_tensor = _count_calls("add_tensor")
     add_video = _count_calls("add_video")
+    export_scalars_to_json = _count_calls("export_scalars_to_json")
 
     def add_figure(
         self,
@@ -283,6 +301,16 @@ class SummaryWriter:
     def all_writers(self) -> dict[str, SummaryWriter]:
         """The writer itself, by its folder."""
         return {self.log_dir: self}
+
+    @property
+    def logdir(self) -> str:
+        """The same as `log_dir`, as tensorboardX calls it."""
+        return self.log_dir
+
+    @contextlib.contextmanager
+    def use_metadata(self, *, global_step: int | None = None, walltime: float | None = None) -> Iterator[SummaryWriter]:
+        """Return the writer: the step concerns only `add_event`, which is not recorded."""
+        yield self
 
     def get_logdir(self) -> str:
         """Return `log_dir` as it was given."""
