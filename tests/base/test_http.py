@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tachograph._base.http import HttpConnection
+from tachograph._base.http import HttpConnection, _tls_context
 
 
 class RawServer:
@@ -149,21 +149,40 @@ def test_redirect_is_not_followed(serve):
     connection.close()
 
 
-def test_proxy_receives_its_password_but_no_header_of_the_request(serve, monkeypatch):
-    def tunnel(server: RawServer, client: socket.socket) -> None:
-        server.receive(client)
-        client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        answer_all(server, client)
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_proxy_receives_its_password(serve, monkeypatch, is_secure):
+    """A tunnel for TLS, which gets no header of the request; other requests are forwarded."""
 
-    server = serve(tunnel)
-    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+    def refuse_tunnels(server: RawServer, client: socket.socket) -> None:
+        if is_secure:
+            server.receive(client)
+            client.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        else:
+            answer_all(server, client)
+
+    server = serve(refuse_tunnels)
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", f"http://user:pass%40@127.0.0.1:{server.port}")
-    connection = HttpConnection("host.example", 80, is_secure=False, timeout_s=30, uses_proxy=True)
-    assert connection.request("GET", "/x", b"", {"Authorization": "Bearer x"}).body == b"ok"
-    to_proxy, to_server = server.requests
-    assert to_proxy.startswith(b"CONNECT host.example:80 ")
+    monkeypatch.setenv("https_proxy" if is_secure else "http_proxy", f"http://user:pass%40@127.0.0.1:{server.port}")
+    connection = HttpConnection("host.example", 80, is_secure=is_secure, timeout_s=30, uses_proxy=True)
+    if is_secure:
+        with pytest.raises(OSError, match="403"):
+            connection.request("GET", "/x", b"", {"Authorization": "Bearer x"})
+    else:
+        assert connection.request("GET", "/x", b"", {"Authorization": "Bearer x"}).body == b"ok"
+    (to_proxy,) = server.requests
+    assert to_proxy.startswith(b"CONNECT host.example:80 " if is_secure else b"GET http://host.example/x ")
     assert b"Proxy-Authorization: Basic dXNlcjpwYXNzQA==" in to_proxy
-    assert b"Bearer" not in to_proxy
-    assert b"Proxy-Authorization" not in to_server
+    assert (b"Bearer" in to_proxy) is not is_secure
     connection.close()
+
+
+def test_trust_store_is_loaded_once_per_process(serve, monkeypatch):
+    _tls_context.cache_clear()
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    for folder in ("/", "/", "/usr", "/usr"):
+        monkeypatch.setenv("SSL_CERT_DIR", folder)
+        connection = HttpConnection("127.0.0.1", serve(lambda server, client: None).port, is_secure=True, timeout_s=30)
+        with pytest.raises(OSError):
+            connection.request("GET", "/", b"", {})
+    assert _tls_context.cache_info().misses == 2

@@ -21,9 +21,9 @@ import contextlib
 import functools
 import http.client
 import json
+import os
 import ssl
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -33,7 +33,16 @@ from typing import Any, NamedTuple
 from tachograph._base.tls import enter_tls, leave_tls, tls_section
 from tachograph._base.version import __version__
 
-__all__ = ["DeliveryError", "HttpConnection", "HttpResponse", "check_response", "get", "post", "retry_after_s"]
+__all__ = [
+    "DeliveryError",
+    "HttpConnection",
+    "HttpResponse",
+    "check_response",
+    "get",
+    "is_local",
+    "post",
+    "retry_after_s",
+]
 
 _MAX_RESPONSE_BYTES = 64 << 10
 _MAX_WAIT_S = 3_600.0
@@ -76,23 +85,6 @@ class HttpResponse(NamedTuple):
         return values if isinstance(values, dict) else {}
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: a message is meant for the configured address only."""
-
-    def redirect_request(self, *_arguments: Any) -> None:
-        """Return nothing, so that the redirect itself is the response."""
-
-
-class _BeforeSend:
-    """Mixin for a connection that calls a hook once it is established."""
-
-    before_send: Callable[[], None]
-
-    def connect(self) -> None:
-        super().connect()  # type: ignore[misc] # defined by the connection class beside this one
-        self.before_send()
-
-
 class _TlsConnection(http.client.HTTPSConnection):
     """A connection whose handshake ends when the process exits; see `tachograph._base.tls`."""
 
@@ -107,40 +99,6 @@ class _TlsConnection(http.client.HTTPSConnection):
         self.sock = self._context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
         enter_tls(self.sock)
         self.sock.do_handshake()
-
-
-class _HttpConnection(_BeforeSend, http.client.HTTPConnection):
-    pass
-
-
-class _HttpsConnection(_BeforeSend, _TlsConnection):
-    pass
-
-
-class _Request(urllib.request.Request):
-    before_send: Callable[[], None]
-    tls: ssl.SSLContext | None
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, request: Any) -> Any:
-        return self.do_open(functools.partial(_open_connection, _HttpConnection, request.before_send), request)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self) -> None:
-        urllib.request.AbstractHTTPHandler.__init__(self)  # without the context that `HTTPSHandler` may load
-
-    def https_open(self, request: Any) -> Any:
-        context = request.tls or _tls_context()
-        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=context)
-        return self.do_open(connect, request)
-
-
-def _open_connection(kind: type[Any], before_send: Callable[[], None], host: str, **options: Any) -> Any:
-    connection = kind(host, **options)
-    connection.before_send = before_send
-    return connection
 
 
 def post(
@@ -188,44 +146,44 @@ def _exchange(
     tls: ssl.SSLContext | None,
 ) -> HttpResponse:
     deadline_s = time.monotonic() + timeout_s
-    headers = {"User-Agent": f"tachograph/{__version__}", **headers}
+    headers = {"User-Agent": f"tachograph/{__version__}", "Connection": "close", **headers}
+    connection: HttpConnection | None = None
     try:
-        request = _Request(address(), body, headers, method=method)  # the scheme was validated at setup
-        # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
-        # hook (and all it refers to) alive until the next garbage collection.
-        request.before_send = before_send
-        request.tls = tls
-        opener = urllib.request.build_opener(
-            _NoRedirects,
-            _HttpHandler,
-            _HttpsHandler,
-            *_proxy_handlers(urllib.parse.urlsplit(request.full_url).hostname or ""),
+        url = urllib.parse.urlsplit(address())  # the scheme was validated at setup
+        connection = HttpConnection(
+            url.hostname or "",
+            url.port or (443 if url.scheme == "https" else 80),
+            is_secure=url.scheme == "https",
+            timeout_s=timeout_s,
+            uses_proxy=not is_local(url.hostname or ""),
+            before_send=before_send,
+            tls=tls,
         )
-        try:
-            response = opener.open(request, timeout=timeout_s)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            return HttpResponse(response.status or 0, _read_body(response, deadline_s), retry_after_s(response.headers))
+        target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        return connection.exchange(method, target, body, headers, lambda response: _read_body(response, deadline_s))
     except Exception as error:  # noqa: BLE001 - many of them quote the address
         failure = _delivery_error(error, timeout_s)
     finally:
-        leave_tls()
+        if connection is not None:
+            connection.close()
     try:
         raise failure  # outside of the handler above, so that the original error is not its context
     finally:
         del failure  # breaks the cycle of exception, traceback and this frame
 
 
-def _proxy_handlers(host: str) -> list[urllib.request.ProxyHandler]:
-    """Bypass proxies for the local machine: a local message must not be shown to a proxy."""
-    is_local = host in {"localhost", "::1"} or host.startswith("127.")
-    return [urllib.request.ProxyHandler({})] if is_local else []
+def is_local(host: str) -> bool:
+    """Return whether a host is this machine: a local message must not be shown to a proxy."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
-@functools.cache
-def _tls_context() -> ssl.SSLContext:
-    """Return the context that verifies certificates. Cached: loading the trust store takes tens of milliseconds."""
+@functools.lru_cache(maxsize=4)
+def _tls_context(_variables: tuple[str | None, ...] = ()) -> ssl.SSLContext:
+    """Return the context that verifies certificates. Cached: loading the trust store takes tens of milliseconds.
+
+    Args:
+        _variables: the values of the variables that name other certificates.
+    """
     with tls_section():
         return ssl.create_default_context()
 
@@ -277,18 +235,17 @@ def retry_after_s(headers: Any) -> float | None:
 
 
 def _delivery_error(error: Exception, timeout_s: float) -> DeliveryError:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, DeliveryError):
-        return DeliveryError(str(reason), may_retry=reason.may_retry, wait_s=reason.wait_s)  # without its traceback
-    if isinstance(reason, TimeoutError):
+    if isinstance(error, DeliveryError):
+        return DeliveryError(str(error), may_retry=error.may_retry, wait_s=error.wait_s)  # without its traceback
+    if isinstance(error, TimeoutError):
         return DeliveryError(f"no response within {timeout_s:g} s", may_retry=True)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return DeliveryError(f"the receiver's certificate is not trusted: {reason.verify_message}")
-    if isinstance(reason, http.client.InvalidURL) or not isinstance(reason, (OSError, http.client.HTTPException)):
-        return DeliveryError(f"it cannot be sent: {type(reason).__name__}")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return DeliveryError(f"the receiver's certificate is not trusted: {error.verify_message}")
+    if isinstance(error, http.client.InvalidURL) or not isinstance(error, (OSError, http.client.HTTPException)):
+        return DeliveryError(f"it cannot be sent: {type(error).__name__}")
     # The text of such an error may quote the address; the system's text for an error number does not.
-    text = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
-    return DeliveryError(f"cannot connect: {text or type(reason).__name__}", may_retry=True)
+    text = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else ""
+    return DeliveryError(f"cannot connect: {text or type(error).__name__}", may_retry=True)
 
 
 # Connections that stay open ------------------------------------------------------------------------------------------
@@ -307,6 +264,8 @@ class HttpConnection:
         timeout_s: limit for connecting and for each read.
         uses_proxy: whether proxy settings of the environment apply.
         max_response_bytes: the maximum size of a response; unlimited by default.
+        before_send: called whenever a connection is established, before anything is sent over it.
+        tls: certificates to use instead of the trust store of the system.
     """
 
     def __init__(
@@ -318,6 +277,8 @@ class HttpConnection:
         timeout_s: float,
         uses_proxy: bool = False,
         max_response_bytes: int | None = None,
+        before_send: Callable[[], None] = lambda: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -325,7 +286,12 @@ class HttpConnection:
         self._timeout_s = timeout_s
         self._uses_proxy = uses_proxy
         self._max_response_bytes = max_response_bytes
+        self._before_send = before_send
+        self._tls = tls
         self._connection: http.client.HTTPConnection | None = None
+        self._proxy_headers: dict[str, str] = {}
+        self._target_prefix = ""
+        """The beginning of each target, for a proxy that forwards requests."""
 
     def request(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
         """Send a request and return the complete response, whatever its status.
@@ -338,11 +304,11 @@ class HttpConnection:
         """
         is_reused = self._connection is not None
         try:
-            return self._send(method, target, body, headers)
+            return self.exchange(method, target, body, headers, self._read_all)
         except (OSError, http.client.HTTPException) as error:
             if not is_reused or isinstance(error, TimeoutError):
                 raise
-        return self._send(method, target, body, headers)
+        return self.exchange(method, target, body, headers, self._read_all)
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
@@ -351,16 +317,31 @@ class HttpConnection:
             with contextlib.suppress(OSError):
                 connection.close()
 
-    def _send(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
+    def exchange(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        read: Callable[[http.client.HTTPResponse], bytes],
+    ) -> HttpResponse:
+        """Send a request once and return the response; `read` returns its body, or the part of it that is needed.
+
+        Raises:
+            OSError: if the server cannot be reached.
+            http.client.HTTPException: if the response is invalid.
+        """
         connection = self._connection
         try:
             if connection is None:
                 connection = self._connection = self._connect()
-            if self._is_secure and connection.sock is not None:
+                connection.connect()
+                self._before_send()
+            elif self._is_secure and connection.sock is not None:
                 enter_tls(connection.sock)
-            connection.request(method, target, body, dict(headers))
+            connection.request(method, self._target_prefix + target, body, {**headers, **self._proxy_headers})
             response = connection.getresponse()
-            data = self._read_all(response)
+            data = read(response)
         except BaseException:
             self.close()
             raise
@@ -383,22 +364,29 @@ class HttpConnection:
         return data
 
     def _connect(self) -> http.client.HTTPConnection:
+        self._target_prefix, self._proxy_headers = "", {}
         proxy = _proxy_of("https" if self._is_secure else "http", self._host) if self._uses_proxy else None
         if proxy is None:
             return self._new_connection(self._host, self._port)
-        # To the proxy itself in plain HTTP, as usual; TLS to the server goes through its tunnel.
+        # To the proxy itself in plain HTTP, as usual. TLS to the server goes through a tunnel; other requests are
+        # forwarded, because many proxies allow tunnels to port 443 only.
         headers = {}
         if proxy.username:
             credentials = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
             headers["Proxy-Authorization"] = "Basic " + base64.b64encode(credentials.encode()).decode()
         connection = self._new_connection(proxy.hostname or "", proxy.port or 80)
-        connection.set_tunnel(self._host, self._port, headers)
+        if self._is_secure:
+            connection.set_tunnel(self._host, self._port, headers)
+        else:
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            port = "" if self._port == http.client.HTTP_PORT else f":{self._port}"
+            self._target_prefix, self._proxy_headers = f"http://{host}{port}", headers
         return connection
 
     def _new_connection(self, host: str, port: int) -> http.client.HTTPConnection:
         if self._is_secure:
-            with tls_section():
-                context = ssl.create_default_context()
+            variables = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+            context = self._tls or _tls_context(variables)
             return _TlsConnection(host, port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 

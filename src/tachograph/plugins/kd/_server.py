@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
-import urllib.error
-import urllib.request
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from tachograph._base.http import HttpConnection, is_local
 from tachograph.plugins.kd._targets import Candidates, parse_logprobs
 
 __all__ = ["TeacherServer", "TeacherServerError"]
@@ -138,26 +139,29 @@ class TeacherServer:
 
     def _request(self, path: str, body: Any = None) -> Any:
         """Return the response to a request; retry errors that may pass."""
-        url = self.base_url + path
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
-        problem, status = "", None
+        url = urllib.parse.urlsplit(self.base_url + path)
+        method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+        problem = ""
         for attempt in range(_NUM_ATTEMPTS):
             if attempt:
                 time.sleep(self.retry_s * 2 ** (attempt - 1))
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as response:  # noqa: S310
-                    return json.load(response)
-            except urllib.error.HTTPError as error:
-                status = error.code
-                problem = f"status {error.code}: {error.read(500).decode(errors='replace')}"
-                if error.code not in _RETRYABLE:
+                # A connection per request: the workers of a data loader may be forks of this process.
+                is_secure, host = url.scheme == "https", url.hostname or ""
+                port = url.port or (443 if is_secure else 80)
+                connection = HttpConnection(
+                    host, port, is_secure=is_secure, timeout_s=self.timeout_s, uses_proxy=not is_local(host)
+                )
+                headers = {"Content-Type": "application/json", "Connection": "close"}
+                response = connection.request(method, url.path, data, headers)
+                if response.status == http.client.OK:
+                    return json.loads(response.body)
+                problem = f"status {response.status}: {response.text[:500]}"
+                if response.status not in _RETRYABLE:
                     break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
-        failure = TeacherServerError(f"request to {url} failed: {problem}")
-        failure.status = status
-        raise failure
+        raise TeacherServerError(f"request to {url.geturl()} failed: {problem}")
 
 
 def _id_first(entry: Any) -> Any:
