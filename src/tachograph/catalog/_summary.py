@@ -35,6 +35,7 @@ from tachograph.store import MetricAggregates, StoredRun
 __all__ = ["JournalKey", "CatalogSummary", "brief_summary", "full_summary", "load_summary", "save_summary"]
 
 _VERSION = 3
+"""Raised with each change of `CatalogSummary`: summaries of other versions are made again."""
 _MAX_SUMMARY_BYTES = 16 << 20
 _MAX_METRICS = 2_000
 _MAX_CONFIG_KEYS = 2_000
