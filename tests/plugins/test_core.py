@@ -188,7 +188,7 @@ class Breaking(BasePlugin):
 
     def get_training_args(self, cfg):
         self._fail("get_training_args")
-        return {"weight_decay": 0.125} if self.place == "argument" else None
+        return {"weight_decay": 0.125} if self.place == "argument" else {"adam_beta1": 0.5}
 
     def add_callbacks_pre_trainer(self, cfg, model):
         return [Nothing()]
@@ -223,6 +223,7 @@ def test_optional_plugin_may_fail_anywhere_before_training(make_trainer):
             applied.session.training_args_mixins()  # `tacho train` does, which builds the arguments
         assert [plugin.plugin_name() for plugin in applied.session.plugins] == ["argument"], place
         assert (trainer.callback_handler.callbacks, trainer.args.weight_decay) == (callbacks, 0.5), place
+        assert trainer.args.adam_beta1 == 0.9 or place in ("get_training_args_mixin", "mixin"), place
         trainer.train()
         assert not logged(trainer, "stamp"), place
         applied.undo()

@@ -170,3 +170,24 @@ def test_options_of_a_plugin_take_precedence_over_keys_of_axolotl(make_job):
     assert job.check().arguments.weight_decay == 0.3
     assert job.warnings == []
     assert make_job(debug=3).warnings == ["debug has no effect: it is not needed"]
+
+
+FAILING_PLUGIN = """
+from tachograph.plugins import BasePlugin
+
+class FailingPlugin(BasePlugin):
+    def get_training_args(self, cfg):
+        return {"weight_decay": 0.3}
+    def post_model_load(self, cfg, model):
+        raise RuntimeError("broken")
+"""
+
+
+def test_arguments_of_a_dropped_plugin_have_no_effect(make_job):
+    import torch
+
+    Path("failing.py").write_text(FAILING_PLUGIN)
+    job = make_job(plugins=[{"name": "failing.FailingPlugin", "optional": True}], weight_decay=0.1, max_steps=1)
+    with pytest.warns(UserWarning, match="optional plugin failing is not used: post_model_load failed"):
+        job.run()
+    assert torch.load("out/training_args.bin", weights_only=False).weight_decay == 0.1

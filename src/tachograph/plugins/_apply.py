@@ -113,6 +113,8 @@ def _apply(session: PluginSession, trainer: Any, args_before: dict[str, Any]) ->
         trainer.data_collator = kind(**_collator_arguments(trainer, arguments))
     trainer.__class__ = session.trainer_class(type(trainer))
     session.attach(trainer)
+    for name in session.dropped_arguments():
+        setattr(trainer.args, name, args_before.pop(name))
 
 
 def _collator_arguments(trainer: Any, arguments: dict[str, Any]) -> dict[str, Any]:

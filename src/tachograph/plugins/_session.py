@@ -83,6 +83,7 @@ class PluginSession:
         self._optional: set[BasePlugin] = set()
         self._dropped_plugins: list[BasePlugin] = []
         self._contributions: dict[BasePlugin, list[str]] = {}
+        self._argument_owners: dict[str, BasePlugin] = {}
         self._callback_owners: list[tuple[BasePlugin, Any]] = []
         self._trainer: Any = None
         self._trainer_base: type | None = None
@@ -279,9 +280,14 @@ class PluginSession:
                         )
                 merged_arguments |= arguments or {}
                 owners |= dict.fromkeys(arguments or {}, plugin)
+                self._argument_owners.update(dict.fromkeys(arguments or {}, plugin))
                 if arguments:
                     self._contribute(plugin, f"training arguments: {', '.join(arguments)}")
         return merged_arguments
+
+    def dropped_arguments(self) -> list[str]:
+        """Return the training arguments of plugins that were dropped after `training_args` was called."""
+        return [name for name, plugin in self._argument_owners.items() if plugin not in self.plugins]
 
     def load_datasets(self, preprocess: bool = False) -> Any:
         """Return the datasets of the plugin that loads them, if any."""

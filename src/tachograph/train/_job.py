@@ -334,11 +334,16 @@ class TrainJob:
     def _train(self, checked_job: CheckedJob, callback: Any) -> TrainResult:
         from transformers import set_seed
 
+        from tachograph.train._arguments import build_arguments
         from tachograph.train._trainer import build_trainer
 
         config, session = self.config, self.session
         set_seed(config.seed)
         model = self._load_model(checked_job)
+        if session.dropped_arguments():
+            has_eval = checked_job.data.eval is not None
+            arguments = build_arguments(config, session, checked_job.steps, has_eval=has_eval)
+            checked_job = checked_job._replace(arguments=arguments)
         trainer = build_trainer(config, session, checked_job, model, callback)
         session.attach(trainer)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
