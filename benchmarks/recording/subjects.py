@@ -163,8 +163,11 @@ SUBJECTS = {
     "dict": Subject("run.log({…}, step=i)", _tachograph, 2000),
     "keywords": Subject("run.log(loss=…, …, step=i)", _tachograph_keywords, 2000),
     "disabled": Subject("run.log({…}), enabled=False", partial(_tachograph, enabled=False), 2000),
-    "journal": Subject("journal alone (csv=False)", partial(_tachograph, csv=False), 500),
-    "mirrored": Subject("journal and metrics.csv (default)", _tachograph, 500),
+    "journal": Subject(
+        "journal alone (csv=False, diagnose=False)", partial(_tachograph, csv=False, diagnose=False), 500
+    ),
+    "diagnosed": Subject("journal and rules (csv=False)", partial(_tachograph, csv=False), 500),
+    "mirrored": Subject("journal, rules and metrics.csv (default)", _tachograph, 500),
     "json": Subject("json.dumps, write, flush", _json_lines, 500),
     "one_logger": Subject("nv-one-logger, FileExporter", _one_logger, 250),
     "trackio": Subject("trackio.log, local", _trackio, 500),
