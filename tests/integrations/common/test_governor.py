@@ -77,6 +77,11 @@ def test_short_runs_are_recorded_completely():
     assert expensive.values == list(range(16))
     cheap.run(100, step_s=0.0001, cost_s=30e-6)
     assert cheap.values == list(range(100))
+    slow = Loop()
+    slow.run(128, step_s=0.02, cost_s=350e-6)
+    assert slow.values == list(range(128))
+    slow.run(1000, step_s=0.02, cost_s=350e-6)
+    assert slow.governor.every > 1
 
 
 @pytest.mark.parametrize("cost_us", [45, 130, 350, 900])

@@ -41,8 +41,14 @@ _FIRST_PHASES = 4
 _FIRST_ITERATIONS = 16
 """Iterations that are always recorded in detail."""
 
+_LAST_ITERATIONS = 1024
+"""Iterations after which the start has ended in any case."""
+
 _FIRST_SHARE = 0.3
 """Recording in detail may take this share of what the limit allows for a second, before the sampling starts."""
+
+_TOLERATED, _TOLERATED_ITERATIONS = 2.0, 128
+"""Short runs are complete: as many iterations are recorded in detail if they cost at most so many times the limit."""
 
 _FIRST_LIMIT = 0.7
 """The sampling starts with this share of the limit."""
@@ -196,17 +202,19 @@ class OverheadGovernor:
         num_iterations = len(self._steps_s)
         if num_iterations == _FIRST_PHASES:
             self._step_s = _median(self._steps_s)
-        if num_iterations % _FIRST_ITERATIONS:
+        if num_iterations < _FIRST_ITERATIONS or num_iterations & (num_iterations - 1):  # at powers of two
             return
         self._step_s = _median(self._steps_s)
         cost_s = _median(self._costs_s[True] or self._costs_s[False])
-        is_cheap = num_iterations * cost_s < _FIRST_SHARE * self._max_overhead * _MIN_WINDOW_S
-        if is_cheap and now_s - self._window_start_s < _MIN_WINDOW_S:
+        limit_s = self._max_overhead * self._step_s
+        has_cost_little = num_iterations * cost_s < _FIRST_SHARE * self._max_overhead * _MIN_WINDOW_S
+        if num_iterations < _LAST_ITERATIONS and has_cost_little:
+            return
+        if cost_s <= _TOLERATED * limit_s and num_iterations < _TOLERATED_ITERATIONS:
             return
         self._is_starting = False
         self._start_window(now_s)
         self._launch_s = float("inf")
-        limit_s = self._max_overhead * self._step_s
         if self._max_overhead < 1 and cost_s > limit_s:
             every = 2
             while every < _MAX_EVERY and cost_s > every * _FIRST_LIMIT * limit_s:
