@@ -122,6 +122,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
             monkeypatch.delenv(name)
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "60")
     monkeypatch.setenv("TACHO_CODE", "0")
+    # On a slow machine, the short steps of a test would be sampled.
+    monkeypatch.setenv("TACHO_MAX_OVERHEAD", "1")
 
 
 @pytest.fixture
