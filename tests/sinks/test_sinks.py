@@ -149,16 +149,15 @@ def test_wandb_receives_run_offline(logs, monkeypatch, tmp_path):
     assert read(logs / "x").latest("telemetry_error") == []
 
 
-def test_missing_package_fails_at_setup_with_remedy(logs, tmp_path, script):
-    (tmp_path / "tensorboard.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
+def test_missing_package_fails_at_setup_with_remedy(logs, script):
     code, _out, err = script(
         """
         import sys
         import tachograph
+        sys.modules["tensorboard"] = None  # as if it were not installed
         tachograph.init("x", log_dir=sys.argv[1], tensorboard=True)
         """,
         logs,
-        env={"PYTHONPATH": str(tmp_path)},
     ).wait()
     assert code == 1
     assert "pip install 'tachograph[tensorboard]'" in err.strip().splitlines()[-1]

@@ -26,6 +26,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MAX_FAULTS = 100
 _MAX_FAULT_CHARS = 1_000
+# Read past the class of an exception, which may define them anew.
+_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
+_context_of: Callable[[BaseException], BaseException | None] = vars(BaseException)["__context__"].__get__
 _HAS_VARARGS = 0x04
 """The flag of a function with `*arguments`; `inspect`, which names it, is slow to import."""
 
@@ -111,7 +114,7 @@ def reraise_from_signal_handler(fault: BaseException) -> None:
 def _chain(fault: BaseException) -> Iterator[BaseException]:
     """Yield a fault and the exceptions during whose handling it occurred, except the ones that a caller handles."""
     yield fault
-    exceptions, exception = {id(fault)}, fault.__context__
+    exceptions, exception = {id(fault)}, _context_of(fault)
     frame: FrameType | None = sys._getframe(2)
     callers = set()
     while frame is not None:
@@ -119,15 +122,16 @@ def _chain(fault: BaseException) -> Iterator[BaseException]:
         frame = frame.f_back
     while exception is not None and id(exception) not in exceptions:
         # The traceback of an exception begins in the frame that has caught it.
-        if exception.__traceback__ is None or exception.__traceback__.tb_frame in callers:
+        traceback = _traceback_of(exception)
+        if traceback is None or traceback.tb_frame in callers:
             return
         yield exception
         exceptions.add(id(exception))
-        exception = exception.__context__
+        exception = _context_of(exception)
 
 
 def _is_from_signal_handler(exception: BaseException) -> bool:
-    entry = exception.__traceback__
+    entry = _traceback_of(exception)
     while entry is not None and entry.tb_next is not None:
         interrupted_frame, entry = entry.tb_frame, entry.tb_next
         code = entry.tb_frame.f_code

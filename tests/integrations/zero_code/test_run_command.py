@@ -71,6 +71,7 @@ def test_script_without_torch_imports_nothing_heavy(tacho, python):
         b"tachograph._base",
         b"tachograph._base.guard",
         b"tachograph._base.patching",
+        b"tachograph._base.printable",
         b"tachograph.integrations",
         b"tachograph.integrations.zero_code",
         b"tachograph.integrations.zero_code._calls",
