@@ -244,6 +244,7 @@ _FACADES = """
             sys.settrace(None)
             with open(f"{root}/num_lines", "w") as file:
                 file.write(str(num_lines))
+        return num_lines >= line_number > 0  # another time there may be fewer lines
 
     def stop(number, frame):
         raise Stop
@@ -254,12 +255,16 @@ _FACADES = """
             os.dup2(os.open(f"{root}/{name}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
             code = 1
             try:
-                is_stopped = False
+                is_sent = is_stopped = False
                 try:
-                    interrupted(name, use, stop if is_raising else lambda *arguments: again(), line_number)
+                    is_sent = interrupted(name, use, stop if is_raising else lambda *arguments: again(), line_number)
                 except Stop:
                     is_stopped = True
-                assert is_stopped == (is_raising and line_number > 0), "the exception of the handler was suppressed"
+                except RuntimeError as error:  # `Thread.start` of Python releases a lock twice then
+                    is_stopped = isinstance(error.__context__, Stop)
+                except wandb.Error:
+                    assert not is_raising and use is use_wandb  # the handler has finished the run
+                assert is_stopped or not (is_raising and is_sent), "the exception of the handler was suppressed"
                 again()
                 assert use is use_usage or not guard.faults, guard.faults  # usage may still be importing a module
                 code = 0
@@ -290,7 +295,7 @@ _FACADES = """
 """
 
 
-@pytest.mark.parametrize("num_lines", [16, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_lines", [16, pytest.param(100, marks=pytest.mark.long)])
 def test_signal_in_facades_and_usage(script: Callable[..., Script], logs: Path, num_lines: int) -> None:
     logs.mkdir()
     script(_FACADES, logs, int(HANG_S), num_lines, preload="tachograph").ok()

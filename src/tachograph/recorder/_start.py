@@ -12,7 +12,7 @@ import msgspec
 
 from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
@@ -84,6 +84,7 @@ def _try_thread() -> str:
     try:
         thread.start()
     except RuntimeError as error:
+        reraise_from_signal_handler(error)  # which leaves a lock of the thread released twice
         return str(error)
     thread.join()
     return ""
