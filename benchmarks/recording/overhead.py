@@ -227,6 +227,7 @@ def plain_loop(device: str, num_rounds: int, *, is_host_bound: bool = True) -> S
             if schedule.mode in (TENSORBOARD, WANDB):
                 tools.log(schedule.mode, {"loss": loss.item(), "lr": optimizer.param_groups[0]["lr"]}, step)
             step += 1
+        patched.remove()
         patched.observer.close()
         _finish(tools)
     return schedule
