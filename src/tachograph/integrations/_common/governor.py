@@ -6,7 +6,7 @@ sampling starts well within the limit.
 
 After each window of iterations the governor compares the cost of an iteration with its duration. If the cost exceeds
 the limit, half as many iterations are recorded in detail. That at most halves the cost, so their number is doubled
-again only when the cost is well below half of the limit: it does not swing back and forth. Where sampling saves next to
+again only when the cost is below half of the limit: it does not swing back and forth. Where sampling saves next to
 nothing, because the rest is the price of counting iterations at all, it is taken back.
 
 The detailed iteration is picked at random within each group of `every`. A fixed rhythm could coincide with one of the
@@ -64,7 +64,7 @@ _MAX_EVERY = 128
 _MIN_SAVING = 0.9
 _RETRY_ABOVE = 1.5
 _MAX_SKIP_S = 0.25
-_RELAX_BELOW = 0.4
+_RELAX_BELOW = 0.45
 _PHASE_INTERVAL_S = 0.5
 _MIN_LAUNCH_FACTOR = 2.0
 
