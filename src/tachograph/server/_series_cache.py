@@ -1,9 +1,10 @@
 """The series of runs that were sent last, so that a line is thinned again only if its run has grown.
 
 A page with many unread runs repeats its request until all of them are read. Most runs are the same in each response:
-they are complete, or nobody has read them since. A run that is being read changes each time, but a line that is a bit
-longer than the last one is not worth the time that reading could have used: such a run is thinned again when twice as
-much of it is read, and when it is complete. Until then the earlier line is sent again, with the share that it covers.
+they are complete, or their journals have not been read further. A run that is being read changes each time, but a line
+that is a bit longer than the last one is not worth the time that reading could have used: such a run is thinned again
+when twice as much of it is read, and when it is complete. Until then the earlier line is sent again, with the share
+that it covers.
 """
 
 from __future__ import annotations
