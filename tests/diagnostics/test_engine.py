@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tachograph.diagnostics import RuleEngine, resolve_rules
-from tachograph.diagnostics._signals import SIGNALS
+from tachograph.diagnostics._signals import SIGNALS, scale_of
 from tachograph.reader import AlertHistory
-from tachograph.records import encode
+from tachograph.records import encode, signal_of
 from tests.conftest import Script
 from tests.diagnostics import (
     START,
@@ -336,6 +336,56 @@ def test_signals_are_found_under_every_listed_name() -> None:
             values = [*level(random.Random(1), 100, 2.0), *[math.nan] * 3]
             (alert,) = diagnose(series(name, values))
             assert alert["evidence"]["metric"] == name
+
+
+def test_composed_names_of_frameworks_are_losses() -> None:
+    train = ("train_loss_epoch", "train/loss_epoch", "Loss/train_epoch", "avg_train_loss", "epoch_loss", "loss_step")
+    validation = ("val_loss_epoch", "val_loss/dataloader_idx_1", "eval_squad_loss", "eval/squad_loss", "dev_loss")
+    other = ("train_value_loss", "loss_G", "test_loss", "train_kl_loss", "loss_weight", "f1_score")
+    for names, signal in ((train, "loss"), (validation, "val_loss"), (other, None)):
+        for name in names:
+            assert (signal_of(name) or (None,))[0] == signal, name
+    jump = [*level(random.Random(1), 100, 0.28), 1_222.0, *level(random.Random(2), 20, 0.28)]
+    for name in train:
+        assert any(alert["rule"] == "loss_spike" for alert in diagnose(series(name, jump))), name
+
+
+def test_each_evaluation_set_has_a_loss_of_its_own() -> None:
+    engine = RuleEngine()
+    record = {"event": "validation", "time": 1.0, "global_step": 1, "eval_a_loss": math.nan, "eval_b_loss": 1.0}
+    (alert,) = engine.observe(record)
+    assert alert["evidence"]["metric"] == "eval_a_loss"
+    # The mean of all sets comes under a plain name; then it alone is judged.
+    engine = RuleEngine()
+    assert engine.observe({**record, "eval_loss": 1.0}) == []
+
+
+def test_entropy_loss_has_the_sign_of_an_entropy() -> None:
+    assert scale_of("entropy", "train/entropy_loss") == -1 and scale_of("entropy", "actor/entropy_loss") == 1
+
+
+def test_loss_of_epochs_is_judged_if_steps_have_none() -> None:
+    losses = [*level(random.Random(1), 60, 2.0), math.nan]
+    epochs = [{**record, "event": "epoch"} for record in series("train_loss", losses)]
+    (alert,) = diagnose(epochs)
+    assert alert["rule"] == "not_finite"
+    steps = list(series("train_loss", level(random.Random(1), 5, 2.0)))
+    assert diagnose([*steps, *epochs]) == []
+
+
+def test_supervised_run_with_a_score_is_not_reinforcement() -> None:
+    losses = [*level(random.Random(1), 100, 2.0), 20.0, *level(random.Random(2), 20, 2.0)]
+    alerts = diagnose(series("loss", losses, val_f1_score=lambda at: 0.5))
+    assert {alert["rule"] for alert in alerts} == {"loss_spike"}
+
+
+def test_run_without_recognised_loss_says_so() -> None:
+    records = list(series("my/objective", level(random.Random(1), 100, 2.0), accuracy=lambda at: 0.5))
+    opened, resolved = diagnose([*records, *series("train_loss", [2.0], 100)])
+    assert (opened["rule"], opened["severity"], opened["global_step"]) == ("no_training_loss", "info", 63)
+    assert opened["evidence"]["metrics"] == ["my/objective", "accuracy"]
+    assert resolved["outcome"] == "train_loss is the training loss"
+    assert diagnose(series("reward", level(random.Random(1), 100, 2.0), accuracy=lambda at: 0.5)) == []
 
 
 # Cost ----------------------------------------------------------------------------------------------------------------

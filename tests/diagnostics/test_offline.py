@@ -330,6 +330,18 @@ def test_missing_signals_fail_the_check(tmp_path):
     assert "Signals: reward (accuracy)." in found
 
 
+def test_mapped_loss_is_remembered_for_rules_and_table(logs):
+    with tachograph.init("mapped", log_dir=logs, console=False) as run:
+        for step in range(100):
+            run.log({"my/objective": math.nan if step == 90 else 2.5}, step=step)
+    assert "no_training_loss" in tacho("doctor", "mapped", "--log-dir", logs)
+    assert "my/objective is NaN" in tacho("doctor", "mapped", "--log-dir", logs, "--map", "loss=my/objective")
+    assert "my/objective is NaN" in tacho("doctor", "mapped", "--log-dir", logs)
+    assert json.loads(tacho("ls", "--log-dir", logs, "--columns", "name,loss", "--json"))[0]["loss"] == 2.5
+    done = tacho("doctor", "mapped", "--log-dir", logs, "--map", "los=my/objective", check=False)
+    assert done.returncode == 1 and "unknown signal" in done.stderr
+
+
 def test_missing_source_raises(tmp_path):
     with pytest.raises(RunNotFoundError):
         tachograph.diagnose(tmp_path / "nothing.csv")

@@ -27,7 +27,7 @@ def while_training(
 ) -> Iterator[Record]:
     """Yield system samples with a step between every two."""
     for index, fields in enumerate(samples):
-        yield {**step(index, accuracy=0.5), "time": 1000.0 + every_s * index}
+        yield {**step(index, epoch=0), "time": 1000.0 + every_s * index}
         yield system(index, every_s, **fields)
 
 
@@ -89,7 +89,7 @@ def test_data_stall_absorbs_low_gpu_utilisation() -> None:
     for at in range(200):
         share = {"window/share_data": 0.6} if at >= 100 else {}
         records += [
-            {**step(at, accuracy=0.5, **share), "time": 1000.0 + 10 * at},
+            {**step(at, epoch=0, **share), "time": 1000.0 + 10 * at},
             system(at, **{"gpu/0/util_pct": 20.0}),
         ]
     alerts = diagnose(records)

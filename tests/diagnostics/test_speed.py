@@ -167,7 +167,7 @@ def test_steps_after_an_evaluation_are_ignored(source: random.Random) -> None:
     records: list[Record] = []
     for at, took_s in enumerate(level(source, 4000, 0.1)):
         if at % 50 == 49:
-            records.append({"event": "validation", "time": 1000.0 + at, "global_step": at, "val_accuracy": 0.5})
+            records.append({"event": "validation", "time": 1000.0 + at, "global_step": at, "epoch": 0})
         records.append(step(at, sec_per_step=took_s + (40.0 if at % 50 == 49 else 0.0)))
     assert diagnose(records) == []
 

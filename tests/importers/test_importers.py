@@ -235,3 +235,11 @@ def test_path_that_cannot_be_read_does_not_keep_others_from_being_imported(tmp_p
     assert (good.outcome, good.num_rows) == ("created", 2)
     with pytest.raises(ConfigError, match="does not exist"):
         import_runs("csv", paths[:1], str(tmp_path / "logs"))
+
+
+def test_step_durations_of_mmengine_are_not_timestamps(tmp_path):
+    path = tmp_path / "scalars.jsonl"
+    path.write_text("".join(f'{{"loss": 1.0, "time": 0.5, "data_time": 0.1, "iter": {at}}}\n' for at in range(3)))
+    records = list(read_log(path))
+    assert [record["sec_per_step"] for record in records] == [0.5, 0.5, 0.5]
+    assert not any("time" in record for record in records)

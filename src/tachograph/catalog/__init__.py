@@ -48,7 +48,7 @@ from tachograph.catalog._prune import (
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.catalog._results import default_results
-from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full, reader_of
+from tachograph.catalog._row import AGGREGATES, FACTS, SIGNAL_ANNOTATION, Fact, FactKind, RunRow, needs_full, reader_of
 from tachograph.catalog._runs_diff import DiffKey, DiffResult, DiffRun, FileVersions, RunsDiff, diff_rows
 from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
@@ -113,6 +113,7 @@ __all__ = [
     "RunPairDiff",
     "RunRow",
     "RunsDiff",
+    "SIGNAL_ANNOTATION",
     "SavedView",
     "TransferError",
     "TrashError",

@@ -21,6 +21,7 @@ __all__ = [
     "Fact",
     "FactKind",
     "RunRow",
+    "SIGNAL_ANNOTATION",
     "StepValue",
     "needs_full",
     "reader_of",
@@ -43,6 +44,8 @@ AGGREGATES: dict[str, str] = {
     "at_best": "the step of the best value",
     "nonfinite": "the number of NaN and infinite values",
 }
+SIGNAL_ANNOTATION = "custom.signal_"
+"""Start of the annotation with the metric that a user named as a signal; see `tacho doctor --map`."""
 _STEP_VALUE = re.compile(r"(.+)@(\d{1,15})([kKM]?)", re.DOTALL)
 
 
@@ -132,7 +135,9 @@ class RunRow:
     def loss_name(self) -> str | None:
         """The name of the training loss, the best one if there are several."""
         if self._loss_name == "":
-            self._loss_name = next(iter(loss_names_in(self.summary.metrics)), None)
+            chosen = self.annotations.values.get(f"{SIGNAL_ANNOTATION}loss")
+            has_chosen = chosen in self.summary.metrics
+            self._loss_name = chosen if has_chosen else next(iter(loss_names_in(self.summary.metrics)), None)
         return self._loss_name
 
     def missing_values(self, step_values: Iterable[StepValue]) -> list[StepValue]:

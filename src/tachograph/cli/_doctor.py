@@ -11,15 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tachograph.catalog import SIGNAL_ANNOTATION, annotate, read_annotations
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._terminal import echo
-from tachograph.diagnostics import RULES, explain, threshold_table
+from tachograph.diagnostics import RULES, explain, resolve_signals, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
-from tachograph.exceptions import ConfigError
-from tachograph.journal import RunState
+from tachograph.exceptions import ConfigError, RunNotFoundError
+from tachograph.journal import RunState, find_run
 from tachograph.reader import Alert
-from tachograph.records import SEVERITIES, severity_rank
+from tachograph.records import SEVERITIES, SIGNALS, severity_rank
 from tachograph.settings import Settings, parse_switch
 
 __all__ = ["alert_lines", "doctor"]
@@ -52,6 +53,13 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     help="Name the metric that rules read as a signal, such as loss=my/objective.",
 )
 @click.option(
+    "--map",
+    "mapped_signals",
+    metavar="SIGNAL=METRIC",
+    multiple=True,
+    help="Like --signal, and remember it as an annotation of the run, which the runs table uses too.",
+)
+@click.option(
     "--require-signals", is_flag=True, help="Exit with status 1 if the run has no metric that a rule can check."
 )
 @click.option(
@@ -67,6 +75,7 @@ def doctor(
     lists_rules: bool,
     settings: tuple[str, ...],
     signals: tuple[str, ...],
+    mapped_signals: tuple[str, ...],
     require_signals: bool,
     fail_on: str | None,
 ) -> None:
@@ -83,7 +92,10 @@ def doctor(
         return
     if run is None:
         raise click.UsageError("specify a run or a log file, or use --explain RULE or --rules")
-    diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=_parse_signals(signals))
+    signal_names = _remembered_signals(run, log_dir, _parse_signals(mapped_signals, "--map"))
+    for signal, metrics in _parse_signals(signals, "--signal").items():
+        signal_names[signal] = [*metrics, *signal_names.get(signal, ())]
+    diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=signal_names)
     if as_json:
         echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
@@ -113,13 +125,30 @@ def _parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     return rules
 
 
-def _parse_signals(texts: tuple[str, ...]) -> dict[str, list[str]]:
+def _remembered_signals(run: str, log_dir: str, new_names: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the metrics that a user named as signals of this run, after remembering the new ones."""
+    resolve_signals(new_names)
+    try:
+        folder = find_run(run, log_dir)
+    except RunNotFoundError:
+        if new_names:
+            raise ConfigError(f"--map: {run} is no run, so nothing can be remembered; use --signal") from None
+        return {}
+    if new_names:
+        fields = ((f"{SIGNAL_ANNOTATION}{signal}", metrics[0]) for signal, metrics in new_names.items())
+        annotate(folder, [{"op": "set", "field": field, "value": metric} for field, metric in fields])
+    values = read_annotations(folder).values
+    signals = {signal: values.get(f"{SIGNAL_ANNOTATION}{signal}") for signal in SIGNALS}
+    return {signal: [metric] for signal, metric in signals.items() if isinstance(metric, str) and metric}
+
+
+def _parse_signals(texts: tuple[str, ...], option: str) -> dict[str, list[str]]:
     """Parse ``loss=my/objective``."""
     signals: dict[str, list[str]] = {}
     for text in texts:
         signal, equals, metric = text.partition("=")
         if not equals or not metric.strip():
-            raise ConfigError(f"--signal {text}: expected SIGNAL=METRIC, as in loss=my/objective")
+            raise ConfigError(f"{option} {text}: expected SIGNAL=METRIC, as in loss=my/objective")
         signals.setdefault(signal.strip(), []).append(metric.strip())
     return signals
 
@@ -154,7 +183,9 @@ def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType
         parts.append(Text(missing, style="yellow"))
         if diagnosis.other_metrics:
             names = ", ".join(safe(name) for name in diagnosis.other_metrics[:_MAX_OTHER_METRICS])
-            parts.append(Text(f"Metrics that are no signals: {names}. Name one of them with --signal.", style="dim"))
+            parts.append(
+                Text(f"Metrics that are no signals: {names}. Name one of them with --map loss=NAME.", style="dim")
+            )
     return Group(*parts)
 
 

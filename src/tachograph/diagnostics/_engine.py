@@ -36,7 +36,7 @@ from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
 from tachograph.diagnostics._signal_stats import SignalColumn, SignalListener, SignalStats, skip_quiet_rows
-from tachograph.diagnostics._signals import SignalNames, is_reward, scale_of
+from tachograph.diagnostics._signals import SIGNALS, SignalNames, is_reward, scale_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
@@ -64,11 +64,14 @@ _NOT_LOGGED = frozenset({"system", "profile"})
 _WORK = frozenset({"batch_size", "sequence_length"})
 _CAUSES = frozenset({"lr", *_WORK})
 _STEP_TIMES = frozenset({"step_s", "throughput"})
+_EVALUATION_SET_RANK = len(SIGNALS["val_loss"]) + 2
+"""The rank of the loss on one of several evaluation sets."""
 _LR_FACTOR = 1.6  # between two values, schedules change the learning rate by far less
 _BATCH_FACTOR = 1.15  # token counts vary by several percent from batch to batch
 _PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new level
 _NO_METRICS = frozenset({"event", "time", "global_step", "epoch", "window_steps"})
 _MAX_OTHER_METRICS = 64
+_NUM_FIRST_STEPS = 64
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
 _MAX_FREQUENT_CHANGES = 8
@@ -91,6 +94,7 @@ class _Layout(NamedTuple):
     handlers: list[_Handler]
     without_step_time: list[_Handler]
     evaluations: list[_Handler]
+    has_loss: bool
     stats: list[tuple[int, SignalStats]]
     """The columns of all handlers with their statistics; empty if a handler does more than adding to statistics."""
 
@@ -135,6 +139,8 @@ class RuleEngine:
                 self._by_kind.setdefault(kind, []).append(rule)
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._skips_step_time = True  # the first step contains the setup
+        self._num_first_steps = 0
+        self._do_steps_have_loss = False
         self._work: dict[str, _WorkChangeDetector] = {}
         self._names = signals or SignalNames()
         self._metrics: dict[str, str] = {}
@@ -216,6 +222,9 @@ class RuleEngine:
                 self._skips_step_time, handlers = False, layout.handlers
             row += 1
         self._skips_step_time = self._skips_step_time or bool(times_s and layout.evaluations)
+        self._do_steps_have_loss = self._do_steps_have_loss or layout.has_loss
+        if self._num_first_steps < _NUM_FIRST_STEPS:
+            self._count_first_steps(len(steps))
         context.num_progress += 1
         return self._drain()
 
@@ -244,6 +253,8 @@ class RuleEngine:
         self._context.step = None
         self._context.is_reinforcement = False
         self._skips_step_time = True
+        self._num_first_steps = 0
+        self._do_steps_have_loss = False
         self._context.is_work_recorded = False
         self._work.clear()
         for rule in self._rules:
@@ -268,13 +279,24 @@ class RuleEngine:
         names = tuple(record)
         layout = self._layout_of(names)
         handlers = layout.evaluations
+        if record["event"] == "epoch" and not self._do_steps_have_loss:
+            handlers = layout.without_step_time  # an epoch repeats the losses of its steps, if they are recorded
         if record["event"] == "step":
+            self._do_steps_have_loss = self._do_steps_have_loss or layout.has_loss
             handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
             self._skips_step_time = bool(layout.evaluations)
         for column, handle, signal in handlers:
             value = record[names[column]]
             if is_number(value):
                 handle(self._representative(record, signal, names[column], value))
+        if record["event"] == "step" and self._num_first_steps < _NUM_FIRST_STEPS:
+            self._count_first_steps(1)
+
+    def _count_first_steps(self, num_steps: int) -> None:
+        self._num_first_steps += num_steps
+        if self._num_first_steps >= _NUM_FIRST_STEPS:
+            for rule in self._rules:
+                rule.on_first_steps(self.other_metrics)
 
     def _representative(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
         """Return the value that stands for a window of steps: NaN, the maximum if it is an outlier, else the mean."""
@@ -300,7 +322,7 @@ class RuleEngine:
     def _build_layout(self, names: tuple[str, ...]) -> _Layout:
         if any(map(is_reward, names)):
             self._context.is_reinforcement = True
-        best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, column
+        best: dict[tuple[str, str], tuple[int, int]] = {}  # by signal and evaluation set: rank of the name, column
         for column, name in enumerate(names):
             match = self._names.find(name)
             if match is None:
@@ -308,15 +330,18 @@ class RuleEngine:
                     self._other_metrics[name] = None
                 continue
             signal, rank = match
-            if signal not in best or rank < best[signal][0]:
-                best[signal] = (rank, column)
-        if "step_s" in best or "step_s" in self._signals:
-            best.pop("throughput", None)  # the same measurement, scaled by the number of samples
+            key = (signal, name if signal == "val_loss" and rank >= _EVALUATION_SET_RANK else "")
+            if key not in best or rank < best[key][0]:
+                best[key] = (rank, column)
+        if ("val_loss", "") in best:
+            best = {key: match for key, match in best.items() if key[0] != "val_loss" or not key[1]}
+        if ("step_s", "") in best or "step_s" in self._signals:
+            best.pop(("throughput", ""), None)  # the same measurement, scaled by the number of samples
         # Causes come first, wherever they are in the record.
-        order = sorted(best.items(), key=lambda item: item[0] not in _CAUSES)
+        order = sorted(best.items(), key=lambda item: item[0][0] not in _CAUSES)
         handlers = [
             _Handler(column, handle, signal)
-            for signal, (_, column) in order
+            for (signal, _), (_, column) in order
             for handle in self._handlers_for(signal, names[column])
         ]
         stats = [
@@ -328,6 +353,7 @@ class RuleEngine:
             handlers,
             without_step_time=[handler for handler in handlers if handler.signal not in _STEP_TIMES],
             evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
+            has_loss=("loss", "") in best,
             stats=stats if len(stats) == len(handlers) else [],
         )
 

@@ -17,7 +17,10 @@ __all__ = ["SIGNALS", "SignalNames", "is_reward", "resolve_signals", "scale_of"]
 
 _MILLISECONDS = re.compile(r"_(ms|msec|milliseconds)_?$")
 _PERCENT = re.compile(r"%|(^|[^a-z])(pct|percent)([^a-z]|$)")
-_REWARD = re.compile(r"(^|[/_])(reward|rewards|rew|return|returns|score|scores)([/_]|$)")
+# An `f1_score` is not a reward; a score is one only in the namespaces of TRL, verl and the like.
+_REWARD = re.compile(
+    r"(^|[/_])(reward|rewards|rew|return|returns)([/_]|$)|(^|/)(objective|critic|rollout|episode|env)/scores?(/|$)"
+)
 _PREFERENCE = re.compile(r"chosen|rejected|margin|accurac")
 
 
@@ -71,7 +74,9 @@ def resolve_signals(signals: Mapping[str, Any] | None) -> SignalNames:
 
 
 def scale_of(signal: str, name: str) -> float:
-    """Return the factor that converts values of a metric to the unit of its signal: seconds, or a share."""
+    """Return the factor that converts values of a metric to the unit and the sign of its signal."""
+    if signal == "entropy" and plain_name(name) == "train/entropy_loss":
+        return -1.0
     if signal == "step_s" and _MILLISECONDS.search(plain_name(name)):
         return 1e-3
     return 1e-2 if signal == "data_share" and _PERCENT.search(name.lower()) else 1.0

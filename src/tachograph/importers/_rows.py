@@ -49,7 +49,11 @@ def rows_to_records(
         row_step = _first_number(row, STEP_NAMES)
         step = int(row_step) if row_step is not None and math.isfinite(row_step) else last_step + 1
         record: dict[str, Any] = {"event": "step", "global_step": step}
-        time_s = _parse_time(row)
+        # In the logs of mmengine and mmcv, `time` is the duration of a step, of which `data_time` is a part.
+        has_durations = "time" in row and "data_time" in row
+        if has_durations and (took_s := _parse_number(row["time"])) is not None:
+            record["sec_per_step"] = took_s
+        time_s = None if has_durations else _parse_time(row)
         if time_s is not None:
             record["time"] = time_s
         for name, value in row.items():

@@ -97,7 +97,7 @@ class LiveDiagnostics:
             name = dump_stacks(folder)
             if name is not None:
                 alert["evidence"] = {**alert.get("evidence", {}), "stacks": name}
-        if alert["severity"] != "info" and self._num_lines < _MAX_LINES:
+        if (alert["severity"] != "info" or alert["rule"] == "no_training_loss") and self._num_lines < _MAX_LINES:
             self._num_lines += 1
             self._print_line(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
 

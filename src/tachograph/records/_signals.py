@@ -1,7 +1,15 @@
 """The names of the quantities that every training has: trainers and frameworks name the same quantity differently.
 
 `SIGNALS` is the only list of such names; rules, charts, lists of runs and the CLI recognise metrics by it. Upper case,
-spaces, dashes and underscores make no difference, and ``lr-AdamW`` is a learning rate.
+spaces, dashes and underscores make no difference. Names that frameworks compose are recognised by their form:
+
+- ``lr-AdamW`` (Lightning's LearningRateMonitor) is a learning rate;
+- ``train_loss_epoch``, ``val_loss_step`` and ``val_loss/dataloader_idx_1`` (Lightning's ``log`` with ``on_step`` and
+  ``on_epoch``), ``epoch_loss``, ``loss_avg``, ``dev_loss`` and the like are losses: all of their words say which part
+  of the data, or how values were averaged;
+- ``eval_squad_loss`` and ``eval/squad_loss`` (transformers, with a dict of evaluation sets) are validation losses.
+
+The sources of the names are in `SIGNALS`, beside them.
 """
 
 from __future__ import annotations
@@ -14,22 +22,25 @@ __all__ = ["LOSS_NAMES", "SIGNALS", "is_loss", "loss_names_in", "plain_name", "s
 
 SIGNALS: dict[str, tuple[str, ...]] = {
     "loss": (
-        "train_loss",
-        "loss",
-        "train/loss",
+        "train_loss",  # ours; also timm (summary.csv) and fairseq (JSON)
+        "loss",  # Keras, mmengine, fairseq (inner steps), transformers and TRL
+        "train/loss",  # transformers in W&B and TensorBoard, Stable-Baselines3, mmcv
         "training_loss",
         "train/train_loss",
-        "train_loss_step",
+        "train_loss_step",  # Lightning
         "train/loss_step",
         "loss/train",
-        "loss/train/total",
-        "lm_loss",
-        "lm-loss-training/lm loss",
-        "train/samples/train_loss",
-        "loss_metrics/global_avg_loss",
-        "reduced_train_loss",
-        "train/CE loss",
-        "train/CrossEntropyLoss",
+        "loss/train/total",  # Composer
+        "lm_loss",  # Megatron-LM: "lm loss"
+        "lm-loss-training/lm loss",  # Megatron-DeepSpeed
+        "train/samples/train_loss",  # DeepSpeed: Train/Samples/train_loss
+        "loss_metrics/global_avg_loss",  # torchtitan
+        "reduced_train_loss",  # NeMo
+        "train/CE loss",  # OLMo-core
+        "train/CrossEntropyLoss",  # OLMo
+        "train_inner/loss",  # fairseq in TensorBoard
+        "epoch_loss",  # Keras in TensorBoard
+        "batch_loss",
         "loss/mean",
         "total_loss",
         "train/total_loss",
@@ -43,7 +54,9 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "gradient_norm",
         "gradients/norm",
         "train/gradient_norm",
-        "gnorm",
+        "gnorm",  # fairseq
+        "train_inner/gnorm",
+        "train_gnorm",
         "optim/total grad norm",
         "optim/grad_norm",
         "actor/grad_norm",
@@ -62,6 +75,10 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "optim/lr",
         "actor/lr",
         "optim/learning_rate_group0",
+        "train_inner/lr",  # fairseq
+        "train_lr",
+        "base_lr",  # mmengine
+        "epoch_learning_rate",  # Keras in TensorBoard
         "train/samples/lr",
     ),
     "val_loss": (
@@ -73,7 +90,7 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "val/loss",
         "loss/val",
         "valid_loss",
-        "valid/loss",
+        "valid/loss",  # fairseq in TensorBoard; valid_loss in its JSON
         "lm loss validation",
         "lm-loss-validation/lm loss validation",
         "metrics/eval/LanguageCrossEntropy",
@@ -102,6 +119,7 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "time/step",
         "step_time_ms",
         "iteration_time_ms",
+        "elapsed_time_per_iteration_ms",  # Megatron-LM
     ),
     "throughput": (
         "samples_per_sec",
@@ -125,6 +143,10 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "perf/throughput",
         "throughput(tps)",
         "throughput",
+        "time/fps",  # Stable-Baselines3
+        "train_inner/wps",  # fairseq: words per second
+        "train_wps",
+        "wps",
         "steps_per_sec",
         "steps_per_second",
         "TFLOPS_per_GPU",
@@ -165,8 +187,10 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "policy/entropy_avg",
         "objective/entropy",
         "actor/entropy",
-        "actor/entropy_loss",
+        "actor/entropy_loss",  # verl; it is the entropy itself
         "entropy/mean",
+        "train/entropy_loss",  # Stable-Baselines3: the entropy with a minus sign
+        "losses/entropy",  # CleanRL
     ),
     "kl": (
         "kl",
@@ -176,6 +200,8 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "actor/kl_loss",
         "actor/reward_kl_penalty",
         "actor/ppo_kl",
+        "train/approx_kl",  # Stable-Baselines3
+        "losses/approx_kl",  # CleanRL
     ),
     "reward": (
         "reward",
@@ -187,6 +213,18 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "critic/rewards/mean",
         "critic/score/mean",
         "charts/episodic_return",
+        "episode_reward_mean",  # RLlib
+        "env_runners/episode_return_mean",
+        "eval/mean_reward",  # Stable-Baselines3, without a rollout log
+        "eval_reward",
+    ),
+    "value_loss": (
+        "train/value_loss",  # Stable-Baselines3
+        "train/critic_loss",
+        "loss/value_avg",  # TRL
+        "critic/vf_loss",  # verl
+        "losses/value_loss",  # CleanRL
+        "value_loss",
     ),
     "reward_std": ("reward_std", "train/reward_std"),
     "zero_variance_share": ("frac_reward_zero_std", "train/frac_reward_zero_std", "zero_std_ratio"),
@@ -199,8 +237,8 @@ SIGNALS: dict[str, tuple[str, ...]] = {
 }
 """The metric names of each signal. If a record has several of them, the first in this list is used.
 
-Among them are the names of transformers, TRL, DeepSpeed, Megatron-LM, NeMo, OLMo-core, torchtitan, torchtune, Composer
-and verl.
+Among them are the names of transformers, TRL, Lightning, Keras, timm, fairseq, mmengine, DeepSpeed, Megatron-LM, NeMo,
+OLMo-core, torchtitan, torchtune, Composer, verl, Stable-Baselines3 and CleanRL.
 """
 
 LOSS_NAMES = SIGNALS["loss"]
@@ -215,6 +253,24 @@ def plain_name(name: str) -> str:
     return _SEPARATORS.sub("_", name.lower())
 
 
+_DATALOADER = re.compile(r"/dataloader_idx_\d+$")
+_EVALUATION_SET = re.compile(r"eval[/_](.+)_loss$")
+_TRAINING_WORDS = {"train", "training", "trn", "tr"}
+_VALIDATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+_AVERAGING_WORDS = {
+    "total",
+    "avg",
+    "average",
+    "mean",
+    "running",
+    "smoothed",
+    "global",
+    "batch",
+    "iter",
+    "step",
+    "epoch",
+}
+
 _RANKS = {plain_name(name): (signal, rank) for signal, names in SIGNALS.items() for rank, name in enumerate(names)}
 
 
@@ -223,7 +279,27 @@ def signal_of(name: str) -> tuple[str, int] | None:
     """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal."""
     plain = plain_name(name)
     name_rank = _RANKS.get(plain)
-    return ("lr", len(SIGNALS["lr"])) if name_rank is None and plain.startswith(_LR_PREFIXES) else name_rank
+    if name_rank is None and plain.startswith(_LR_PREFIXES):
+        return "lr", len(SIGNALS["lr"])
+    return name_rank or _signal_by_form(plain)
+
+
+def _signal_by_form(plain: str) -> tuple[str, int] | None:
+    """Return the signal of a composed name, with a rank after those of the listed names."""
+    without_loader = _DATALOADER.sub("", plain)
+    if without_loader != plain:
+        match = _RANKS.get(without_loader) or _signal_by_form(without_loader)
+        return ("val_loss", len(SIGNALS["val_loss"]) + 2) if match is not None and match[0] == "val_loss" else None
+    words = re.split("[/_]", plain)
+    if "loss" not in words:
+        return None
+    others = set(words) - {"loss", ""} - _AVERAGING_WORDS
+    is_epoch = "epoch" in words  # fewer values than those of steps
+    if others and others <= _VALIDATION_WORDS:
+        return "val_loss", len(SIGNALS["val_loss"]) + is_epoch
+    if others <= _TRAINING_WORDS:
+        return "loss", len(SIGNALS["loss"]) + is_epoch
+    return ("val_loss", len(SIGNALS["val_loss"]) + 2) if _EVALUATION_SET.match(plain) else None
 
 
 def is_loss(name: object) -> bool:

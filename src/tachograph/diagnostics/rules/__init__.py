@@ -18,6 +18,7 @@ _BUILT_IN = {
     "overfitting": "Overfitting",
     "dead_learning_rate": "DeadLearningRate",
     "loss_scale_collapse": "LossScaleCollapse",
+    "no_training_loss": "NoTrainingLoss",
     # Gradients
     "vanishing_gradients": "VanishingGradients",
     "exploding_gradients": "ExplodingGradients",

@@ -16,9 +16,11 @@ __all__ = ["NotFinite"]
 _EARLY_VALUES = 64
 _EARLY_FACTOR = 8
 
+_LOSSES = frozenset({"loss", "value_loss"})
+
 
 class NotFinite(Rule):
-    """The loss, the gradient norm or the validation loss is NaN or infinite.
+    """The loss, the gradient norm, the validation loss or the loss of a value function is NaN or infinite.
 
     One loss that is not finite opens the alert. A gradient norm must be non-finite several times in a row, because fp16
     training with a loss scaler overflows occasionally by design and skips that step. While the loss spikes or diverges,
@@ -39,7 +41,7 @@ class NotFinite(Rule):
         "Use bf16 instead of fp16, or keep softmax, norms and the loss in fp32.",
         "Find the operation with torch.autograd.set_detect_anomaly(True).",
     )
-    block_signals = ("loss", "grad_norm")
+    block_signals = ("loss", "grad_norm", "value_loss")
     value_signals = ("val_loss",)
     absorbs = ("loss_spike", "exploding_gradients", "plateau")
 
@@ -78,7 +80,7 @@ class NotFinite(Rule):
         min_streak = self.thresholds.gradient_streak
         if num_added < _EARLY_VALUES:
             min_streak *= _EARLY_FACTOR  # a loss scaler starts far too high, by design
-        if signal == "loss" or is_in_trouble or self._streak[signal] >= min_streak:
+        if signal in _LOSSES or is_in_trouble or self._streak[signal] >= min_streak:
             self._report(signal, stats.metric, value, stats.level)
 
     def on_block(self, stats: SignalStats) -> None:
@@ -90,18 +92,18 @@ class NotFinite(Rule):
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Check a validation loss."""
         is_finite = abs(value) < math.inf  # math.isfinite raises for a huge int
-        if not is_finite and not self.is_open(signal):
-            self._report(signal, metric, value, None)
+        if not is_finite and not self.is_open(metric):
+            self._report(metric, metric, value, None)
         elif is_finite:
-            self.resolve(f"{metric} is finite again", key=signal)
+            self.resolve(f"{metric} is finite again", key=metric)
 
-    def _report(self, signal: str, metric: str, value: float, level: float | None) -> None:
-        streak, step = self._streak.get(signal, 1), self.context.step
+    def _report(self, key: str, metric: str, value: float, level: float | None) -> None:
+        streak, step = self._streak.get(key, 1), self.context.step
         times = f" {streak} times in a row" if streak > 1 else ""
         before = f"; its level before was {figure(level)}" if level is not None else ""
         self.report(
             f"{metric} is {figure(value)} at step {step}",
             f"{metric} was {figure(value)}{times}{before}.",
-            key=signal,
+            key=key,
             evidence={"metric": metric, "value": value, "step": step, "level_before": level, "in_a_row": streak},
         )
