@@ -28,6 +28,7 @@ from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.train._config import GROUPS
 from tachograph.train._dataset_config import CustomFormat, DatasetConfig
 from tachograph.train._known_keys import IGNORED_KEYS, UNSUPPORTED_KEYS
+from tachograph.train._templates import TEMPLATES, describe_template
 from tachograph.usage import UsageConfig
 from tachograph.usage._describe import describe_events
 
@@ -199,6 +200,11 @@ def train_page(page: str) -> str:
             "train_keys": ["", *keys],
             "dataset_keys": _key_rows(DatasetConfig),
             "format_keys": _key_rows(CustomFormat),
+            "templates": [
+                "| name | format |",
+                "|---|---|",
+                *(f"| `{name}` | {describe_template(name)} |" for name in TEMPLATES),
+            ],
             "unsupported_keys": [
                 "| key | instead |",
                 "|---|---|",

@@ -58,8 +58,8 @@ CONFIGS = {
         "optimizer: paged_adamw_8bit needs bitsandbytes, which is not installed: pip install 'bitsandbytes'. Or use",
     ),
     "template": (
-        {"chat_template": "llama3"},
-        "chat_template='llama3': expected one of tokenizer_default, chatml, jinja",
+        {"chat_template": "llama33"},
+        "chat_template='llama33': expected one of tokenizer_default, jinja, tokenizer_default_fallback_NAME, alpaca,",
     ),
     "logprobs": (
         {"sample_packing": True, "datasets": [{**CHAT, "logprobs_field": "x"}]},
@@ -204,7 +204,7 @@ DATA = {
         "datasets[0].path='./data.jsonl': the dataset is empty",
     ),
     "not text": (lambda: Path("data.jsonl").write_bytes(b"\xff\xfe\x00"), "data.jsonl: the file is not UTF-8 text"),
-    "no template": (no_template, "datasets[0]: the tokenizer has no chat template: set `chat_template: chatml`"),
+    "no template": (no_template, "datasets[0]: the tokenizer has no chat template: set `chat_template` to a name"),
 }
 
 

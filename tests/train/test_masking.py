@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tachograph.train._chat import CHATML, ChatFormat, Rendered
+from tachograph.train._chat import ChatFormat, Rendered
 from tachograph.train._config import TrainConfig
 from tachograph.train._data import encode
 from tachograph.train._dataset_config import DatasetConfig
 from tachograph.train._formats import format_of
 from tachograph.train._problems import Problems, RowError
+from tachograph.train._templates import read_built_in
 from tests.train.conftest import TEMPLATE, make_tokenizer
 
 
@@ -121,7 +122,9 @@ def test_answer_that_a_template_changes_is_an_error(tokenizer):
 
 
 def test_chatml_masks_prompts(tokenizer):
-    chat = ChatFormat(tokenizer, CHATML, DatasetConfig(path="x"), train_on_inputs=False, eot_tokens=["<|im_end|>"])
+    chat = ChatFormat(
+        tokenizer, read_built_in("chatml"), DatasetConfig(path="x"), train_on_inputs=False, eot_tokens=["<|im_end|>"]
+    )
     rendered = chat.render([message("user", "a"), message("assistant", "yes")])
     assert rendered.text == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
     assert [rendered.text[start:end] for start, end in rendered.spans] == ["yes<|im_end|>"]
@@ -129,7 +132,7 @@ def test_chatml_masks_prompts(tokenizer):
 
 def test_header_that_contains_the_content_is_not_trained_on(tokenizer):
     dataset = DatasetConfig(path="x", roles_to_train=["system", "user", "assistant"])
-    chat = ChatFormat(tokenizer, CHATML, dataset, train_on_inputs=False, eot_tokens=["<|im_end|>"])
+    chat = ChatFormat(tokenizer, read_built_in("chatml"), dataset, train_on_inputs=False, eot_tokens=["<|im_end|>"])
     contents = [("system", "s"), ("user", "user"), ("assistant", "assistant"), ("user", "im_start")]
     rendered = chat.render([message(role, content) for role, content in contents])
     trained = [rendered.text[start:end] for start, end in rendered.spans]

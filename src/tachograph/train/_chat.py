@@ -1,30 +1,30 @@
 """Renders conversations, and finds the parts of the text to train on.
 
 A template renders a whole conversation. Where a message starts and ends is found by rendering the conversation up to
-it: if that text is the beginning of the whole one, its length is the boundary. Where the content of a message starts,
-after the header of its role, is found by rendering the message with another content. Templates that render a message
-differently once others follow (some drop earlier reasoning) break this; then the content of the message is searched in
-the text. If that fails, too, the row is an error: training on the wrong tokens would not be noticed.
+it: if that text is the beginning of the whole one, its length is the boundary. Templates that render a message
+differently once others follow (some drop earlier reasoning, some move the system message) break this. Then the whole
+conversation is rendered with another content of the message: the texts before and after that content are the same in
+both. If that fails, too, the content is searched in the text, unless a message before it contains the same text. If
+nothing helps, the row is an error: training on the wrong tokens would not be noticed.
+
+A message ends with the token that ends its turn. Line breaks and further tokens after a line break belong to the
+template, and are not trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph.exceptions import did_you_mean
 from tachograph.train._dataset_config import DatasetConfig
 from tachograph.train._problems import Problems, RowError
+from tachograph.train._templates import END_TOKENS, FALLBACK_PREFIX, TEMPLATES, read_built_in
 
-__all__ = ["CHATML", "ChatFormat", "Rendered", "parse_messages", "resolve_template"]
+__all__ = ["ChatFormat", "Rendered", "parse_messages", "resolve_template"]
 
-CHATML = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
 _ROLES = {
     "user": "user",
     "human": "user",
@@ -39,6 +39,8 @@ _ROLES = {
 
 _PLACEHOLDER = "\u2063tachograph\u2063"
 """A content that no header of a template contains."""
+_PROMPT_TAIL = 8
+"""Characters at the end of a generation prompt that identify it."""
 
 
 class Rendered(NamedTuple):
@@ -65,17 +67,17 @@ def resolve_template(
     """Return the text of a chat template; None if it cannot be found, which is added to the problems."""
     if name == "jinja" or (name is None and jinja):
         return _read_template(jinja or "", origin, problems)
-    if name == "chatml":
-        return CHATML
+    if name in TEMPLATES:
+        return read_built_in(name)
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")
     if template:
         return str(template)
-    if name == "tokenizer_default_fallback_chatml":
-        return CHATML
+    if name is not None and name.startswith(FALLBACK_PREFIX):
+        return read_built_in(name.removeprefix(FALLBACK_PREFIX))
     problems.add(
-        f"{origin}: the tokenizer has no chat template: set `chat_template: chatml`, or give one with "
+        f"{origin}: the tokenizer has no chat template: set `chat_template` to a name such as chatml, or give one with "
         "`chat_template: jinja` and chat_template_jinja"
     )
     return None
@@ -138,6 +140,9 @@ def parse_messages(conversation: Any, column: str, dataset: DatasetConfig) -> li
         others = {
             key: value for key, value in entry.items() if value is not None and key not in (role_key, content_key)
         }
+        for name, field in [(dataset.template_thinking_key, dataset.field_thinking), *mapping.items()]:
+            if field in others:
+                others[name] = others.pop(field)
         messages.append({**others, "role": role, "content": content or ""})
     return messages
 
@@ -154,15 +159,21 @@ class ChatFormat:
         train_on_inputs: bool,
         system_message: str | None = None,
         eot_tokens: Sequence[str] = (),
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._dataset = dataset
         self._train_on_inputs = train_on_inputs
         self._system_message = system_message
+        self._template_options = dict(template_options or {})
         added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
         special = {str(token) for token in added_tokens.values() if getattr(token, "special", False)}
-        self._ends = sorted({*special, *map(str, tokenizer.all_special_tokens), *eot_tokens}, key=len, reverse=True)
+        ends = [*END_TOKENS, *eot_tokens, *([tokenizer.eos_token] if tokenizer.eos_token else [])]
+        self._end = re.compile(_pattern_of(ends))
+        any_end = _pattern_of([*ends, *special, *map(str, tokenizer.all_special_tokens)])
+        self._last_end = re.compile(rf"({any_end})(?:\s+{any_end})*\s*\Z")
+        self._only_end = re.compile(rf"{any_end}\Z")
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None) -> Rendered:
         """Return the text of a conversation and the parts to train on.
@@ -210,6 +221,7 @@ class ChatFormat:
                     chat_template=self._template,
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
+                    **self._template_options,
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
@@ -225,47 +237,103 @@ class ChatFormat:
             return None
         return len(text) if whole.startswith(text) else None
 
-    def _content_start(self, text: str, messages: list[dict[str, Any]], number: int, tools: Any) -> int | None:
-        """Return where the content of a message starts; None if the template renders it differently."""
-        content = messages[number]["content"]
+    def _content_span(
+        self, text: str, messages: list[dict[str, Any]], number: int, tools: Any
+    ) -> tuple[int, int] | None:
+        """Return where the content of a message is; None if the texts around it depend on it."""
+        message = messages[number]
         try:
-            other = self._text([*messages[:number], {**messages[number], "content": _PLACEHOLDER}], tools)
+            other = self._text(
+                [*messages[:number], {**message, "content": _PLACEHOLDER}, *messages[number + 1 :]], tools
+            )
         except RowError:
             return None
-        header, placeholder, _ = other.partition(_PLACEHOLDER)
-        is_same = text.startswith((header + content, header + content.strip()))  # some templates strip it
-        return len(header) if placeholder and content.strip() and is_same else None
+        before, _, after = other.partition(_PLACEHOLDER)
+        start, end = len(before), len(text) - len(after)
+        is_same = text.startswith(before) and text.endswith(after) and start <= end
+        content = message["content"].strip()
+        if not content and message.get("tool_calls") and text.startswith(before):
+            return start, start
+        is_content = bool(content) and text[start:end].strip() in (content, _answer_of(content))
+        return (start, end) if is_same and is_content else None
+
+    def _with_leading_blanks(
+        self, text: str, messages: list[dict[str, Any]], number: int, tools: Any, start: int
+    ) -> int:
+        """Return the start of an answer with the blanks that the model writes: those after the generation prompt."""
+        try:
+            prompt = self._text(messages[:number], tools, add_generation_prompt=True)
+        except RowError:
+            return start
+        for first in range(start, len(text[:start].rstrip()) - 1, -1):
+            if prompt.endswith(text[max(0, first - _PROMPT_TAIL) : first]):
+                return first
+        return start
 
     def _span(
         self, text: str, messages: list[dict[str, Any]], number: int, tools: Any, position: int
     ) -> tuple[int, int]:
         """Return start and end of a message: of its content and of the token that ends it."""
         message = messages[number]
-        content = message["content"].strip()
-        start = None
+        start = content_span = None
         if message["role"] == "assistant" and number:
             start = self._beginning(text, messages[:number], tools, prompt=True)
         if start is None or start < position:
-            start = self._content_start(text, messages, number, tools)
-        if start is None or start < position:
-            before = self._beginning(text, messages[:number], tools) or position
-            start = text.find(content, max(before, position)) if content else -1
-        if start < 0:
+            content_span = self._content_span(text, messages, number, tools)
+            start = content_span[0] if content_span else self._search(text, messages, number, tools, position)
+            if message["role"] == "assistant" and number:
+                start = self._with_leading_blanks(text, messages, number, tools, start)
+        is_last = number == len(messages) - 1  # rendering takes most of the time
+        end = len(text) if is_last else self._beginning(text, messages[: number + 1], tools)
+        if end is None or end < start:
+            content_span = content_span or self._content_span(text, messages, number, tools)
+            return start, self._end_of_turn(text, message, start, content_span[1] if content_span else None)
+        match = self._last_end.search(text, start, end)
+        return start, match.end(1) if match else end
+
+    def _search(self, text: str, messages: list[dict[str, Any]], number: int, tools: Any, position: int) -> int:
+        """Return where the content of a message starts, by searching it after the previous trained message."""
+        content = messages[number]["content"].strip()
+        before = self._beginning(text, messages[:number], tools)
+        untrained_messages: list[dict[str, Any]] = []
+        for other in reversed(messages[:number] if before is None else []):
+            if self._is_trained(other):
+                break
+            untrained_messages.append(other)
+        start = text.find(content, max(before or 0, position)) if content else -1
+        if start < 0 or any(content in other["content"] for other in untrained_messages):
             raise RowError(
                 f"message {number + 1} cannot be found in the text of the chat template, so the prompt cannot be "
                 "masked: use another template, or `train_on_inputs: true`"
             )
-        is_last = number == len(messages) - 1  # rendering takes most of the time
-        end = len(text) if is_last else self._beginning(text, messages[: number + 1], tools)
-        if end is None or end < start:
-            end = start + len(content)
-            end_token = next((token for token in self._ends if text.startswith(token, end)), "")
-            return start, end + len(end_token)
-        stripped_end = len(text[:end].rstrip())
-        if any(text[start:stripped_end].endswith(token) for token in self._ends):
-            end = stripped_end  # the line break after the end token belongs to the template
-        return start, end
+        return start
+
+    def _end_of_turn(self, text: str, message: dict[str, Any], start: int, content_end: int | None) -> int:
+        """Return the end of a message: of its content, the calls of tools after it, and the token that ends it."""
+        if content_end is None:
+            answer = _answer_of(message["content"])
+            answer_start = text.find(answer, start)
+            content_end = answer_start + len(answer) if answer_start >= 0 else start
+        match = self._end.search(text, content_end)
+        if match is not None and (message.get("tool_calls") or not text[content_end : match.start()].strip()):
+            return match.end()
+        if message.get("tool_calls"):
+            raise RowError(
+                "the end of a message with calls of tools cannot be found in the text of the chat template: name the "
+                "token that ends a message in eot_tokens"
+            )
+        return content_end
 
     def _without_end(self, text: str, start: int, end: int) -> int:
-        token = next((token for token in self._ends if text[start:end].endswith(token)), "")
-        return end - len(token)
+        match = self._only_end.search(text, start, end)
+        return match.start() if match else end
+
+
+def _answer_of(content: str) -> str:
+    """Return a content without the reasoning at its beginning, which some templates move or drop."""
+    return content.rpartition("</think>")[2].strip()
+
+
+def _pattern_of(tokens: Sequence[str]) -> str:
+    """Return an expression that matches one or more of the tokens in a row."""
+    return f"(?:{'|'.join(re.escape(token) for token in sorted(set(tokens), key=len, reverse=True))})+"

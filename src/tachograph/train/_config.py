@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tachograph.train._dataset_config import DatasetConfig
+from tachograph.train._templates import check_template_name
 
 __all__ = ["GROUPS", "TrainConfig"]
 
@@ -74,9 +75,13 @@ class DataKeys(BaseModel):
     pad_to_sequence_len: bool = Field(False, description="Pad every row to `sequence_len`.")
     chat_template: str | None = Field(
         None,
-        description="`tokenizer_default` (the default), `chatml`, `jinja`, or `tokenizer_default_fallback_chatml`.",
+        description="`tokenizer_default` (the default), a [built-in template](#chat-templates) such as `llama3`, "
+        "`tokenizer_default_fallback_llama3`, or `jinja`.",
     )
     chat_template_jinja: str | None = Field(None, description="The template of `jinja`: text, or the path of a file.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further variables of the template, such as `{enable_thinking: false}`."
+    )
     default_system_message: str | None = Field(None, description="System message of conversations without one.")
     eot_tokens: list[str] = Field(default_factory=list, description="Tokens that end a message, besides EOS.")
     train_on_inputs: bool = Field(False, description="Train on prompts, too.")
@@ -277,8 +282,6 @@ GROUPS: tuple[type[BaseModel], ...] = (
     TelemetryKeys,
 )
 
-_TEMPLATES = ("tokenizer_default", "chatml", "jinja", "tokenizer_default_fallback_chatml")
-
 
 class TrainConfig(
     TelemetryKeys,
@@ -315,11 +318,8 @@ class TrainConfig(
     @field_validator("chat_template")
     @classmethod
     def _check_template(cls, value: str | None) -> str | None:
-        if value is not None and value not in _TEMPLATES:
-            raise ValueError(
-                f"expected one of {', '.join(_TEMPLATES)}. `tokenizer_default` is the model's own template; for "
-                "another one, give its text in `chat_template_jinja` with `chat_template: jinja`"
-            )
+        if value is not None:
+            check_template_name(value)
         return value
 
     @model_validator(mode="after")
@@ -388,6 +388,9 @@ def _check_data(config: TrainConfig) -> None:
         raise ValueError(f"val_set_size={config.val_set_size:g}: expected a share below 1 or a whole number of rows")
     if config.chat_template == "jinja" and not config.chat_template_jinja:
         raise ValueError("chat_template: jinja needs chat_template_jinja, the text or the path of the template")
+    if config.rl and config.chat_template_kwargs:
+        remedy = "use trl.chat_template_kwargs" if config.rl == "grpo" else "remove it"
+        raise ValueError(f"chat_template_kwargs cannot be used with rl: {config.rl}; {remedy}")
     if config.rl and (config.sample_packing or config.eval_sample_packing):
         raise ValueError(f"sample_packing cannot be used with rl: {config.rl}")
     if config.sample_packing and config.group_by_length:

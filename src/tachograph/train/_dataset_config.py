@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tachograph.exceptions import did_you_mean
+from tachograph.train._templates import check_template_name
 
 __all__ = ["CustomFormat", "DatasetConfig", "Section"]
 
@@ -95,6 +96,10 @@ class DatasetConfig(Section):
     )
     message_field_role: str | None = Field(None, description="Older form of `message_property_mappings.role`.")
     message_field_content: str | None = Field(None, description="Older form of `message_property_mappings.content`.")
+    field_thinking: str = Field("reasoning_content", description="Field of a message with the reasoning of an answer.")
+    template_thinking_key: str = Field(
+        "reasoning_content", description="Name of that field in the chat template, such as `thinking`."
+    )
     message_field_training: str | None = Field(
         None, description="Field of a message that says whether to train on it, whatever its role."
     )
@@ -113,6 +118,13 @@ class DatasetConfig(Section):
     drop_system_message: bool = Field(False, description="Remove system messages.")
     logprobs_field: str | None = Field(None, description="Column with a teacher's log-probabilities (plugin kd).")
     temperature: float | None = Field(None, gt=0, description="Temperature of those log-probabilities (plugin kd).")
+
+    @field_validator("chat_template")
+    @classmethod
+    def _check_template(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_template_name(value)
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> DatasetConfig:

@@ -89,6 +89,7 @@ def format_of(
         train_on_inputs=trains_on_inputs,
         system_message=config.default_system_message,
         eot_tokens=config.eot_tokens,
+        template_options=config.chat_template_kwargs,
     )
     return lambda row: _conversation(row, dataset, chat)
 
