@@ -13,12 +13,16 @@ from tachograph.comparison import (
     ArmCommand,
     ArmRun,
     ArmSwitch,
+    EqualWeightsLevel,
     Points,
     TooShort,
+    add_equal_weights,
     judge_differences,
+    judge_equal_weights,
     measure_quads,
     report_arms,
     report_pairs,
+    verdict_rows,
 )
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
@@ -198,3 +202,69 @@ def test_commands_without_steps_are_compared_as_a_whole():
     report = report_pairs(pairs, ARMS)
     assert report.metric("step_time").verdict == "unknown"
     assert report.headline.startswith("B compared with A: slower by 9")
+
+
+def test_measured_peaks_replace_sampled_memory():
+    pairs = []
+    for number, (first, second) in enumerate([(1000.0, 800.0), (1001.0, 801.0), (1000.0, 799.0)]):
+        arms = [
+            ArmRun(make_run(f"{side}{number}", seed=10 * number + side, memory={"device_allocated": 5e9}), 100.0, peaks)
+            for side, peaks in enumerate(({"device_allocated": first, "host": 7.0}, {"device_allocated": second}))
+        ]
+        pairs.append((arms[0], arms[1]))
+    report = report_pairs(pairs, (ArmCommand("off", "a"), ArmCommand("on", "b")))
+    (memory,) = [metric for metric in report.metrics if "memory" in metric.name]
+    assert (memory.title, memory.verdict) == ("peak GPU memory", "less")
+    assert memory.low < -0.19 < memory.high or memory.low < -0.2 < memory.high
+    assert "20.0 % less GPU memory" in report.headline
+
+
+def test_repeats_of_one_training_count_once_for_its_loss():
+    curves = [training_curve(1, batches=1), training_curve(2, batches=2, level=1.001)]
+    pairs = [
+        tuple(ArmRun(make_run(f"{side}-{pair}", seed=pair, loss=curves[side]), 100.0) for side in (0, 1))
+        for pair in range(3)
+    ]
+    arms = ArmCommand("off", "a"), ArmCommand("on", "b")
+    loss = report_pairs(pairs, arms, is_repeated=True).metric("train_loss")
+    assert (loss.runs_a, loss.runs_b, loss.noise_source) == (1, 1, "assumed: same batches")
+    same = [(pair[0], ArmRun(make_run(f"x{number}", loss=curves[0]), 100.0)) for number, pair in enumerate(pairs)]
+    assert report_pairs(same, arms, is_repeated=True).metric("train_loss").verdict == "identical"
+
+
+def test_equal_weights_are_judged_by_the_precision():
+    def judge(differences, precision="float32", **options):
+        return judge_equal_weights(EqualWeightsLevel("x", "x", (1.0, 1.0), differences, **options), precision)
+
+    for differences, precision, is_gradient, verdict in (
+        ([0.0, 0.0], "float32", False, "identical"),
+        ([0.0, 1e-6], "float32", False, "rounding"),
+        ([0.0, 2e-5], "float32", False, "different"),
+        ([2e-5], "float32", True, "rounding"),
+        ([4e-3], "bfloat16", False, "rounding"),
+        ([4e-2], "bfloat16", True, "rounding"),
+        ([0.2], "bfloat16", True, "different"),
+        ([math.inf], "float16", True, "different"),
+        ([None, None], "float32", True, "unknown"),
+    ):
+        assert judge(differences, precision, is_gradient=is_gradient).verdict == verdict
+    metric = judge([None, 1e-6, 3e-6])
+    assert (metric.effect, metric.low, metric.high, metric.runs_b) == (3e-6, 1e-6, 3e-6, 2)
+
+
+def test_report_shows_differences_at_equal_weights():
+    pairs = [tuple(ArmRun(make_run(f"{side}-{pair}", seed=pair), 100.0) for side in (0, 1)) for pair in range(3)]
+    report = report_pairs(pairs, (ArmCommand("off", "a"), ArmCommand("on", "b")))
+    levels = [
+        EqualWeightsLevel("loss_start", "loss", (2.0, 2.0), [0.0, 0.0]),
+        EqualWeightsLevel("gradient_start", "gradient", (1.0, 3.0), [2.0, 2.5], is_gradient=True),
+    ]
+    metrics = [judge_equal_weights(level, "float32") for level in levels]
+    changed = add_equal_weights(report, metrics, ["a note"])
+    assert changed.headline.endswith("; at equal weights, gradients differ")
+    assert changed.warnings[-1] == "a note"
+    assert [(row.effect, row.verdict, row.sign) for row in verdict_rows(changed)[-2:]] == [
+        ("0 (0…0)", "identical", "same"),
+        ("2.5 (2…2.5)", "different", "open"),
+    ]
+    assert add_equal_weights(report, metrics[:1], []).headline.endswith("at equal weights are identical")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tachograph.cli._main import main
+from tachograph.plugins import PLUGINS, built_in_facts, facts_of_class, find_class
 
 
 def tacho(*arguments):
@@ -18,13 +19,19 @@ def tacho(*arguments):
 def test_list_names_every_plugin_without_importing_it():
     rows = json.loads(tacho("plugins", "list", "--json").output)
     assert all(row["summary"] for row in rows)
-    assert "grokfast" in [row["name"] for row in rows]
-    assert "Grokfast" in tacho("plugins", "list").output
+    assert [row["name"] for row in rows if row["built_in"]] == list(PLUGINS.built_in)
+    assert "tachograph[swanlab]" in tacho("plugins", "list").output
+
+
+def test_facts_from_source_are_those_of_the_class():
+    for name in PLUGINS.built_in:
+        assert built_in_facts(name) == facts_of_class(find_class(name))
 
 
 def test_show_describes_options():
     found = json.loads(tacho("plugins", "show", "grokfast", "--json").output)
     assert found["slots"] == ["gradient filter"]
+    assert found["packages"]["torch"]
     (alpha,) = [option for option in found["options"] if option["name"] == "grokfast_alpha"]
     assert (alpha["type"], alpha["default"]) == ("float", "0.98")
     assert "grokfast_alpha" in tacho("plugins", "show", "axolotl.integrations.grokfast.GrokfastPlugin").output

@@ -48,6 +48,12 @@ class Registry:
         """Return the names of all extensions: built-in ones first, then installed ones in alphabetical order."""
         return [*self.built_in, *sorted(self._entry_points())]
 
+    def packages(self) -> dict[str, str]:
+        """Return the packages that provide the installed extensions, by the name of the extension."""
+        return {
+            name: ", ".join(sorted(map(_package_name, points))) for name, points in sorted(self._entry_points().items())
+        }
+
     def load(self, name: str) -> Any:
         """Import an extension and return it.
 

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tachograph.comparison import ArmCommand, ArmRun, ComparisonReport, RunEvidence
     from tachograph.integrations.zero_code import LaunchResult
 
-__all__ = ["ab"]
+__all__ = ["ab", "print_progress", "tag_run"]
 
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _MAX_LINES = 50
@@ -152,7 +152,7 @@ class _Test:
                         raise KeyboardInterrupt
                 self._pairs.append((runs_by_side[0], runs_by_side[1]))
         except KeyboardInterrupt:
-            _print(f"stopped in run {number} of {2 * self._num_pairs}")
+            print_progress(f"stopped in run {number} of {2 * self._num_pairs}")
             return True
         return False
 
@@ -161,7 +161,7 @@ class _Test:
         from tachograph.comparison import report_pairs
 
         if not self._pairs:
-            _print("no pair of runs is complete: there is nothing to compare")
+            print_progress("no pair of runs is complete: there is nothing to compare")
             raise SystemExit(128 + signal.SIGINT)
         first, second = ([pair[side].evidence for pair in self._pairs] for side in (0, 1))
         return report_pairs(self._pairs, self._arms), (first, second)
@@ -170,7 +170,7 @@ class _Test:
         from tachograph.comparison import ArmRun
         from tachograph.integrations.zero_code import launch
 
-        _print(f"[{number}/{2 * self._num_pairs}] {arm.name}: {arm.command}")
+        print_progress(f"[{number}/{2 * self._num_pairs}] {arm.name}: {arm.command}")
         settings = {"log_dir": self._log_dir, "group": self._name}
         variables = {"TACHO_AB_TEST": self._name, "TACHO_AB_ARM": arm.name}
         name = _run_name(self._name, arm, pair)
@@ -183,12 +183,12 @@ class _Test:
             raise KeyboardInterrupt
         if result.returncode or result.run is None:
             if self._is_quiet and result.run is not None:
-                _print(_last_output(result.run))
+                print_progress(_last_output(result.run))
             raise click.ClickException(_failure(arm, number, 2 * self._num_pairs, result))
-        _tag(result.run, arm)
+        tag_run(result.run, _tags(arm))
         (evidence,) = load_runs([os.path.relpath(result.run, self._log_dir)], self._log_dir)
         pace = f", {len(evidence.clock.steps):,} steps" if len(evidence.clock.steps) else ", no step times"
-        _print(f"    {duration(duration_s)}{pace}: {os.path.relpath(result.run)}")
+        print_progress(f"    {duration(duration_s)}{pace}: {os.path.relpath(result.run)}")
         return result, ArmRun(evidence, duration_s)
 
 
@@ -200,13 +200,13 @@ def _tags(arm: ArmCommand) -> list[str]:
     return ["ab", f"arm-{arm.name}"]
 
 
-def _tag(run: str, arm: ArmCommand) -> None:
-    """Tag a run that the program started itself, without our tags."""
+def tag_run(run: str, tags: Sequence[str]) -> None:
+    """Tag a run that a program started itself, without our tags."""
     from tachograph.catalog import annotate
     from tachograph.reader import overview
 
     folder = find_readable_run(run)
-    missing = set(_tags(arm)) - set(overview(folder).tags)
+    missing = set(tags) - set(overview(folder).tags)
     if missing:
         # A folder that cannot be written, such as one of another user, does not invalidate the test.
         with contextlib.suppress(TachographError, OSError):
@@ -233,7 +233,7 @@ def _last_output(run: str) -> str:
     return "\n".join(safe(line, 1_000) for line in lines)
 
 
-def _print(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress on the standard error, so that the report can be piped."""
     if text:
         with contextlib.suppress(OSError):

@@ -209,6 +209,7 @@ def print_report(console: Console, report: ComparisonReport, *, is_brief: bool =
     sides = names if report.a.name else ["before", "after"]
     table = new_table("", *sides, "difference", "verdict", right=set(sides), wraps={"verdict"})
     table.columns[0].min_width = max(len(row.title) for row in rows)
+    table.columns[-1].min_width = 13  # else a narrow terminal hides it
     for row in rows:
         verdict = Text(safe(row.verdict, 300), style=_STYLES[row.sign])
         add_row(table, row.title, row.a, row.b, row.effect, verdict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,19 @@ from tachograph.cli._format import add_row, json_text, new_console, new_table, s
 from tachograph.cli._options import json_option
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import PluginError
+from tachograph.plugins import (
+    BASE_PACKAGES,
+    PLUGINS,
+    PluginFacts,
+    built_in_facts,
+    built_in_name,
+    facts_of_class,
+    find_class,
+    is_installed,
+)
 
 if TYPE_CHECKING:
-    from tachograph.plugins import BasePlugin
+    from tachograph.train import CheckedPlugin
 
 __all__ = ["plugins"]
 
@@ -27,49 +39,58 @@ def plugins() -> None:
 @plugins.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the plugins that a config can load by name in `plugins:`; others need their dotted path."""
-    loading = _import_loading()
-    built_in = loading.PLUGINS.built_in
-    rows = [
-        {"name": name, "summary": loading.summary_of(name) if name in built_in else "", "built_in": name in built_in}
-        for name in loading.PLUGINS.names()
-    ]
+    """List the plugins that a config can load by name in `plugins:`, and what they need.
+
+    Others need their dotted path. Works without torch.
+    """
+    rows = [_describe(facts) for facts in map(built_in_facts, PLUGINS.built_in)]
+    others = [{"name": name, "package": package} for name, package in PLUGINS.packages().items()]
     if as_json:
-        echo(json_text(rows))
+        echo(json_text([{**row, "built_in": True} for row in rows] + [{**row, "built_in": False} for row in others]))
         return
-    table = new_table("plugin", "", wraps={""})
+    table = new_table("plugin", "does", "needs", wraps={"does", "needs"})
     for row in rows:
-        add_row(table, str(row["name"]), str(row["summary"]) or Text("installed by another package", style="dim"))
+        add_row(
+            table,
+            row["name"],
+            row["summary"],
+            Text("; ".join(row["needs"]) or "–", style="" if row["needs"] else "dim"),
+        )
+    for row in others:
+        add_row(table, safe(row["name"]), Text(f"installed by the package {safe(row['package'])}", style="dim"), "")
     new_console().print(table)
+    _print_base_packages()
 
 
 @plugins.command()
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show the purpose, options, replaced parts and measured cost of a plugin.
+    """Show the purpose, options, replaced parts, requirements and measured cost of a plugin.
 
-    NAME is a name from `tacho plugins list`, or a dotted path.
+    NAME is a name from `tacho plugins list`, or a dotted path. Works without torch for the plugins of Tachograph.
     """
-    loading = _import_loading()
-    plugin = loading.find_class(name)
-    facts = _describe(plugin, loading.missing_packages(plugin))
+    own_name = built_in_name(name)
+    with _naming_missing_package():
+        facts = built_in_facts(own_name) if own_name is not None else facts_of_class(find_class(name))
     if as_json:
-        echo(json_text(facts))
+        echo(json_text({**_describe(facts), "options": [option._asdict() for option in facts.options]}))
         return
     console = new_console()
-    console.print(Text(facts["name"], style="bold"), Text(safe(facts["summary"], 2_000)))
-    if facts["slots"]:
-        console.print(Text(f"Replaces: {', '.join(facts['slots'])}. Only one plugin can."))
-    for package, installed_version in facts["packages"].items():
-        state = installed_version or f"not installed: pip install 'tachograph[{plugin.extra}]'"
-        console.print(Text(f"Needs {package}: {state}", style="" if installed_version else "bold red"))
-    for line in facts["measured"]:
-        console.print(Text(f"Measured: {line}"))
-    if facts["options"]:
+    console.print(Text(safe(facts.name), style="bold"), Text(safe(facts.summary, 2_000)))
+    if facts.slots:
+        console.print(Text(f"Replaces: {', '.join(facts.slots)}. Only one plugin can."))
+    for package in (*BASE_PACKAGES, *facts.requires):
+        state = _version(package) or f"not installed: pip install '{facts.install}'"
+        console.print(Text(f"Needs {package}: {state}", style="bold red" if package in facts.missing else ""))
+    for need in facts.needs:
+        console.print(Text(f"Needs {safe(need, 500)}"))
+    for line in facts.measured:
+        console.print(Text(f"Measured: {safe(line, 1_000)}"))
+    if facts.options:
         table = new_table("option", "type", "default", "", wraps={"", "type"})
-        for option in facts["options"]:
-            add_row(table, option["name"], option["type"], option["default"], safe(option["description"], 500))
+        for option in facts.options:
+            add_row(table, option.name, option.type, option.default, safe(option.description, 500))
         console.print()
         console.print(table)
 
@@ -82,11 +103,14 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the changes that the plugins of a training config would make, without training.
 
     Exits with status 1 if a plugin cannot be loaded, conflicts with another one, or does not fit the config or model.
+    Without torch, only names of plugins and keys of the config are checked.
     """
-    try:
-        from tachograph.train import load
-    except ModuleNotFoundError as error:
-        raise PluginError(f"plugins need {error.name}: pip install 'tachograph[train]'") from error
+    with _naming_missing_package("train"):
+        from tachograph.train import check_keys, load, missing_packages
+    missing = missing_packages()
+    if missing:
+        _print_keys_check(check_keys(config, overrides), missing, as_json=as_json)
+        return
     with load(config, overrides) as job:
         plans, model = job.plan_plugins()
     rows = [
@@ -103,6 +127,24 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         echo(json_text({"model": model or None, "plugins": rows, "warnings": job.warnings}))
         return
     _print_check(rows, model, job.warnings)
+
+
+def _print_keys_check(plugins: Sequence[CheckedPlugin], missing: list[str], *, as_json: bool) -> None:
+    """Print the result of a check without torch."""
+    descriptions = {entry.name: _describe(entry.facts) if entry.facts is not None else None for entry in plugins}
+    if as_json:
+        rows = [{"name": name, "facts": facts} for name, facts in descriptions.items()]
+        echo(json_text({"model": None, "plugins": rows, "missing": missing}))
+        return
+    for name, facts in descriptions.items():
+        state = (
+            f"needs: {'; '.join(facts['needs']) or '–'}" if facts else "not checked: it is not a plugin of Tachograph"
+        )
+        new_console().print(Text.assemble((safe(name), "bold"), f"  {state}"))
+    echo(
+        "Plugin names and keys are valid. Options, data and model were not checked: "
+        f"{_join(missing)} not installed: pip install 'tachograph[train]'"
+    )
 
 
 def _print_check(rows: list[dict[str, Any]], model: str, warnings: list[str]) -> None:
@@ -125,54 +167,52 @@ def _print_check(rows: list[dict[str, Any]], model: str, warnings: list[str]) ->
         echo("No conflicts. Nothing was trained.")
 
 
-def _import_loading() -> Any:
+@contextlib.contextmanager
+def _naming_missing_package(extra: str = "plugins") -> Iterator[None]:
+    """Turn a missing package into an error that says how to install it."""
     try:
-        from tachograph.plugins import _loading
+        yield
     except ModuleNotFoundError as error:
-        raise PluginError(f"plugins need {error.name}: pip install 'tachograph[plugins]'") from error
-    return _loading
+        raise PluginError(f"plugins need {error.name}: pip install 'tachograph[{extra}]'") from error
 
 
-def _describe(plugin: type[BasePlugin], missing: list[str]) -> dict[str, Any]:
+def _describe(facts: PluginFacts) -> dict[str, Any]:
+    missing = facts.missing
+    packages = [f"{package} (not installed)" if package in missing else package for package in facts.requires]
+    if packages and facts.extra:
+        packages[-1] += f": tachograph[{facts.extra}]"
+    needs = [*packages, *facts.needs]
     return {
-        "name": plugin.plugin_name(),
-        "class": f"{plugin.__module__}.{plugin.__qualname__}",
-        "summary": " ".join((plugin.__doc__ or "").split()),
-        "slots": list(plugin.slots),
-        "packages": {name: "" if name in missing else _version(name) for name in plugin.requires},
-        "measured": list(plugin.measured),
-        "options": _options(plugin),
+        "name": facts.name,
+        "class": facts.class_path,
+        "summary": facts.summary,
+        "slots": list(facts.slots),
+        "packages": {name: _version(name) for name in (*BASE_PACKAGES, *facts.requires)},
+        "extra": facts.extra,
+        "install": f"pip install '{facts.install}'",
+        "needs": needs,
+        "measured": list(facts.measured),
     }
 
 
+def _print_base_packages() -> None:
+    missing = [package for package in BASE_PACKAGES if not is_installed(package)]
+    if missing:
+        all_names = ", ".join(BASE_PACKAGES)
+        echo(f"All of them need {all_names}. {_join(missing)} not installed: pip install 'tachograph[plugins]'")
+    else:
+        echo(f"All of them need {', '.join(BASE_PACKAGES)}, which are installed.")
+
+
+def _join(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
 def _version(package: str) -> str:
+    """Return the version of a package; an empty text if it is not installed."""
+    if not is_installed(package):
+        return ""
     try:
         return version(package.replace("_", "-"))
     except PackageNotFoundError:
         return "installed"
-
-
-def _options(plugin: type[BasePlugin]) -> list[dict[str, str]]:
-    from tachograph.plugins import options_of
-
-    model = options_of(plugin())
-    return _fields(model) if model is not None else []
-
-
-def _fields(model: Any, prefix: str = "") -> list[dict[str, str]]:
-    """Return the fields of a pydantic model; fields of a section are named `section.field`."""
-    rows = []
-    for name, field in model.model_fields.items():
-        if hasattr(field.annotation, "model_fields"):
-            rows += _fields(field.annotation, f"{prefix}{name}.")
-            continue
-        default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
-        row = {"name": prefix + name, "type": _type_name(field.annotation), "default": default}
-        rows.append({**row, "description": field.description or ""})
-    return rows
-
-
-def _type_name(annotation: Any) -> str:
-    return (
-        getattr(annotation, "__name__", "") if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-    )

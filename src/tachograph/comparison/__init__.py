@@ -12,6 +12,7 @@ from tachograph.comparison._baseline import (
 from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._earlier import earlier_rows, similar_rows
+from tachograph.comparison._equal_weights import EqualWeightsLevel, add_equal_weights, judge_equal_weights
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 from tachograph.comparison._gate import CHECKED_METRICS, CheckResult, check_run, junit_error, junit_report
 from tachograph.comparison._history import HistoryChange, HistoryReport, find_changes, judge_history
@@ -49,6 +50,7 @@ __all__ = [
     "ComparedGroup",
     "ComparisonReport",
     "ConfigChange",
+    "EqualWeightsLevel",
     "HistoryChange",
     "HistoryReport",
     "Judgement",
@@ -61,6 +63,7 @@ __all__ = [
     "TooShort",
     "Verdict",
     "VerdictRow",
+    "add_equal_weights",
     "agree",
     "change_texts",
     "check_comparable",
@@ -73,6 +76,7 @@ __all__ = [
     "html_report",
     "judge",
     "judge_differences",
+    "judge_equal_weights",
     "judge_history",
     "junit_error",
     "junit_report",

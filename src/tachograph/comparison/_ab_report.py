@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -55,6 +55,8 @@ class ArmRun(NamedTuple):
     evidence: RunEvidence
     seconds: float
     """How long the whole command took."""
+    peak_bytes: Mapping[str, float] = {}
+    """The peaks of memory that were measured: `device_allocated` and `host`. Without, those that the run recorded."""
 
 
 # Arms inside a run ---------------------------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ def report_pairs(
     *,
     margin: float = DEFAULT_MARGINS["step_time"],
     confidence: float = 0.99,
+    is_repeated: bool = False,
 ) -> ComparisonReport:
     """Compare runs that took turns on one machine.
 
@@ -170,17 +173,23 @@ def report_pairs(
         arms: both arms.
         margin: the ratio minus one that matters.
         confidence: of a difference.
+        is_repeated: whether the runs of an arm repeat one training with the same seed and the same batches, and both
+            arms have the same. Such repeats say nothing more about the loss, so the first pair is compared.
     """
     a, b = ([pair[side].evidence for pair in pairs] for side in (0, 1))
     report = compare_groups(a, b, confidence=confidence, is_deliberate=True)
+    if is_repeated:
+        report.metrics = _with_losses_of_first_pair(report.metrics, a[0], b[0], confidence)
     speed = _speed_of_pairs(a, b, margin, confidence)
     wall = MetricVerdict(name="wall_time", title="whole command", unit="seconds")
     seconds = np.array([[pair[side].seconds for pair in pairs] for side in (0, 1)])
     levels = np.log(np.maximum(seconds, 1e-6))
     _judge(wall, (levels[1] - levels[0]).tolist(), _typical(levels), margin, confidence, "pair")
     speed_metrics = {"step_time", "overall_time", "tail_ratio"}
-    rest = [metric for metric in report.metrics if metric.name not in speed_metrics]
-    metrics = [*speed, wall, *rest, *_phases(a, b)]
+    peaks = _peaks_of_pairs(pairs, confidence)
+    replaced_metrics = speed_metrics | {metric.name for metric in peaks}
+    rest = [metric for metric in report.metrics if metric.name not in replaced_metrics]
+    metrics = [*speed, wall, *peaks, *rest, *_phases(a, b)]
     changes = [ConfigChange("command", [arms[0].command], [arms[1].command]), *report.config_diff]
     assumption = "speed is judged by the differences between neighbours, so slow changes of the machine cancel"
     return msgspec.structs.replace(
@@ -193,6 +202,14 @@ def report_pairs(
         warnings=[*report.warnings, assumption],
         basis=f"{len(pairs)} pairs of runs that took turns",
     )
+
+
+def _with_losses_of_first_pair(
+    metrics: Sequence[MetricVerdict], a: RunEvidence, b: RunEvidence, confidence: float
+) -> list[MetricVerdict]:
+    single = compare_groups([a], [b], confidence=confidence, is_deliberate=True, is_same_data=True)
+    losses = {metric.name: metric for metric in single.metrics if metric.name in {"train_loss", "val_loss"}}
+    return [losses.get(metric.name, metric) for metric in metrics]
 
 
 def _speed_of_pairs(
@@ -231,6 +248,22 @@ def _speed_of_pairs(
     return [metric, overall, *([tail] if None not in tails else [])]
 
 
+def _peaks_of_pairs(pairs: Sequence[tuple[ArmRun, ArmRun]], confidence: float) -> list[MetricVerdict]:
+    """Judge peaks of memory that were measured in each run; on a GPU, only those of the GPU."""
+    for kind, name, title in (
+        ("device_allocated", "device_memory", "peak GPU memory"),
+        ("host", "host_memory", "peak host memory"),
+    ):
+        if all(run.peak_bytes.get(kind) for pair in pairs for run in pair):
+            metric = MetricVerdict(name=name, title=title, unit="bytes")
+            levels = np.log([[pair[side].peak_bytes[kind] for pair in pairs] for side in (0, 1)])
+            words: dict[str, Verdict] = {"higher": "more", "lower": "less"}
+            differences = (levels[1] - levels[0]).tolist()
+            _judge(metric, differences, _typical(levels), DEFAULT_MARGINS["memory"], confidence, "pair", words)
+            return [metric]
+    return []
+
+
 def _typical(levels: Floats) -> tuple[float, float]:
     first, second = np.exp(levels.mean(axis=1)).tolist()
     return float(first), float(second)
@@ -259,8 +292,9 @@ def _judge(
     margin: float,
     confidence: float,
     unit: str,
+    words: Mapping[str, Verdict] = {"higher": "slower", "lower": "faster"},
 ) -> None:
-    """Fill in the verdict about times."""
+    """Fill in the verdict about times, or with other words about another quantity."""
     metric.a, metric.b = seconds
     metric.runs_a = metric.runs_b = count = len(differences)
     metric.repeats = "quads" if unit == "quad" else "pairs"
@@ -274,7 +308,7 @@ def _judge(
     metric.effect, metric.low, metric.high = map(expm1, (judgement.difference, judgement.low, judgement.high))
     metric.confidence, metric.noise = confidence, judgement.sd
     metric.noise_source = f"observed between {count} {unit}s"
-    verdicts: dict[str, Verdict] = {"higher": "slower", "lower": "faster", "equal": "equal", "unknown": "unknown"}
+    verdicts: dict[str, Verdict] = {**words, "equal": "equal", "unknown": "unknown"}
     metric.verdict = verdicts[judgement.direction]
     if judgement.direction == "unknown":
         metric.runs_needed = judgement.runs_needed

@@ -46,6 +46,7 @@ def compare_groups(
     margins: Mapping[str, float] | None = None,
     confidence: float = 0.99,
     is_deliberate: bool = False,
+    is_same_data: bool | None = None,
 ) -> ComparisonReport:
     """Compare two groups of repeated runs, often of one run each.
 
@@ -56,13 +57,14 @@ def compare_groups(
         margins: the ratio minus one that matters, by the name of the quantity.
         confidence: of a difference.
         is_deliberate: as for `check_comparable`.
+        is_same_data: whether the runs saw the same batches; by default, the losses tell.
     """
     margins = {**DEFAULT_MARGINS, **(margins or {})}
     a, notes_a = independent_runs(first)
     b, notes_b = independent_runs(second)
     comparable = check_comparable(a, b, is_deliberate=is_deliberate)
     faults, early = _faults(a, b), _early_ends(a, b)
-    maker = _Maker(a, b, comparable, confidence, margins)
+    maker = _Maker(a, b, comparable, confidence, margins, is_same_data)
     sessions = {run.session_tag for run in (*a, *b)} - {None}
     others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
     metrics = [*maker.speed(others), *maker.memory(), *maker.losses(), *maker.extras()]
@@ -96,7 +98,9 @@ class _Maker:
         comparable: Comparability,
         confidence: float,
         margins: Mapping[str, float],
+        is_same_data: bool | None,
     ) -> None:
+        self._is_same_data = is_same_data
         self._a, self._b = a, b
         self._comparable = comparable
         self._confidence = confidence
@@ -218,7 +222,9 @@ class _Maker:
         if any(len(curve.steps) for curve in (*curves[0], *curves[1])):
             scaled_curves = self._at_equal_samples(curves)
             recorded_curves = [curve for side in self._at_equal_samples(self._recorded_losses()) for curve in side]
-            is_same = all(len(curve.steps) for curve in recorded_curves) and have_same_batches(recorded_curves)
+            is_same = all(len(curve.steps) for curve in recorded_curves) and (
+                have_same_batches(recorded_curves) if self._is_same_data is None else self._is_same_data
+            )
             metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
             self._judge_loss(metric, scaled_curves, lambda: measure_loss(*scaled_curves, is_same_data=is_same))

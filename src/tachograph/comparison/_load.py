@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,24 @@ def load_folders(folders: Iterable[RunFolder]) -> list[RunEvidence]:
         return list(pool.map(load_folder, folders))
 
 
-def load_folder(folder: RunFolder) -> RunEvidence:
+def load_folder(folder: RunFolder, *, prefers_step_times: bool = False) -> RunEvidence:
     """Load the evidence of the run in a folder.
+
+    Args:
+        folder: the folder.
+        prefers_step_times: take the clock from the time of each step, if there are more of them than windows: in a
+            run of a few seconds, windows are too long to compare.
 
     Raises:
         RunNotFoundError: if the journal cannot be read.
     """
     try:
-        return load_evidence(StoredRun(folder))
+        run = StoredRun(folder)
+        evidence = load_evidence(run)
+        if prefers_step_times:
+            clock = StepClock.of(load_step_times(run))
+            evidence = replace(evidence, clock=clock) if len(clock.steps) > len(evidence.clock.steps) else evidence
+        return evidence
     except (OSError, SegmentError) as error:
         raise RunNotFoundError(f"{folder.journal} cannot be read: {error}") from error
 

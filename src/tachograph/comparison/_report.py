@@ -30,6 +30,7 @@ Verdict = Literal[
     "identical",
     "rounding",
     "identical_until",
+    "different",
     "unknown",
     "not_comparable",
     "",
@@ -48,11 +49,11 @@ class MetricVerdict(msgspec.Struct, kw_only=True):
 
     name: str
     title: str
-    unit: Literal["seconds", "bytes", "share", "ratio", ""] = ""
+    unit: Literal["seconds", "bytes", "share", "ratio", "max_difference", ""] = ""
     a: float | None = None
     b: float | None = None
     effect: float | None = None
-    """The relative difference: 0.05 means that the second group is 5 % higher."""
+    """The relative difference: 0.05 means that the second group is 5 % higher; without a sign if the unit says so."""
     low: float | None = None
     high: float | None = None
     """The interval of the effect."""

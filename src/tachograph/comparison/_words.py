@@ -91,6 +91,9 @@ def effect_text(metric: MetricVerdict) -> str:
     """Return the effect with its interval."""
     if metric.effect is None:
         return ""
+    if metric.unit == "max_difference":
+        interval = "" if metric.low is None else f" ({_short(metric.low)}…{_short(metric.high)})"
+        return _short(metric.effect) + interval
     if not metric.is_relative:
         interval = "" if metric.low is None or metric.high is None else f" ({metric.low:+.2g} … {metric.high:+.2g})"
         return f"{metric.effect:+.2g} ranges{interval}"
@@ -99,6 +102,11 @@ def effect_text(metric: MetricVerdict) -> str:
     half = (metric.high - metric.low) / 2
     low, high = (percent(bound, half).removesuffix(" %") for bound in (metric.low, metric.high))
     return f"{percent(metric.effect, half)} ({low}…{high})"
+
+
+def _short(value: float | None) -> str:
+    """Return a difference that may be tiny: 2.5, 0.013 or 3e-07."""
+    return "–" if value is None else f"{value:.2g}" if value >= 0.01 or value == 0 else f"{value:.0e}"
 
 
 def verdict_text(metric: MetricVerdict) -> str:

@@ -22,9 +22,24 @@ if TYPE_CHECKING:
         Slots,
         TrainingSetup,
     )
+    from tachograph.plugins._base import import_dotted as import_dotted
     from tachograph.plugins._config import ForeignKeys as ForeignKeys
-    from tachograph.plugins._config import import_dotted as import_dotted
     from tachograph.plugins._config import options_of as options_of
+    from tachograph.plugins._config import validate_config as validate_config
+    from tachograph.plugins._equal_weights import EqualWeightsProbe as EqualWeightsProbe
+    from tachograph.plugins._equal_weights import StepDifference as StepDifference
+    from tachograph.plugins._facts import BASE_PACKAGES as BASE_PACKAGES
+    from tachograph.plugins._facts import PluginFacts as PluginFacts
+    from tachograph.plugins._facts import built_in_facts as built_in_facts
+    from tachograph.plugins._facts import facts_of_class as facts_of_class
+    from tachograph.plugins._facts import is_installed as is_installed
+    from tachograph.plugins._loading import PLUGINS as PLUGINS
+    from tachograph.plugins._loading import built_in_name as built_in_name
+    from tachograph.plugins._loading import config_keys_of as config_keys_of
+    from tachograph.plugins._loading import find_class as find_class
+    from tachograph.plugins._loading import listed_plugins as listed_plugins
+    from tachograph.plugins._loading import name_of as name_of
+    from tachograph.plugins._loading import parse_entries as parse_entries
     from tachograph.plugins._report import PluginReport
     from tachograph.plugins._session import PluginSession
 
@@ -51,10 +66,18 @@ _MODULE_OF = {
     "PluginReport": "tachograph.plugins._report",
     "PluginSession": "tachograph.plugins._session",
     "apply": "tachograph.plugins._apply",
-    # Not in `__all__`: only `tacho train` and `tacho plugins` need them.
-    "ForeignKeys": "tachograph.plugins._config",
-    "import_dotted": "tachograph.plugins._config",
-    "options_of": "tachograph.plugins._config",
+    # Not in `__all__`: only `tacho train`, `tacho plugins` and benchmarks need them.
+    **dict.fromkeys(("EqualWeightsProbe", "StepDifference"), "tachograph.plugins._equal_weights"),
+    **dict.fromkeys(("ForeignKeys", "options_of", "validate_config"), "tachograph.plugins._config"),
+    **dict.fromkeys(
+        ("BASE_PACKAGES", "PluginFacts", "built_in_facts", "facts_of_class", "is_installed"),
+        "tachograph.plugins._facts",
+    ),
+    **dict.fromkeys(
+        ("PLUGINS", "built_in_name", "config_keys_of", "find_class", "listed_plugins", "name_of", "parse_entries"),
+        "tachograph.plugins._loading",
+    ),
+    "import_dotted": _BASE,
 }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tachograph._base.patching import Patches
-from tachograph.exceptions import PluginError
+from tachograph.exceptions import PluginError, did_you_mean
 from tachograph.plugins._report import PluginReport
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "PluginConfig",
     "Slots",
     "TrainingSetup",
+    "import_dotted",
     "plugin_name_of",
 ]
 
@@ -121,6 +123,7 @@ class BasePlugin:
         slots: the parts of the training that the plugin claims; see `Slots`. `claims` can depend on the config.
         requires: packages that it needs, by the name that is imported.
         extra: the extra of Tachograph that installs those packages.
+        needs: other requirements in a few words, such as `a GPU`, for `tacho plugins list`.
         measured: measured costs and savings, for `tacho plugins show`.
         options: the validated `Options`; None until the config is validated.
         report: records the changes and effects of the plugin.
@@ -132,6 +135,7 @@ class BasePlugin:
     slots: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
     measured: ClassVar[tuple[str, ...]] = ()
 
     options: Any = None
@@ -315,6 +319,25 @@ class BasePlugin:
 def plugin_name_of(class_name: str) -> str:
     """Return the name that a plugin has by default: `GradientNoisePlugin` is `gradient_noise`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name.removesuffix("Plugin") or class_name).lower()
+
+
+def import_dotted(path: str, purpose: str) -> Any:
+    """Return the object at a dotted path, such as `package.module.Class` or `package.module:Class`.
+
+    Raises:
+        PluginError: if it cannot be imported.
+    """
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module:
+        raise PluginError(f"{purpose}: {path!r} is not a dotted path such as package.module.Class")
+    try:
+        imported_module = import_module(module)
+        if not hasattr(imported_module, attribute):
+            hint = did_you_mean(attribute, [name for name in vars(imported_module) if not name.startswith("_")])
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}{hint}")
+        return getattr(imported_module, attribute)
+    except Exception as error:  # foreign code may raise anything while it is imported
+        raise PluginError(f"{purpose}: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
 class BaseOptimizerFactory:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tachograph.exceptions import ConfigError, PluginError, did_you_mean
-from tachograph.plugins._base import BasePlugin
+from tachograph.plugins._base import BasePlugin, import_dotted
 
 __all__ = [
     "NO_FOREIGN_KEYS",
@@ -17,7 +16,6 @@ __all__ = [
     "ForeignKeys",
     "ValidConfig",
     "check_options",
-    "import_dotted",
     "keys_of",
     "options_of",
     "validate_config",
@@ -47,25 +45,6 @@ def options_of(plugin: BasePlugin) -> type[BaseModel] | None:
     if model is not None and not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise plugin.error(f"get_input_args returned {model!r}: expected a pydantic model or its dotted path")
     return model
-
-
-def import_dotted(path: str, purpose: str) -> Any:
-    """Return the object at a dotted path, such as `package.module.Class` or `package.module:Class`.
-
-    Raises:
-        PluginError: if it cannot be imported.
-    """
-    module, _, attribute = path.replace(":", ".").rpartition(".")
-    if not module:
-        raise PluginError(f"{purpose}: {path!r} is not a dotted path such as package.module.Class")
-    try:
-        imported_module = import_module(module)
-        if not hasattr(imported_module, attribute):
-            hint = did_you_mean(attribute, [name for name in vars(imported_module) if not name.startswith("_")])
-            raise AttributeError(f"module {module!r} has no attribute {attribute!r}{hint}")
-        return getattr(imported_module, attribute)
-    except Exception as error:  # foreign code may raise anything while it is imported
-        raise PluginError(f"{purpose}: cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
 class ForeignKeys(NamedTuple):

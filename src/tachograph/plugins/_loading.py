@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph._base.registry import Registry
 from tachograph.exceptions import ConfigError, PluginError, did_you_mean
-from tachograph.plugins._base import BasePlugin, plugin_name_of
-from tachograph.plugins._config import import_dotted
+from tachograph.plugins._base import BasePlugin, import_dotted, plugin_name_of
 
 __all__ = [
     "PLUGINS",
+    "ListedPlugin",
     "PluginEntry",
+    "built_in_name",
+    "config_keys_of",
     "create",
     "find_class",
+    "listed_plugins",
     "load_class",
     "missing_packages",
     "name_of",
     "parse_entries",
-    "summary_of",
 ]
 
 PLUGINS = Registry(
@@ -90,6 +90,41 @@ def _parse_entry(entry: Any) -> PluginEntry:
     )
 
 
+class ListedPlugin(NamedTuple):
+    """A plugin that a config lists."""
+
+    name: str
+    path: str | type[BasePlugin]
+    value: Any
+    """The entry in `plugins`."""
+
+
+def listed_plugins(entries: Any) -> list[ListedPlugin]:
+    """Return the plugins of a list, also those that cannot be imported.
+
+    Raises:
+        PluginError: if an entry is not a plugin.
+    """
+    plugins = []
+    for entry, value in zip(parse_entries(entries), entries or [], strict=True):
+        try:
+            name = find_class(entry.path).plugin_name()
+        except PluginError:
+            name = name_of(entry.path)
+        plugins.append(ListedPlugin(name, entry.path, value))
+    return plugins
+
+
+def config_keys_of(path: str | type[BasePlugin]) -> set[str]:
+    """Return the config keys of a plugin; none if it cannot be imported."""
+    from tachograph.plugins._config import keys_of, options_of
+
+    try:
+        return keys_of(options_of(find_class(path)()))
+    except PluginError:
+        return set()
+
+
 def create(path: str | type[BasePlugin]) -> BasePlugin:
     """Return a new plugin.
 
@@ -148,17 +183,20 @@ def missing_packages(plugin: type[BasePlugin]) -> list[str]:
     return [package for package in plugin.requires if importlib.util.find_spec(package) is None]
 
 
-def summary_of(name: str) -> str:
-    """Return the first sentence about a built-in plugin, from its source: importing it takes seconds."""
-    module = PLUGINS.built_in[name].partition(":")[0]
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    return " ".join(text.partition("\n\n")[0].split())
+def built_in_name(path: str | type[BasePlugin]) -> str | None:
+    """Return the name of a built-in plugin; None for a plugin of another package, or a dotted path.
+
+    Raises:
+        PluginError: if there is no plugin of this name.
+    """
+    if not isinstance(path, str):
+        return None
+    name = _resolve_name(path)
+    return name if name in PLUGINS.built_in else None
 
 
-def _find(path: str) -> Any:
+def _resolve_name(path: str) -> str:
+    """Return the name of a plugin of Tachograph for a name of Axolotl; another path as it is, if it can exist."""
     name = path.replace(":", ".")
     if name.startswith(_AXOLOTL):
         folder, _, class_path = name.removeprefix(_AXOLOTL).partition(".")
@@ -172,12 +210,17 @@ def _find(path: str) -> Any:
         elif importlib.util.find_spec("axolotl") is None:
             hint = did_you_mean(folder, _AXOLOTL_NAMES) or "."
             raise PluginError(f"unknown plugin {path!r}{hint} Available: {', '.join(sorted(_AXOLOTL_NAMES))}")
-    if "." in name:
-        return import_dotted(path, f"plugin {path!r}")
-    plugin_names = PLUGINS.names()
-    if name not in plugin_names:
+    plugin_names = [] if "." in name else PLUGINS.names()
+    if "." not in name and name not in plugin_names:
         hint = did_you_mean(name, plugin_names) or "."
         raise PluginError(f"unknown plugin {name!r}{hint} Available: {', '.join(plugin_names)}; or give a dotted path")
+    return name
+
+
+def _find(path: str) -> Any:
+    name = _resolve_name(path)
+    if "." in name:
+        return import_dotted(path, f"plugin {path!r}")
     try:
         return PLUGINS.load(name)
     except PluginError:

@@ -29,13 +29,12 @@ from pydantic import BaseModel
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, PluginError, did_you_mean
-from tachograph.plugins._base import BasePlugin, PluginConfig, Slots, TrainingSetup
+from tachograph.plugins._base import BasePlugin, PluginConfig, Slots, TrainingSetup, import_dotted
 from tachograph.plugins._config import (
     NO_FOREIGN_KEYS,
     EmptyConfig,
     ForeignKeys,
     check_options,
-    import_dotted,
     keys_of,
     options_of,
     validate_config,

@@ -64,6 +64,7 @@ class SwanLabPlugin(BasePlugin):
     name = "swanlab"
     Options = SwanLabOptions
     extra = "swanlab"
+    needs = ("the package swanlab: tachograph[swanlab]",)
 
     options: SwanLabOptions
 

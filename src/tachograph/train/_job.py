@@ -7,6 +7,7 @@ model without weights; then load the model and train. So a mistake costs seconds
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -22,14 +23,15 @@ from tachograph.train._config import TrainConfig
 from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
 from tachograph.train._problems import Problems, TooManyProblems
 from tachograph.train._read import clean_values, read_values
+from tachograph.train._without import remove_plugins
 
 if TYPE_CHECKING:
-    from tachograph.plugins import PluginSession
+    from tachograph.plugins import EqualWeightsProbe, PluginSession
     from tachograph.train._arguments import Steps
     from tachograph.train._data import PreparedData
     from tachograph.train._plan import TrainPlan
 
-__all__ = ["CheckedJob", "TrainJob", "TrainResult", "load"]
+__all__ = ["CheckedJob", "TrainJob", "TrainResult", "load", "missing_packages"]
 
 
 class CheckedJob(NamedTuple):
@@ -78,12 +80,13 @@ class TrainResult(NamedTuple):
     num_steps: int
 
 
-def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainJob:
+def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, without: Iterable[str] = ()) -> TrainJob:
     """Read a config, load its plugins and validate both.
 
     Args:
         path: the YAML file.
         overrides: changes such as ``learning_rate=1e-4`` or ``datasets.0.path=other.jsonl``.
+        without: plugins of the config to leave out, with their options.
 
     Raises:
         ConfigError: if the config or an override is invalid.
@@ -92,7 +95,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainJo
         >>> job = load("config.yaml", ["max_steps=10"])
         >>> job.run()
     """
-    return TrainJob(Path(path), overrides)
+    return TrainJob(Path(path), overrides, without=without)
 
 
 class TrainJob:
@@ -105,11 +108,14 @@ class TrainJob:
         session: the plugins.
     """
 
-    def __init__(self, path: Path, overrides: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path, overrides: Iterable[str] = (), *, without: Iterable[str] = ()) -> None:
         self.path = path
         self.values = read_values(path, overrides)
-        values, self._key_warnings = clean_values(self.values)
         _check_packages()
+        if without:
+            with _working_directory_on_path():
+                self.values = remove_plugins(self.values, without, own_keys=TrainConfig.model_fields)
+        values, self._key_warnings = clean_values(self.values)
         from tachograph.plugins import ForeignKeys, PluginSession
 
         with _working_directory_on_path():
@@ -331,7 +337,25 @@ class TrainJob:
         else:
             self._close_after(error)
 
-    def _train(self, checked_job: CheckedJob, callback: Any) -> TrainResult:
+    def probe(self, probe: EqualWeightsProbe) -> None:
+        """Train a few steps for a comparison at equal weights. Nothing is recorded or saved.
+
+        Raises:
+            ConfigError: if something is wrong; nothing has been trained then.
+        """
+        try:
+            checked_job = self.check()
+            with _working_directory_on_path():
+                trainer = self._build_trainer(checked_job, probe)
+                probe.attach(trainer)
+                trainer.train()
+            self.session.close()
+        except BaseException as error:
+            self._close_after(error)
+            raise
+
+    def _build_trainer(self, checked_job: CheckedJob, callback: Any) -> Any:
+        """Load the model and return its trainer, complete with the plugins."""
         from transformers import set_seed
 
         from tachograph.train._arguments import build_arguments
@@ -348,6 +372,11 @@ class TrainJob:
         session.attach(trainer)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise ConfigError("no parameter of the model is trained: all are frozen")
+        return trainer
+
+    def _train(self, checked_job: CheckedJob, callback: Any) -> TrainResult:
+        config, session = self.config, self.session
+        trainer = self._build_trainer(checked_job, callback)
         outcome = trainer.train(resume_from_checkpoint=checked_job.checkpoint)
         metrics = {name: float(value) for name, value in outcome.metrics.items() if isinstance(value, (int, float))}
         if checked_job.data.eval is not None:
@@ -418,12 +447,14 @@ class TrainJob:
         self.session.lora_merged(self.config.output_dir, target)
 
 
-def _check_packages() -> None:
-    import importlib.util
+def missing_packages() -> list[str]:
+    """Return the packages that training needs and that are not installed."""
+    names = ("torch", "transformers", "accelerate", "datasets")
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
-    missing = [
-        name for name in ("torch", "transformers", "accelerate", "datasets") if importlib.util.find_spec(name) is None
-    ]
+
+def _check_packages() -> None:
+    missing = missing_packages()
     if missing:
         raise ConfigError(f"training needs {', '.join(missing)}: pip install 'tachograph[train]'")
 

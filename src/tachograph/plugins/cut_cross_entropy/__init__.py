@@ -53,6 +53,7 @@ class CutCrossEntropyPlugin(BasePlugin):
     """Computes the cross entropy of the next token without the logits."""
 
     name = "cut_cross_entropy"
+    needs = ("a GPU and the package cut-cross-entropy, only for its kernel",)
     Options = CutCrossEntropyOptions
     slots = (Slots.LOSS,)
     measured = (

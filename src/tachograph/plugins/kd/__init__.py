@@ -105,6 +105,7 @@ class KDPlugin(BasePlugin):
     """Trains a student on the distributions of a teacher."""
 
     name = "kd"
+    needs = ("a teacher: log-probabilities in the data, a model or a server",)
     Options = KDOptions
     slots = (Slots.LOSS,)
     measured = (

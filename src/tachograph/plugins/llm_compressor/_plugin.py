@@ -55,6 +55,7 @@ class LLMCompressorPlugin(BasePlugin):
     """Keeps the zeros of a pruned model while it is fine-tuned."""
 
     name = "llm_compressor"
+    needs = ("a pruned model",)
     Options = LLMCompressorOptions
     measured = (
         "memory: one byte per matched weight",
