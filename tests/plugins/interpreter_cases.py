@@ -9,7 +9,7 @@ from triton.language.extra.libdevice import log1p, rsqrt, tanh
 
 
 @triton.jit
-def _kernel(x_pointer, y_pointer, scale, count, SIZE: tl.constexpr):  # noqa: N803
+def _kernel(x_pointer, y_pointer, scale, count, SIZE: tl.constexpr):
     offsets = tl.arange(0, SIZE)
     x = tl.load(x_pointer + offsets, mask=offsets < count, other=0.0)
     y = scale.to(tl.float32) * tanh(x) + rsqrt(1.0 + x * x) + log1p(x * x) + tl.sum(x, axis=0)

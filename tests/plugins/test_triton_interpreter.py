@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")
 
-from tests.plugins.triton_interpreter import run_cases  # noqa: E402
+from tests.plugins.triton_interpreter import run_cases
 
 
 def test_kernels_run_without_a_gpu_in_a_child_process():
