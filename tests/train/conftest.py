@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("trl")
 pytest.importorskip("peft")
 
-from tests.tiny_models import one_thread, tiny_llama  # noqa: E402
+from tests.tiny_models import one_thread, tiny_llama, tiny_moe  # noqa: E402
 
 __all__ = ["one_thread"]
 
@@ -70,8 +70,8 @@ def template_folder(tmp_path_factory):
     """A folder with models, a tokenizer and data, to copy."""
     folder = tmp_path_factory.mktemp("train")
     tokenizer = make_tokenizer()
-    for name, seed in (("model", 7), ("teacher", 8), ("sparse-model", 9)):
-        model = make_model(seed)
+    for name, seed in (("model", 7), ("teacher", 8), ("sparse-model", 9), ("moe-model", 10)):
+        model = tiny_moe(seed=seed, vocab_size=len(tokenizer)) if name == "moe-model" else make_model(seed)
         if name == "sparse-model":
             with torch.no_grad():
                 for module in model.modules():

@@ -33,6 +33,7 @@ PLUGINS = Registry(
         "diffusion": "tachograph.plugins.diffusion:DiffusionPlugin",
         "grokfast": "tachograph.plugins.grokfast:GrokfastPlugin",
         "kd": "tachograph.plugins.kd:KDPlugin",
+        "kernels": "tachograph.plugins.kernels:KernelsPlugin",
         "llm_compressor": "tachograph.plugins.llm_compressor:LLMCompressorPlugin",
         "lm_eval": "tachograph.plugins.lm_eval:LMEvalPlugin",
         "spectrum": "tachograph.plugins.spectrum:SpectrumPlugin",
@@ -46,13 +47,14 @@ _AXOLOTL_NAMES = {
     "diffusion": "diffusion",
     "grokfast": "grokfast",
     "kd": "kd",
+    "kernels": "kernels",
     "llm_compressor": "llm_compressor",
     "lm_eval": "lm_eval",
     "spectrum": "spectrum",
     "swanlab": "swanlab",
 }
 """The folder of each of Axolotl's plugins, and our name for it."""
-_NOT_AVAILABLE = ("densemixer", "kernels", "liger", "nemo_gym")
+_NOT_AVAILABLE = ("densemixer", "liger", "nemo_gym")
 
 
 class PluginEntry(NamedTuple):

@@ -144,6 +144,9 @@ IGNORED_KEYS = {
     "tokenizer_use_fast": "fast tokenizers are used",
     "wandb_log_model": "checkpoints are recorded, but not uploaded",
     "wandb_watch": "gradients are not sent to W&B",
+    "use_kernels": "add the plugin kernels to `plugins` to use its kernels",
+    "use_scattermoe": "add the plugin kernels to `plugins` to use its kernels",
+    "use_sonicmoe": "add the plugin kernels to `plugins` to use its kernels",
 }
 
 RENAMED_KEYS = {
