@@ -135,6 +135,24 @@ def test_long_or_incomplete_response_is_an_error(serve, head, error):
         connect(serve(answer), max_response_bytes=10).request("GET", "/x", b"", {})
 
 
+def test_failed_read_closes_the_socket(serve):
+    """After `Connection: close` the response owns the socket, and closing the connection leaves it open."""
+    responses = []
+
+    def answer_and_close(server: RawServer, client: socket.socket) -> None:
+        server.receive(client)
+        client.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\nok")
+        server.receive(client)  # until the client closes the connection
+
+    def fail(response: http.client.HTTPResponse) -> bytes:
+        responses.append(response)
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        connect(serve(answer_and_close)).exchange("GET", "/x", None, {}, fail)
+    assert responses[0].isclosed()
+
+
 def test_redirect_is_not_followed(serve):
     def redirect(server: RawServer, client: socket.socket) -> None:
         server.receive(client)

@@ -332,6 +332,7 @@ class HttpConnection:
             http.client.HTTPException: if the response is invalid.
         """
         connection = self._connection
+        response = None
         try:
             if connection is None:
                 connection = self._connection = self._connect()
@@ -343,6 +344,8 @@ class HttpConnection:
             response = connection.getresponse()
             data = read(response)
         except BaseException:
+            if response is not None:
+                response.close()  # after `Connection: close` it owns the socket
             self.close()
             raise
         finally:
