@@ -27,7 +27,7 @@ from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.train._config import GROUPS
 from tachograph.train._dataset_config import CustomFormat, DatasetConfig
-from tachograph.train._known_keys import IGNORED_KEYS, UNSUPPORTED_KEYS
+from tachograph.train._known_keys import IGNORED_KEYS, IGNORED_TRL_OPTIONS, UNSUPPORTED_KEYS
 from tachograph.train._templates import TEMPLATES, describe_template
 from tachograph.usage import UsageConfig
 from tachograph.usage._describe import describe_events
@@ -214,6 +214,7 @@ def train_page(page: str) -> str:
                 "| key | reason |",
                 "|---|---|",
                 *(f"| `{key}` | {reason} |" for key, reason in sorted(IGNORED_KEYS.items())),
+                *(f"| `trl.{name}` | {reason} |" for name, reason in IGNORED_TRL_OPTIONS.items()),
             ],
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 
 from tachograph.reader import read
 from tachograph.train import load
+from tests.gym_server import running_gym, verify
 from tests.train.conftest import BASE, conversations, write_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,7 +50,13 @@ def test_plugin_example_trains(workspace, page):
     if not examples:
         pytest.skip(f"{page.name} has no example")
     write_files_of(page)
-    job, run = train(examples[0])
+    with contextlib.ExitStack() as stack:
+        changes = {}
+        if page.stem == "nemo_gym":
+            row = {"responses_create_params": {"input": "2 + 2?"}, "answer": "4"}
+            write_rows("arithmetic.jsonl", [row] * 4)
+            changes["nemo_gym_head_port"] = stack.enter_context(running_gym({"reasoning_gym": verify})).head.port
+        job, run = train(examples[0], **changes)
     assert job.session.plugins, "the example names no plugin"
     for plugin in job.session.plugins:
         active = run.series(f"plugin/{plugin.plugin_name()}/active")

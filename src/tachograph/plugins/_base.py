@@ -1,14 +1,14 @@
 """`BasePlugin`: the hooks that a plugin may override, in the order in which a training calls them.
 
 Hooks have the names and arguments of Axolotl's plugins, so a plugin written for it works after a change of its import.
-New here: slots, `Options`, `off_reason`, `report`, `patches`, `compute_loss`, the state in checkpoints, `plan` and
-`check_setup`.
+New here: slots, `Options`, `off_reason`, `report`, `patches`, `compute_loss`, the state in checkpoints, `plan`,
+`check_setup`, `reward_functions` and `rollout_function`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -69,6 +69,7 @@ class Slots:
     DATASETS = "datasets"
     TRAINABLE_PARAMETERS = "trainable parameters"
     ADAPTER = "adapter"
+    ROLLOUTS = "rollouts"
 
 
 class TrainingSetup(NamedTuple):
@@ -256,6 +257,24 @@ class BasePlugin:
 
     def post_trainer_create(self, cfg: PluginConfig, trainer: Any) -> None:
         """Called with the trainer."""
+
+    def reward_functions(self, cfg: PluginConfig) -> Mapping[str, Callable[..., Any]]:
+        """Return functions that reward the completions of GRPO, by name; called before the model is loaded.
+
+        They are called as the functions of `trl.reward_funcs` are, and return None for a completion without a reward.
+        The config may name one by `axolotl.integrations.….<name>`, to give it a place in the order of the functions;
+        the others come last.
+        """
+        return {}
+
+    def rollout_function(self, cfg: PluginConfig) -> Callable[..., Any] | None:
+        """Return the function that generates the completions of GRPO instead of the trainer.
+
+        It is called with prompts, one for each completion, and the trainer. It returns a dict of lists: `prompt_ids`,
+        `completion_ids`, `logprobs`, `env_mask` (0 for tokens that the model did not generate), and columns for
+        reward functions.
+        """
+        return None
 
     def create_optimizer(self, cfg: PluginConfig, trainer: Any) -> Any:
         """Return the optimizer."""

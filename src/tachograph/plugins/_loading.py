@@ -36,6 +36,7 @@ PLUGINS = Registry(
         "kernels": "tachograph.plugins.kernels:KernelsPlugin",
         "llm_compressor": "tachograph.plugins.llm_compressor:LLMCompressorPlugin",
         "lm_eval": "tachograph.plugins.lm_eval:LMEvalPlugin",
+        "nemo_gym": "tachograph.plugins.nemo_gym:NemoGymPlugin",
         "spectrum": "tachograph.plugins.spectrum:SpectrumPlugin",
         "swanlab": "tachograph.plugins.swanlab:SwanLabPlugin",
     },
@@ -50,11 +51,12 @@ _AXOLOTL_NAMES = {
     "kernels": "kernels",
     "llm_compressor": "llm_compressor",
     "lm_eval": "lm_eval",
+    "nemo_gym": "nemo_gym",
     "spectrum": "spectrum",
     "swanlab": "swanlab",
 }
 """The folder of each of Axolotl's plugins, and our name for it."""
-_NOT_AVAILABLE = ("densemixer", "liger", "nemo_gym")
+_NOT_AVAILABLE = ("densemixer", "liger")
 
 
 class PluginEntry(NamedTuple):

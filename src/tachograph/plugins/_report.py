@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from time import perf_counter
 from types import TracebackType
@@ -11,6 +12,8 @@ __all__ = ["HookTimer", "PluginReport"]
 
 _MAX_NAMES = 200
 """Names kept per change: enough for the parameters of a layer type, not for all layers of a large model."""
+_MAX_SAMPLES = 10_000
+"""Values kept for the percentiles of one metric between two logs."""
 
 
 class PluginReport:
@@ -31,6 +34,7 @@ class PluginReport:
         self._latest: dict[str, Any] = {}
         self._sums: dict[str, tuple[Any, Any]] = {}
         self._totals: dict[str, Any] = {}
+        self._samples: dict[str, deque[float]] = {}
 
     def changed(self, what: str, names: Iterable[str] = (), *, count: int | None = None) -> None:
         """Record a change that was made during set-up.
@@ -77,6 +81,13 @@ class PluginReport:
         """Add a value to a metric; the trainer's next log shows the sum of the values since the last one."""
         self._totals[metric] = self._totals.get(metric, 0) + value
 
+    def sample(self, metric: str, value: float) -> None:
+        """Add a value to a metric; the trainer's next log shows the median and the 95th percentile since the last one.
+
+        They are named `<metric>_p50` and `<metric>_p95`.
+        """
+        self._samples.setdefault(metric, deque(maxlen=_MAX_SAMPLES)).append(value)
+
     def timer(self, hook: str, *, is_effect: bool = False) -> HookTimer:
         """Return the timer of a hook, which is a context manager.
 
@@ -102,6 +113,12 @@ class PluginReport:
         totals, self._totals = self._totals, {}
         metrics = {metric: float(value) for values in (latest, totals) for metric, value in values.items()}
         metrics.update({metric: float(total) / float(count) for metric, (total, count) in sums.items() if float(count)})
+        samples, self._samples = self._samples, {}
+        for metric, values in samples.items():
+            ordered_values = sorted(values)
+            for percent in (50, 95):  # the nearest rank: a value that occurred
+                rank = -(-len(ordered_values) * percent // 100)
+                metrics[f"{metric}_p{percent}"] = ordered_values[rank - 1]
         return metrics
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -52,6 +52,7 @@ _HOOKS_OF_SLOTS = {
     Slots.COLLATOR: "get_collator_cls_and_kwargs",
     Slots.DATASETS: "load_datasets",
     Slots.ADAPTER: "load_adapter",
+    Slots.ROLLOUTS: "rollout_function",
 }
 """The hook that fills a slot. A plugin that has the hook must return something; the slot alone is not an effect."""
 _LATE_HOOKS = ("create_optimizer", "create_lr_scheduler")
@@ -374,6 +375,28 @@ class PluginSession:
             if hasattr(base, GENERATES) and _overrides(plugin, "on_rollouts_scored"):
                 self._contribute(plugin, "scored completions")
         return compose(base, self._trainer_parts, self)
+
+    def reward_functions(self) -> dict[str, Callable[..., Any]]:
+        """Return the reward functions that plugins bring, by name.
+
+        Raises:
+            PluginError: if two plugins bring functions of the same name.
+        """
+        functions: dict[str, Callable[..., Any]] = {}
+        owners: dict[str, BasePlugin] = {}
+        for plugin, plugin_functions in self._call_required_first("reward_functions", self.cfg):
+            with self._running(plugin, "reward_functions"):
+                for name in plugin_functions or {}:
+                    self._check_owner(f"reward function {name}", plugin, owners)
+                    owners[f"reward function {name}"] = plugin
+                    self._contribute(plugin, f"reward function {name}")
+                functions.update(plugin_functions or {})
+        return functions
+
+    def rollout_function(self) -> Callable[..., Any] | None:
+        """Return the function of the plugin that generates completions, if any."""
+        function: Callable[..., Any] | None = self._single("rollout_function", Slots.ROLLOUTS, self.cfg)
+        return function
 
     def collator(self, is_eval: bool = False) -> tuple[type, dict[str, Any]] | None:
         """Return the class of the collator that a plugin replaces, and its arguments."""

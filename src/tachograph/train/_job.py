@@ -165,7 +165,11 @@ class TrainJob:
         checkpoint = _find_checkpoint(config, problems)
         with _adding_to(problems):
             check_config(recorded_config(self.values, config))
-        rewards = find_rewards(config, problems) if config.rl == "grpo" else []
+        plugins = list(self.session.plugins)
+        rewards = []
+        if config.rl == "grpo":
+            with _adding_to(problems):
+                rewards = find_rewards(config, self.session.reward_functions(), problems)
         tokenizer = model_config = meta_model = None
         num_added = 0
         with _adding_to(problems):
@@ -200,6 +204,8 @@ class TrainJob:
             TrainingSetup(meta_model, tokenizer, data.train, steps.total, arguments)
         ):
             problems.add(problem)
+        if plugins != self.session.plugins and not problems:
+            return self._check(problems)  # an optional plugin was dropped, perhaps with its data or rewards
         return CheckedJob(
             tokenizer, num_added, model_config, meta_model, data, steps, arguments, rewards, checkpoint, plans
         )
@@ -232,19 +238,23 @@ class TrainJob:
         from tachograph.train._data import PreparedData, prepare_rows
 
         config = self.config
-        plugin_datasets = self.session.load_datasets()
-        if plugin_datasets is not None:
-            train, held_out = _datasets_of(plugin_datasets)
-            if train is None or not len(train):
-                problems.add("the plugin that loads the datasets returned no rows")
-                return None
-            return PreparedData(train, held_out, len(train))
         if config.chat_template or config.chat_template_jinja:
             template = resolve_template(
                 config.chat_template, config.chat_template_jinja, tokenizer, "chat_template", problems
             )
             if template is not None:
                 tokenizer.chat_template = template  # it is saved with the tokenizer
+        try:
+            plugin_datasets = self.session.load_datasets()
+        except PluginError as error:
+            problems.add(str(error))
+            return None
+        if plugin_datasets is not None:
+            train, held_out = _datasets_of(plugin_datasets)
+            if train is None or not len(train):
+                problems.add("the plugin that loads the datasets returned no rows")
+                return None
+            return PreparedData(train, held_out, len(train))
         if config.rl is None:
             return prepare_rows(config, tokenizer, limits, problems)
         from tachograph.train._preferences import prepare_preferences

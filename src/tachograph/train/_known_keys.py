@@ -8,7 +8,7 @@ these.
 
 from __future__ import annotations
 
-__all__ = ["IGNORED_KEYS", "RENAMED_KEYS", "UNSUPPORTED_KEYS"]
+__all__ = ["IGNORED_KEYS", "IGNORED_TRL_OPTIONS", "RENAMED_KEYS", "UNSUPPORTED_KEYS"]
 
 _PARALLEL = "this kind of parallelism is not supported; use torchrun with `fsdp` or `deepspeed`"
 _REWARD = "training of reward models is not supported; train one with TRL and name its folder in trl.reward_funcs"
@@ -51,6 +51,10 @@ UNSUPPORTED_KEYS = {
     "diffusion": f"{_PLUGIN} (diffusion)",
     "spectrum_top_fraction": f"{_PLUGIN} (spectrum)",
     "layer_offloading": "offloading of layers is not supported; use `fsdp_config: {cpu_offload: true}`",
+    "nemo_gym_datasets": f"{_PLUGIN} (nemo_gym)",
+    "nemo_gym_enabled": f"{_PLUGIN} (nemo_gym)",
+    "nemo_gym_head_port": f"{_PLUGIN} (nemo_gym)",
+    "nemo_gym_multi_turn": f"{_PLUGIN} (nemo_gym)",
     "liger_cross_entropy": _LIGER,
     "liger_fused_linear_cross_entropy": _LIGER,
     "liger_glu_activation": _LIGER,
@@ -95,7 +99,6 @@ UNSUPPORTED_KEYS = {
     "use_comet": _OTHER_TRACKER,
     "use_otel_metrics": "use the sink otlp: `telemetry: {sinks: [otlp]}`",
     "use_trackio": _OTHER_TRACKER,
-    "vllm": "TRL's options of vLLM go into the section trl: use_vllm, vllm_mode, vllm_server_host …",
     "xformers_attention": "use sdp_attention, which is as fast",
 }
 
@@ -142,12 +145,27 @@ IGNORED_KEYS = {
     "strict": "unknown keys are always errors",
     "tokenizer_legacy": "the tokenizer is loaded as it was saved",
     "tokenizer_use_fast": "fast tokenizers are used",
+    "vllm": (
+        "no vLLM server is started here; TRL's options of vLLM go into the section trl: vllm_gpu_memory_utilization, "
+        "vllm_max_model_length …"
+    ),
     "wandb_log_model": "checkpoints are recorded, but not uploaded",
     "wandb_watch": "gradients are not sent to W&B",
     "use_kernels": "add the plugin kernels to `plugins` to use its kernels",
     "use_scattermoe": "add the plugin kernels to `plugins` to use its kernels",
     "use_sonicmoe": "add the plugin kernels to `plugins` to use its kernels",
 }
+
+_ASYNCHRONOUS = "completions are generated between the steps"
+_WEIGHTS = "TRL sends the weights to vLLM before completions are generated"
+
+IGNORED_TRL_OPTIONS = {
+    "async_prefetch": _ASYNCHRONOUS,
+    "use_data_producer": _ASYNCHRONOUS,
+    "vllm_lora_sync": _WEIGHTS,
+    "vllm_sync_interval": _WEIGHTS,
+}
+"""Options of the section `trl` that Axolotl's own trainer has, and TRL's has not; they change the speed only."""
 
 RENAMED_KEYS = {
     "batch_size": (

@@ -42,6 +42,7 @@ def check_packages(config: TrainConfig, problems: Problems) -> None:
         "bitsandbytes": _quantisation(config) or _bitsandbytes_optimizer(config),
         "flash_attn": "flash_attention" if config.attention == "flash_attention_2" else "",
         "deepspeed": "deepspeed" if config.deepspeed else "",
+        "vllm": "trl.use_vllm" if config.rl == "grpo" and config.trl.get("use_vllm") else "",
     }
     for package, reason in reason_by_package.items():
         if reason and importlib.util.find_spec(package) is None:
@@ -51,6 +52,7 @@ def check_packages(config: TrainConfig, problems: Problems) -> None:
                 if reason.startswith("optimizer")
                 else " Or use `adapter: lora` without load_in_8bit and load_in_4bit.",
                 "flash_attn": " Or use `sdp_attention: true`.",
+                "vllm": " Or set `use_vllm: false`: transformers generates the completions then.",
             }.get(package, "")
             problems.add(f"{reason} needs {package}, which is not installed: pip install '{command}'.{remedy}")
     if config.fp16 is True and not has_gpu:

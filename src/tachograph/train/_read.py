@@ -9,6 +9,7 @@ from typing import Any
 from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
+from tachograph.train._known_keys import IGNORED_TRL_OPTIONS
 
 __all__ = ["apply_overrides", "clean_values", "read_values"]
 
@@ -79,13 +80,26 @@ def _copy(value: Any) -> Any:
 
 
 def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a config without empty keys and without the plugin that records, and warnings about that plugin."""
+    """Return a config without empty keys, without the plugin that records and without options that have no effect.
+
+    Returns:
+        The config, and warnings about that plugin and these options.
+    """
     result = {key: value for key, value in values.items() if value is not None}
+    warnings: list[str] = []
+    section = result.get("trl")
+    if isinstance(section, Mapping):
+        result["trl"] = {name: value for name, value in section.items() if name not in IGNORED_TRL_OPTIONS}
+        warnings += [
+            f"trl.{name} has no effect: {IGNORED_TRL_OPTIONS[name]}"
+            for name, value in section.items()
+            if name in IGNORED_TRL_OPTIONS and value
+        ]
     plugins = result.get("plugins")
     if not isinstance(plugins, list) or _RECORDER not in plugins:
-        return result, []
+        return result, warnings
     result["plugins"] = [entry for entry in plugins if entry != _RECORDER]
-    return result, _translate_recorder_keys(result)
+    return result, [*warnings, *_translate_recorder_keys(result)]
 
 
 def _translate_recorder_keys(values: dict[str, Any]) -> list[str]:

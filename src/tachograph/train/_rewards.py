@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,37 @@ from tachograph.train._problems import Problems
 
 __all__ = ["find_rewards"]
 
+_PLUGIN_PACKAGES = ("axolotl.integrations.", "tachograph.plugins.")
 
-def find_rewards(config: TrainConfig, problems: Problems) -> list[Any]:
-    """Return the reward functions, and the folders of reward models. Errors are added to the problems."""
-    paths = config.trl.get("reward_funcs")
-    if not paths:
+
+def find_rewards(config: TrainConfig, plugin_functions: Mapping[str, Any], problems: Problems) -> list[Any]:
+    """Return the reward functions, and the folders of reward models. Errors are added to the problems.
+
+    Args:
+        config: the config.
+        plugin_functions: the functions that plugins bring; those that the config does not name come last.
+        problems: collects the errors.
+    """
+    paths = config.trl.get("reward_funcs") or []
+    if not paths and not plugin_functions:
         problems.add("trl.reward_funcs is missing: name a function, such as `trl: {reward_funcs: [rewards.brevity]}`")
         return []
     if isinstance(paths, str):
         paths = [paths]
     rewards: list[Any] = []
+    unnamed_functions = dict(plugin_functions)
     for number, path in enumerate(paths):
         key = f"trl.reward_funcs[{number}]"
         if not isinstance(path, str):
             problems.add(f"{key}={path!r}: expected the dotted path of a function, such as rewards.brevity")
+        elif path.startswith(_PLUGIN_PACKAGES) and path.rpartition(".")[2] in unnamed_functions:
+            rewards.append(unnamed_functions.pop(path.rpartition(".")[2]))
+        elif path.startswith(_PLUGIN_PACKAGES) and importlib.util.find_spec("axolotl") is None:
+            names = ", ".join(unnamed_functions) or "no further reward function"
+            problems.add(
+                f"{key}={path!r}: the plugins of this config bring {names}: name that one, or add the plugin to "
+                "`plugins` and set its options"
+            )
         elif Path(path).is_dir():
             rewards.append(path)
         else:
@@ -40,9 +59,13 @@ def find_rewards(config: TrainConfig, problems: Problems) -> list[Any]:
                 problems.add(f"{key}={path!r}: {problem}")
             rewards.append(function)
     weights = config.trl.get("reward_weights")
-    if weights is not None and (not isinstance(weights, list) or len(weights) != len(paths)):
-        problems.add(f"trl.reward_weights={weights!r}: expected one number for each of {len(paths)} reward_funcs")
-    return rewards
+    num_rewards = len(paths) + len(unnamed_functions)
+    if weights is not None and (not isinstance(weights, list) or len(weights) != num_rewards):
+        last_names = f", the last for {', '.join(unnamed_functions)} of a plugin" if unnamed_functions else ""
+        problems.add(
+            f"trl.reward_weights={weights!r}: expected one number for each of {num_rewards} reward_funcs{last_names}"
+        )
+    return [*rewards, *unnamed_functions.values()]
 
 
 def _problem(function: Any) -> str:

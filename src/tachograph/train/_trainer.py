@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 from tachograph.plugins import PluginSession
@@ -42,11 +43,16 @@ def build_trainer(config: TrainConfig, session: PluginSession, checked_job: Any,
     if collator is not None:
         options["data_collator"] = collator
     if config.rl == "grpo":
-        options["reward_funcs"] = checked_job.rewards
+        options["reward_funcs"] = list(checked_job.rewards)
+        rollout_function = session.rollout_function()
+        if rollout_function is not None:
+            options["rollout_func"] = rollout_function
     elif config.rl in ("dpo", "ipo", "kto") and config.adapter is None:
         # TRL would load the reference from the path of the model, without added tokens or random weights.
         options["ref_model"] = copy.deepcopy(model)
-    trainer = session.trainer_class(kind)(**options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # experimental in TRL
+        trainer = session.trainer_class(kind)(**options)
     trainer.remove_callback(PrinterCallback)
     if config.telemetry.get("console", True):
         trainer.add_callback(ProgressPrinter())
