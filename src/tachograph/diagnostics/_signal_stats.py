@@ -188,6 +188,15 @@ class SignalStats:
         """The last complete block in the order of recording; abnormal values are clipped."""
         return self._blocks[-1]
 
+    def last_values(self, num_values: int) -> list[float]:
+        """Return the last values, at most about 64 of them, in the order of recording; abnormal ones are clipped."""
+        values = list(self._block)
+        for block in reversed(self._blocks):
+            if len(values) >= num_values:
+                break
+            values = [*block, *values]
+        return values[-num_values:]
+
     @property
     def half_width(self) -> float:
         """Half the interquartile range of the last block; around its trend, if the signal has a band."""

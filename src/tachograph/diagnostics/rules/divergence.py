@@ -53,7 +53,7 @@ class Divergence(Rule):
         "Check what changed at that step: data mix, batch size, schedule, precision.",
     )
     block_signals = ("loss",)
-    absorbs = ("loss_spike", "loss_shift", "plateau", "exploding_gradients")
+    absorbs = ("loss_spike", "loss_shift", "plateau", "exploding_gradients", "validation_blow_up", "overfitting")
 
     class Thresholds(RuleSettings):
         """When the rule fires."""

@@ -16,13 +16,49 @@ __all__ = ["ValidationBlowUp"]
 
 _NUM_BEFORE = 8
 _MIN_BEFORE = 4
+_NUM_LEARNED = 64
+_MIN_LEARNED = 4
+
+
+class _Evaluations:
+    """The recent values of one validation loss, and how far they usually are from the values before them."""
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=_NUM_BEFORE + 1)
+        self.distances: deque[float] = deque(maxlen=_NUM_LEARNED)
+        """Logarithms of the ratio of a value to the median of the values before it."""
+        self.num_values = 0
+        self.normal = 0.0
+
+    def add(self, value: float) -> None:
+        """Add an evaluation, and learn from the one before it."""
+        self.num_values += 1
+        *before, last = self.recent if self.recent else (math.nan,)
+        if len(before) >= _MIN_BEFORE:
+            normal = median(sorted(before))
+            if normal > 0 and last > 0:
+                self.distances.append(abs(math.log(last / normal)))
+        self.recent.append(value)
+
+    def usual_factor(self) -> float | None:
+        """Return the ratio to the usual level that two values in a row will not reach by chance; None if unknown.
+
+        That is a power of the largest ratio so far, so it holds for any distribution, also one with heavy tails. Of
+        few values the largest says less, and the power is higher.
+        """
+        num = len(self.distances)
+        return math.exp(min((1.5 + 8 / num) * max(self.distances), 700.0)) if num >= _MIN_LEARNED else None
 
 
 class ValidationBlowUp(Rule):
     """The validation loss has risen to a multiple of its recent level, and the next evaluation confirms it.
 
-    The level is the median of the eight evaluations before. The alert is resolved when the validation loss is back
-    halfway. A slow rise is a different fault: see `overfitting`.
+    The level is the median of the eight evaluations before. Two evaluations in a row must exceed a multiple of it, and
+    by far the largest ratio to that level that the last 64 evaluations had: a small validation set has a noisy loss
+    whose values are often several times as high. The rule is inactive until there are enough evaluations to tell.
+
+    The alert is resolved when the validation loss is back halfway; from then on such values are usual in this run. A
+    slow rise is a different fault: see `overfitting`.
     """
 
     name = "validation_blow_up"
@@ -50,13 +86,12 @@ class ValidationBlowUp(Rule):
 
     def reset(self) -> None:
         """Forget all evaluations."""
-        self._recent: dict[str, deque[float]] = {}
-        self._normal: dict[str, float] = {}
+        self._by_metric: dict[str, _Evaluations] = {}
 
     def on_change(self, change: str) -> None:
         """Start over with fresh weights."""
         if change == "restart":
-            for metric in self._recent:
+            for metric in self._by_metric:
                 self.resolve("training restarted with fresh weights", key=metric)
             self.reset()
 
@@ -64,25 +99,35 @@ class ValidationBlowUp(Rule):
         """Compare the last two evaluations with earlier ones."""
         if not math.isfinite(value):
             return
-        recent = self._recent.setdefault(metric, deque(maxlen=_NUM_BEFORE + 2))
-        recent.append(value)
+        evaluations = self._by_metric.setdefault(metric, _Evaluations())
         if self.is_open(metric):
-            normal = self._normal[metric]
+            evaluations.add(value)
+            normal = evaluations.normal
             if value < normal * (1 + 0.5 * (self.thresholds.factor - 1)):
-                recent.clear()
                 self.resolve(f"{metric} is back at {figure(value)}", key=metric)
             return
-        *before, first, second = recent if len(recent) > 1 else (math.nan, math.nan)
-        if len(before) < _MIN_BEFORE:
+        usual_factor = evaluations.usual_factor()
+        evaluations.add(value)
+        *before, first, second = evaluations.recent if len(evaluations.recent) > 1 else (math.nan, math.nan)
+        if len(before) < _MIN_BEFORE or usual_factor is None:
             return
         normal = median(sorted(before))
-        if normal <= 0 or min(first, second) < self.thresholds.factor * normal:
+        if normal <= 0:
             return
-        self._normal[metric] = normal
-        evidence = {"metric": metric, "value": value, "level_before": normal, "step": self.context.step}
+        limit = normal * max(self.thresholds.factor, usual_factor)
+        if min(first, second) < limit:
+            return
+        evaluations.normal = normal
+        evidence = {
+            "metric": metric,
+            "value": value,
+            "level_before": normal,
+            "threshold": limit,
+            "step": self.context.step,
+        }
         self.report(
             f"{metric} is {factor(value / normal)} as high as before: {figure(value)}, from {figure(normal)}",
-            f"The last two evaluations exceed {figure(self.thresholds.factor)} times the usual value.",
+            f"The last two evaluations exceed {figure(limit)}, which no usual value of this run comes near.",
             key=metric,
             evidence=evidence,
         )
