@@ -13,19 +13,22 @@ from tachograph.diagnostics._text import duration, factor
 
 __all__ = ["StepTimeChange"]
 
+_WAIT_FACTOR = 3.0
+"""How long to wait for the next change of a schedule, in steps up to the first one."""
+
 
 class StepTimeChange(Rule):
     """Steps take much longer from one step to the next, are as steady as before, and no record says why.
 
     A schedule of the batch size, the sequence length or the attention window looks like this, and so does a GPU at half
-    its clock. Evidence of a plan makes the alert an *info*: the learning rate changed at the same step, or the step
-    time climbs like stairs, with steps of equal height or at equal distances. If the batch size or sequence length is
-    recorded and changes too, nothing is reported; if it is recorded and stays the same, `throughput_regression`
-    reports the change.
+    its clock. So the alert is an *info* at first. It stays one if there is evidence of a plan: the learning rate
+    changed at the same step, or the step time climbs like stairs. It becomes a warning if no further change follows
+    for three times as many steps as there were before it. If the batch size or sequence length is recorded and changes
+    too, nothing is reported; if it is recorded and stays the same, `throughput_regression` reports the change.
     """
 
     name = "step_time_change"
-    severity = "warning"
+    severity = "info"
     meaning = (
         "Either each step does more work now (larger batches, longer sequences, unfrozen layers), or something slows "
         "down every step equally, such as a lower GPU clock."
@@ -56,19 +59,22 @@ class StepTimeChange(Rule):
         self._num_blocks = 0
         self._last: Shift | None = None
         self._lr_changed_at: int | None = None
+        self._undecided: Shift | None = None  # the change that may still turn out to be the first of several
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes; remember changes of the learning rate."""
         if change == "batch":
             self._detector.clear()
-            self._last = None
+            self._last = self._undecided = None
         elif change == "lr":
             self._lr_changed_at = self.context.step
 
     def on_block(self, stats: SignalStats) -> None:
         """Check for a clean shift."""
         shift = self._detector.add_block(stats, self.context)
-        if self.is_open():
+        if self._undecided is not None:
+            self._decide(stats, self._undecided)
+        elif self.is_open():
             self._num_blocks += 1
             if self._num_blocks >= self.thresholds.blocks_to_resolve:
                 self.resolve("the new step time is stable")
@@ -79,9 +85,23 @@ class StepTimeChange(Rule):
             or self.context.is_work_recorded
         ):
             return
-        self._num_blocks = 0
         plan = self._find_plan(shift)
         self._last = shift
+        self._undecided = None if plan else shift
+        self._report(stats, shift, f"It seems planned: {plan}." if plan else "No recorded change explains it.", plan)
+
+    def _decide(self, stats: SignalStats, shift: Shift) -> None:
+        """Check whether the first change of a schedule would have been followed by another one."""
+        level, step = stats.level or 0.0, self.context.step
+        if level < shift.before + 0.25 * (shift.after - shift.before):
+            self._undecided = None
+            self.resolve(f"steps take {duration(level)} again")
+        elif shift.step is None or step is None or step - shift.step > _WAIT_FACTOR * shift.step:
+            self._undecided = None
+            self._report(stats, shift, "No recorded change explains it, and no further one followed.", None, "warning")
+
+    def _report(self, stats: SignalStats, shift: Shift, reason: str, plan: str | None, severity: str = "info") -> None:
+        self._num_blocks = 0
         evidence = {
             "metric": stats.metric,
             "before_s": shift.before,
@@ -92,9 +112,8 @@ class StepTimeChange(Rule):
         }
         times = factor(shift.after / shift.before)
         title = f"Steps take {times} as long since step {shift.step}: {duration(shift.after)}"
-        message = f"They took {duration(shift.before)} before and are as steady as they were. "
-        message += f"It seems planned: {plan}." if plan else "No recorded change explains it."
-        self.report(title, message, severity="info" if plan else None, evidence=evidence)
+        message = f"They took {duration(shift.before)} before and are as steady as they were. {reason}"
+        self.report(title, message, severity=severity, evidence=evidence)
 
     def _find_plan(self, shift: Shift) -> str | None:
         """Return the evidence that a change was planned, if there is any."""
@@ -109,6 +128,4 @@ class StepTimeChange(Rule):
             return None
         if abs(step - 2 * last.step) <= 0.1 * last.step:
             return "the step time rose after as many steps before"
-        if 0.75 <= (shift.after - shift.before) / (last.after - last.before) <= 1.33:
-            return "the step time rose by as much before"
-        return None
+        return "the step time has risen like this before"

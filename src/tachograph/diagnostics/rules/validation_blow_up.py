@@ -20,7 +20,7 @@ _NUM_LEARNED = 64
 _MIN_LEARNED = 4
 
 
-class _Evaluations:
+class _EvaluationSpread:
     """The recent values of one validation loss, and how far they usually are from the values before them."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ValidationBlowUp(Rule):
 
     def reset(self) -> None:
         """Forget all evaluations."""
-        self._by_metric: dict[str, _Evaluations] = {}
+        self._by_metric: dict[str, _EvaluationSpread] = {}
 
     def on_change(self, change: str) -> None:
         """Start over with fresh weights."""
@@ -99,7 +99,7 @@ class ValidationBlowUp(Rule):
         """Compare the last two evaluations with earlier ones."""
         if not math.isfinite(value):
             return
-        evaluations = self._by_metric.setdefault(metric, _Evaluations())
+        evaluations = self._by_metric.setdefault(metric, _EvaluationSpread())
         if self.is_open(metric):
             evaluations.add(value)
             normal = evaluations.normal
