@@ -29,6 +29,7 @@ from tachograph.comparison import (
     TooShort,
     compare_groups,
     judge,
+    judge_losses,
     load_folders,
     measure_loss,
     measure_speed,
@@ -56,7 +57,8 @@ def _judge_loss(first: Group, second: Group, effect: float) -> str:
     curves = [run.loss for run in first]
     raised = [Points(run.loss.steps, (1 + effect) * run.loss.values) for run in second]
     found = measure_loss(curves, raised)
-    return judge(found.first, found.second, found.noise, found.margin).direction
+    result = judge_losses(found.first, found.second, found, found.margin, 0.99)
+    return "unknown" if result is None else result[0].direction
 
 
 def _draws(

@@ -62,7 +62,9 @@ def verdicts(path="report.json"):
 def test_baseline_file_replaces_the_journals(folder, tmp_path):
     for number in range(3):
         record(folder, f"base-{number}", seed=number)
-        tacho("baseline", "add", f"base-{number}")
+    tacho("baseline", "add", "base-2", "base-0", "base-1")
+    with open("baseline.json") as file:
+        assert [run["name"] for run in json.load(file)["runs"]] == ["base-2", "base-1", "base-0"]
     record(folder, "slow", seed=7, factor=1.05)
     record(folder, "worse", seed=8, level=1.03)
     record(folder, "same", seed=9)
@@ -114,6 +116,9 @@ def test_different_run_needs_a_reason(folder, tmp_path):
     before = (tmp_path / "baseline.json").read_bytes()
     record(folder, "slow", seed=5, factor=1.1)
     record(folder, "slow-2", seed=6, factor=1.1)
+    out = " ".join(tacho("baseline", "add", "base-1", "slow", "--baseline", "new.json", code=1).split())
+    assert "slower" in out
+    assert not (tmp_path / "new.json").exists()  # all or none
     out = " ".join(tacho("baseline", "add", "slow", code=1).split())
     assert "step time slower (+10" in out
     assert "--accept" in out
@@ -150,7 +155,7 @@ def test_unreadable_baseline_is_an_error(folder, tmp_path, content, expected):
     assert error is not None
     assert expected in error.get("message", "")
     if content is not None:
-        tacho("baseline", "add", "new", "--file", "foreign.json", code=1)
+        tacho("baseline", "add", "new", "--file", "foreign.json", code=1)  # the name of the option in 0.2
         assert path.read_text() == content
 
 
@@ -191,8 +196,10 @@ def test_run_that_cannot_be_judged_exits_with_3_on_request(folder, tmp_path):
         assert reason in out
         skipped = ET.parse(tmp_path / "junit.xml").find("testsuite/testcase[@name='step_time']/skipped")
         assert skipped is not None
-    # One run each does not prove that they are equal, but it is judged.
-    assert "not enough evidence" in tacho("check", "same", "--against", "base", "--require-evidence")
+    # One run each does not prove that they are equally fast, but it is judged; losses of one run each are not.
+    tacho("check", "same", "--against", "base", "--require-evidence", code=3)
+    out = tacho("check", "same", "--against", "base", "--require-evidence", "--seed-spread", "0.5")
+    assert "not enough evidence" in out
     out = tacho("check", "same", "--against", "base", "--metrics", "val_loss", "--require-evidence", code=3)
     assert "val_loss: the runs do not have it" in out
 

@@ -30,7 +30,8 @@ def run_compare(logs, *arguments, code=0):
 
 
 def test_two_runs(logs):
-    output = run_compare(logs, "old-0", "new-0")
+    output = run_compare(logs, "new-0", "old-0")
+    assert output.startswith("new-0 judged against old-0: one run each\n")
     assert "slower" in output
     assert "config" in output
     assert "0.002" in output
@@ -45,6 +46,58 @@ def test_a_run_with_itself_is_identical(logs):
     assert not any(metric["verdict"] in {"slower", "worse", "more"} for metric in found["metrics"])
 
 
+def test_every_form_judges_the_runs_named_first(logs):
+    for arguments in (
+        ("new-0", "old-0"),
+        ("new-0", "--against", "old-0"),
+        ("new-0", "old-0", "--group", "config.lr"),
+    ):
+        found = json.loads(run_compare(logs, *arguments, "--json"))
+        assert (found["direction"], found["metrics"][0]["verdict"]) == ("new-0 judged against old-0", "slower")
+    found = json.loads(run_compare(logs, "old-0", "new-0", "--json"))
+    assert (found["direction"], found["metrics"][0]["verdict"]) == ("old-0 judged against new-0", "faster")
+    assert found["warnings"] == ["'old-0' is judged because it is named first, but started before 'new-0'"]
+
+
+def test_fail_on(logs):
+    for pair, words, code in [
+        (("new-0", "old-0"), "worse", 1),
+        (("new-0", "old-0"), "more,slower", 1),
+        (("new-0", "old-0"), "more", 0),
+        (("new-0", "old-0"), "worse-loss", 0),
+        (("old-0", "new-0"), "worse", 0),
+        (("old-0", "new-0"), "different", 1),
+        (("old-0", "old-1"), "different", 0),
+        (("old-0", "old-1"), "unknown", 3),
+        (("old-0", "nosuch"), "worse", 2),
+        (("new-0", "old-0"), "nosuch", 2),
+    ]:
+        run_compare(logs, *pair, "--fail-on", words, "--json", code=code)
+
+
+def test_one_cause_is_printed_once(logs, tmp_path):
+    for name, start in {"a": {}, "b": {"world_size": 2, "config": {"dataset": "x"}}}.items():
+        write_run(tmp_path, name, start=start, step={"val_loss": 2.0})
+    write_run(tmp_path, "failed", status="failed", start={"config": {"dataset": "x"}})
+    output = " ".join(run_compare(tmp_path, "b", "a").split())
+    for cause in ("world sizes", "config.dataset", "no readings of other ranks"):
+        assert output.count(cause) == 1, cause
+    assert run_compare(tmp_path, "failed", "a").count("'failed' failed") == 1
+    assert run_compare(logs, "old-1", "old-0").count("--seed-spread") <= 1
+
+
+def test_spread_between_seeds_can_be_stated(tmp_path):
+    for number, level in enumerate((1.0, 1.02)):
+        write_run(tmp_path, f"run-{number}", seed=number, level=level)
+    for arguments, verdict in (
+        ((), "unknown"),
+        (("--seed-spread", "0.3"), "worse"),
+        (("--seed-spread", "3"), "unknown"),
+    ):
+        metrics = json.loads(run_compare(tmp_path, "run-1", "run-0", *arguments, "--json"))["metrics"]
+        assert [each["verdict"] for each in metrics if each["name"] == "train_loss"] == [verdict]
+
+
 def test_groups_of_repeats(logs):
     arguments = ("new-0", "new-1", "new-2", "--against", "old-0", "old-1", "old-2")
     found = json.loads(run_compare(logs, *arguments, "--json"))
@@ -52,20 +105,20 @@ def test_groups_of_repeats(logs):
     assert (speed["verdict"], speed["runs_a"], speed["runs_b"]) == ("slower", 3, 3)
     assert speed["low"] > 0.03
     assert found["a"]["runs"] == ["old-0", "old-1", "old-2"]
-    grouped = json.loads(run_compare(logs, "old-0", *arguments[:3], "old-1", "--group", "config.lr", "--json"))
+    grouped = json.loads(run_compare(logs, *arguments[:3], "old-0", "old-1", "--group", "config.lr", "--json"))
     assert (grouped["a"]["runs"], len(grouped["b"]["runs"])) == (["old-0", "old-1"], 3)
 
 
-def test_several_runs_are_judged_against_the_first(logs):
+def test_the_first_of_several_runs_is_judged_against_each_other(logs):
     found = json.loads(run_compare(logs, "old-0", "old-1", "new-0", "--json"))
-    assert [report["metrics"][0]["verdict"] for report in found["comparisons"]] == ["unknown", "slower"]
+    assert [report["metrics"][0]["verdict"] for report in found["comparisons"]] == ["unknown", "faster"]
     output = run_compare(logs, "old-0", "old-1", "new-0")
-    assert output.count("compared with old-0") == 2
+    assert output.count("old-0 judged against") == 2
 
 
 def test_markdown_is_one_comment(logs):
-    output = run_compare(logs, "old-0", "new-0", "--markdown")
-    assert output.startswith(MARKER)
+    output = run_compare(logs, "new-0", "old-0", "--markdown")
+    assert output.startswith(f"{MARKER}\n\nnew-0 judged against old-0")
     assert "🔴 slower" in output
     assert output.count("<details>") == output.count("</details>") == 1
 
@@ -122,5 +175,5 @@ def test_noise_is_learned_from_runs_with_the_same_tag(tmp_path):
         write_run(tmp_path, f"night-{number}", seed=number, start=start)
     write_run(tmp_path, "other", seed=20)
     write_run(tmp_path, "new", seed=30, factor=1.02, start=start)
-    speed = json.loads(run_compare(tmp_path, "night-6", "new", "--json"))["metrics"][0]
+    speed = json.loads(run_compare(tmp_path, "new", "night-6", "--json"))["metrics"][0]
     assert (speed["verdict"], speed["noise_source"]) == ("slower", "6 earlier runs")

@@ -227,7 +227,7 @@ def test_repeats_of_one_training_count_once_for_its_loss():
     ]
     arms = ArmCommand("off", "a"), ArmCommand("on", "b")
     loss = report_pairs(pairs, arms, is_repeated=True).metric("train_loss")
-    assert (loss.runs_a, loss.runs_b, loss.noise_source) == (1, 1, "assumed: same batches")
+    assert (loss.runs_a, loss.runs_b, loss.verdict) == (1, 1, "unknown")
     same = [(pair[0], ArmRun(make_run(f"x{number}", loss=curves[0]), 100.0)) for number, pair in enumerate(pairs)]
     assert report_pairs(same, arms, is_repeated=True).metric("train_loss").verdict == "identical"
 

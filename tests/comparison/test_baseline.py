@@ -49,7 +49,7 @@ def test_verdicts_are_those_of_the_journals(baseline, num_steps, factor, level):
 def test_other_batches_are_recognised(baseline):
     found = compare_groups(baseline.evidence(), [run("new", 9, batches=5)]).metric("train_loss")
     assert found is not None
-    assert "different order" in found.noise_source
+    assert found.noise > 0.01  # three seeds against one, of another order of the data
 
 
 def test_accepted_run_with_other_batches_is_the_new_reference(baseline):
@@ -57,7 +57,8 @@ def test_accepted_run_with_other_batches_is_the_new_reference(baseline):
     assert baseline.add(run("new-2", 10, batches=5, level=1.2)) == []
     found = compare_groups(baseline.evidence(), [run("new-3", 11, batches=5, level=1.2)]).metric("train_loss")
     assert found is not None
-    assert (found.runs_a, found.noise_source) == (2, "assumed: same batches")
+    assert found.runs_a == 2
+    assert found.noise < 0.004  # the batches are recognised as the same
     assert not found.is_different
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tachograph.comparison import Noise, judge, student_quantile
+from tachograph.comparison._spread import measure_spread
 
 ASSUMED = Noise(0.005, "assumed")
 
@@ -54,6 +55,38 @@ def test_too_little_evidence_names_the_runs_that_would_settle_it():
 def test_no_difference_is_not_equality():
     assert judge([0.0], [0.0], Noise(0.05, ""), 0.01).direction == "unknown"
     assert judge([0.0] * 5, [0.0] * 5, ASSUMED, 0.01).direction == "equal"
+
+
+def test_groups_without_assumed_noise_are_judged_by_their_own_spread():
+    own = Noise(0.0, "", 0.0)
+    found = judge([0.0, 0.001, -0.001], [0.02, 0.021, 0.019], own, 0.01)
+    assert found.direction == "higher"
+    half = 4.6040948713 * 0.001 * math.sqrt(2 / 3)  # Welch's test with four degrees of freedom
+    assert (found.low, found.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
+    # Only the spread of the first group is known.
+    half = 9.9248432009 * 0.001 * math.sqrt(4 / 3)
+    assert judge([0.0, 0.001, -0.001], [0.02], own, 0.01).high == pytest.approx(0.02 + half)
+    assert judge([0.0, 0.01, -0.01], [0.02, 0.01, 0.03], own, 0.01).direction == "unknown"
+    # All values were rounded to the same one.
+    rounded = Noise(0.0, "", 0.0, resolution=0.01)
+    assert judge([0.0] * 3, [0.02] * 3, rounded, 0.01).direction == "unknown"
+
+
+def test_difference_that_may_exceed_the_margin_is_not_equal():
+    assert judge([0.0] * 3, [0.009] * 3, Noise(0.002, "", 20), 0.01).direction == "unknown"
+
+
+def test_few_runs_far_off_do_not_hide_a_difference():
+    usual = [0.001 * number for number in (-2, -1, 0, 0, 1, 2, 1, -1)]
+    spread = measure_spread([*usual, 0.1, 0.11])
+    assert (spread.num_runs, spread.max_deviation) == (8, pytest.approx(0.11, abs=0.001))
+    assert spread.mean == pytest.approx(0.0, abs=0.001)
+    assert measure_spread([0.0, 0.0, 0.1, 0.1]).num_runs == 4  # too few to tell which ones are usual
+    found = judge([*usual, 0.1, 0.1], [0.18], ASSUMED, 0.01)
+    assert found.direction == "higher"
+    assert judge([*usual, 0.1, 0.1], [0.1], ASSUMED, 0.01).direction == "unknown"
+    random = np.random.default_rng(1)
+    assert sum(measure_spread(random.normal(size=10).tolist()).max_deviation > 0 for _ in range(500)) <= 5
 
 
 def test_certain_difference_below_the_margin_is_equal():

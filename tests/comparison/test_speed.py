@@ -57,6 +57,9 @@ def test_slow_from_a_step_on():
     assert metric.verdict == "slower"
     assert metric.onset_step == pytest.approx(600, abs=50)
     assert "from step" in metric.notes[0]
+    slow_early = np.where(np.arange(1_000) < 98, 1.0, 1.1)
+    metric = judged([make_run("a")], [make_run("b", seed=1, factor=slow_early)])
+    assert metric.onset_step == pytest.approx(98, abs=10)
 
 
 def test_stalls_are_told_apart_from_the_typical_step():
@@ -101,6 +104,24 @@ def test_noise_is_learned_from_earlier_runs():
     metric = judged([make_run("a")], [make_run("b", seed=1, factor=1.02)], earlier=earlier)
     assert metric.verdict == "slower"
     assert metric.noise_source == "8 earlier runs"
+
+
+def test_earlier_runs_that_were_slow_do_not_hide_the_next_slow_run():
+    def earlier(slow):
+        return [
+            make_run(f"e{number}", seed=50 + number, started=float(number), factor=1.1 if number in slow else 1.0)
+            for number in range(10)
+        ]
+
+    for slow in ({3, 7}, {8, 9}, {0}, {2, 5, 8}, {6, 7, 8, 9}):
+        for factor, verdict in ((1.0, {"unknown", "equal"}), (1.2, {"slower"})):
+            metric = judged([make_run("a")], [make_run("b", seed=1, factor=factor)], earlier=earlier(slow))
+            assert metric.verdict in verdict, (slow, factor)
+            assert metric.noise < 0.005
+    # Single runs were 10 % off, so one more is no evidence; runs that became slower for good are.
+    assert judged([make_run("a")], [make_run("b", factor=1.1)], earlier=earlier({3, 7})).verdict == "unknown"
+    metric = judged([make_run("a")], [make_run("b", factor=1.1)], earlier=earlier({6, 7, 8, 9}))
+    assert metric.verdict == "slower"
 
 
 def test_different_machines_are_assumed_to_be_noisier():

@@ -48,7 +48,7 @@ def test_noise_is_learned_as_the_command_does(logs, client):
     assert (speed["verdict"], speed["noise_source"]) == ("slower", "7 earlier runs")
     assert "step time 0.0" in page["noise"]
     assert "(7 earlier runs)" in page["noise"]
-    arguments = ["compare", "--log-dir", str(logs), "night-6", "new", "later", "--json"]
+    arguments = ["compare", "--log-dir", str(logs), "new", "night-6", "later", "--json"]
     printed = json.loads(CliRunner().invoke(main, arguments).output)["comparisons"][0]
     assert printed == page["report"]
 

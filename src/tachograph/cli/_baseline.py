@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tachograph.cli._compare import load_runs
 from tachograph.cli._format import add_row, json_text, new_console, new_table, number, plural, safe
-from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._terminal import echo
 
 if TYPE_CHECKING:
@@ -23,15 +23,36 @@ if TYPE_CHECKING:
 __all__ = ["baseline"]
 
 
+_OLD_PATH = "tachograph.baseline_file"
+
+
 def _file_option(command: Command) -> Command:
-    return click.option(
-        "--file",
+    """Add `--baseline`, and `--file`, its name in 0.2, which is going to be removed."""
+    option = click.option(
+        "--baseline",
         "path",
+        metavar="FILE",
         default="baseline.json",
         show_default=True,
         type=click.Path(dir_okay=False),
+        callback=lambda context, _parameter, value: context.meta.get(_OLD_PATH, value),
         help="The baseline file.",
-    )(command)
+    )
+    old_option = click.option(
+        "--file",
+        hidden=True,
+        is_eager=True,
+        expose_value=False,
+        type=click.Path(dir_okay=False),
+        callback=_remember_old_path,
+    )
+    return option(old_option(command))
+
+
+def _remember_old_path(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta[_OLD_PATH] = value
+        echo("warning: --file is now --baseline; the next version no longer accepts --file", err=True)
 
 
 @click.group()
@@ -40,7 +61,7 @@ def baseline() -> None:
 
 
 @baseline.command()
-@run_argument
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run, callback=resolve_run)
 @_file_option
 @click.option(
     "--drop-older",
@@ -52,26 +73,28 @@ def baseline() -> None:
     help="Keep only the N newest runs in the file.",
 )
 @click.option(
-    "--accept", metavar="REASON", help="Add the run although it differs; later checks ignore the runs before it."
+    "--accept", metavar="REASON", help="Add a run although it differs; later checks ignore the runs before it."
 )
 @log_dir_option
-def add(run: str, path: str, max_runs: int, accept: str | None, log_dir: str) -> None:
-    """Add a run to the baseline, and create the file if it does not exist.
+def add(runs: tuple[str, ...], path: str, max_runs: int, accept: str | None, log_dir: str) -> None:
+    """Add runs to the baseline, and create the file if it does not exist.
 
-    A run that failed or differs from the baseline is rejected, unless you give the reason with --accept. The reason is
-    stored in the file.
+    Several runs are added in the order in which they started, all or none. A run that failed or differs from the
+    baseline is rejected, unless you give the reason with --accept. The reason is stored in the file.
     """
     from tachograph.comparison import Baseline, load_baseline, save_baseline
 
     if accept is not None and not accept.strip():
         raise click.UsageError("--accept needs a reason")
     stored_baseline = load_baseline(path) if os.path.lexists(path) else Baseline()
-    [evidence] = load_runs([run], log_dir)
-    uncomparable = stored_baseline.add(evidence, accepted=accept, max_runs=max_runs)
+    sorted_runs = sorted(load_runs(runs, log_dir), key=lambda run: run.started)
+    uncomparable = [
+        (run.name, line) for run in sorted_runs for line in stored_baseline.add(run, accepted=accept, max_runs=max_runs)
+    ]
     save_baseline(path, stored_baseline)
-    echo(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, the newest is {safe(evidence.name)}")
-    for line in uncomparable:
-        echo(f"warning: not enough to compare the {safe(line)}", err=True)
+    echo(f"{safe(path)}: {plural(len(stored_baseline.runs), 'run')}, the newest is {safe(sorted_runs[-1].name)}")
+    for name, line in uncomparable:
+        echo(f"warning: {safe(name)}: not enough to compare the {safe(line)}", err=True)
 
 
 @baseline.command()

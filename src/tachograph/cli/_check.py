@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from rich.text import Text
 
-from tachograph.cli._compare import load_runs, print_report, write_file
+from tachograph.cli._compare import InputError, load_runs, print_report, seed_spread_option, write_file
 from tachograph.cli._format import json_text, new_console, plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.exceptions import TachographError
@@ -23,12 +23,6 @@ __all__ = ["check"]
 _MAX_BASELINE = 20
 _MAX_HISTORY = 60
 _STYLES = {"passed": "bold green", "regressed": "bold red", "unjudged": "bold yellow"}
-
-
-class _InputError(click.ClickException):
-    """Something cannot be read or written; 1 would mean that the run is worse."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -53,6 +47,7 @@ class _InputError(click.ClickException):
     is_flag=True,
     help="Also find the run at which speed, memory or loss changed, among runs with the same perf_tag.",
 )
+@seed_spread_option
 @click.option("--require-evidence", is_flag=True, help="Exit with 3 if the run cannot be judged.")
 @click.option("--junit", metavar="FILE", type=click.Path(dir_okay=False), help="Write a JUnit file.")
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report as JSON.")
@@ -64,6 +59,7 @@ def check(
     against: tuple[str, ...],
     metrics: tuple[str, ...],
     history: bool,
+    seed_spread: float | None,
     require_evidence: bool,
     junit: str | None,
     json_file: str | None,
@@ -74,14 +70,21 @@ def check(
 
     Exits with 0 if nothing is certainly worse, with 1 if something is or the run failed, and with 2 if the run or the
     baseline cannot be read. With --require-evidence, exits with 3 if there is too little evidence: the run is too
-    short or not comparable, or there is nothing to compare with.
+    short or not comparable, there is nothing to compare with, or only one run for a loss.
     """
     if baseline is not None and against:
         raise click.UsageError("--baseline and --against cannot be combined")
     names = _metric_names(metrics)
     try:
         result, source = _check(
-            run, baseline, against, names, log_dir, history=history, requires_evidence=require_evidence
+            run,
+            baseline,
+            against,
+            names,
+            log_dir,
+            history=history,
+            seed_spread=seed_spread,
+            requires_evidence=require_evidence,
         )
     except (TachographError, OSError) as error:
         message = str(getattr(error, "strerror", None) or error)
@@ -89,7 +92,7 @@ def check(
             from tachograph.comparison import junit_error
 
             _write(junit, junit_error(run, message).decode())
-        raise _InputError(message) from error
+        raise InputError(message) from error
     _print(result, source)
     _write_reports(result, junit, json_file, markdown)
     raise SystemExit(result.exit_code)
@@ -117,6 +120,7 @@ def _check(
     log_dir: str,
     *,
     history: bool,
+    seed_spread: float | None,
     requires_evidence: bool,
 ) -> tuple[CheckResult, str]:
     """Return the result, and a description of the runs that the run was compared with."""
@@ -140,7 +144,13 @@ def _check(
     if history:
         changes = judge_history([*earlier, evidence], metrics or GATED_METRICS, margins)
     result = check_run(
-        evidence, others, metrics=metrics or None, margins=margins, history=changes, requires_evidence=requires_evidence
+        evidence,
+        others,
+        metrics=metrics or None,
+        margins=margins,
+        history=changes,
+        seed_spread=seed_spread,
+        requires_evidence=requires_evidence,
     )
     if evidence.state in {"running", "stale"}:
         result.warnings.append(f"{evidence.name!r} has not ended; it was judged by its steps so far")
@@ -178,7 +188,10 @@ def _print(result: CheckResult, source: str) -> None:
     console = new_console()
     console.print(Text(f"Compared with {source}.", style="dim"))
     if result.report.metrics:
-        print_report(console, result.report)
+        print_report(console, result.report, with_headline=False)
+        for line in result.report.first:
+            if line not in result.reasons:
+                console.print(Text(safe(line, 300), style="bold red"))
     history = result.history
     if history is not None:
         console.print(Text(f"History of {plural(history.num_runs, 'run')}:", style="bold"))
@@ -208,4 +221,4 @@ def _write(path: str, text: str) -> None:
     try:
         write_file(path, text)
     except click.ClickException as error:
-        raise _InputError(error.message) from error
+        raise InputError(error.message) from error

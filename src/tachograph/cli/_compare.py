@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import rich_click as click
@@ -18,6 +18,7 @@ from tachograph.cli._format import add_row, json_text, new_console, new_table, s
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
 from tachograph.cli._terminal import echo
+from tachograph.exceptions import TachographError
 from tachograph.reader import find_readable_run
 
 if TYPE_CHECKING:
@@ -25,10 +26,19 @@ if TYPE_CHECKING:
 
     Pair = tuple[list[RunEvidence], list[RunEvidence]]
 
-__all__ = ["compare", "load_runs", "print_report", "write_file"]
+__all__ = ["InputError", "compare", "load_runs", "print_report", "seed_spread_option", "write_file"]
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
+_FAILURES = ("worse", "slower", "more", "worse-loss", "different", "unknown")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class InputError(click.ClickException):
+    """Something cannot be read or written; 1 would mean that a run is worse."""
+
+    exit_code = 2
 
 
 class _CompareCommand(click.RichCommand):
@@ -56,6 +66,25 @@ def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
         yield option
 
 
+def seed_spread_option(command: Command) -> Command:
+    """Add `--seed-spread`, as a share."""
+    return click.option(
+        "--seed-spread",
+        metavar="PERCENT",
+        type=click.FloatRange(min=0, min_open=True, max=100),
+        callback=lambda _context, _parameter, value: None if value is None else value / 100,
+        help="State how much final losses of runs differ that differ only in their seed: the standard deviation in "
+        "percent. Without it, the runs themselves and earlier runs with the same config show it.",
+    )(command)
+
+
+def _parse_failures(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    words = [word.strip() for value in values for word in value.split(",")]
+    if unknown := [word for word in words if word not in _FAILURES]:
+        raise click.BadParameter(f"{', '.join(map(repr, unknown))} is none of {', '.join(_FAILURES)}")
+    return words
+
+
 @click.command(cls=_CompareCommand)
 @click.argument("runs", metavar="RUN...", nargs=-1, shell_complete=complete_run, callback=resolve_run)
 @click.option(
@@ -64,7 +93,7 @@ def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
     multiple=True,
     shell_complete=complete_run,
     callback=resolve_run,
-    help="Group of repeated runs to compare with; the runs before this option are the other group.",
+    help="Group of repeated runs to compare with; the runs before this option are judged.",
 )
 @click.option(
     "--group",
@@ -72,6 +101,15 @@ def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
     help="Put runs with the same value of this field, such as config.lr, into one group, and compare the groups.",
 )
 @where_option
+@seed_spread_option
+@click.option(
+    "--fail-on",
+    metavar="VERDICTS",
+    multiple=True,
+    callback=_parse_failures,
+    help="Exit with 1 on one of these, separated by commas: worse (slower, more GPU memory, a worse loss or a failed "
+    "run), slower, more, worse-loss, different (also if better); or with 3 on unknown (a quantity has no verdict).",
+)
 @log_dir_option
 @json_option
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
@@ -81,27 +119,31 @@ def compare(
     against: tuple[str, ...],
     group: str | None,
     where: str | None,
+    seed_spread: float | None,
+    fail_on: list[str],
     log_dir: str,
     as_json: bool,
     as_markdown: bool,
     html_file: str | None,
 ) -> None:
-    """Judge whether runs differ in speed, memory and loss.
+    """Judge whether a run differs from others in speed, memory and loss.
 
-    Compares every other run with the first one. If you repeated runs, for example with other seeds, compare them as
-    groups with --against or --group, which detects smaller differences:
+    The run named first is judged against each of the others, so name the new run first: tacho compare new old. If you
+    repeated runs, for example with other seeds, compare them as groups with --against or --group, which detects
+    smaller differences, and is needed for verdicts on losses:
 
     tacho compare new-1 new-2 new-3 --against old-1 old-2 old-3
-    """
-    pairs = _make_pairs(runs, against, group, where, log_dir)
-    from tachograph.comparison import compare_groups, html_report, markdown_report
 
-    similar = _similar_runs(pairs, log_dir)
-    reports = [
-        compare_groups(first, second, earlier=earlier) for (first, second), earlier in zip(pairs, similar, strict=True)
-    ]
-    if html_file is not None:
-        write_file(html_file, html_report(reports, pairs))
+    With --fail-on, exits with 2 if a run cannot be read.
+    """
+    try:
+        reports = _compare(runs, against, group, where, log_dir, seed_spread, html_file)
+    except (TachographError, OSError) as error:
+        if not fail_on:
+            raise
+        raise InputError(str(getattr(error, "strerror", None) or error)) from error
+    from tachograph.comparison import markdown_report
+
     if as_json:
         comparisons = [msgspec.to_builtins(report) for report in reports]
         echo(json_text(comparisons[0] if len(comparisons) == 1 else {"schema": 1, "comparisons": comparisons}))
@@ -112,13 +154,61 @@ def compare(
         for report in reports:
             print_report(console, report, is_brief=len(reports) > 1)
         if len(reports) > 1:
-            console.print(Text(f"Compare two of them for details: tacho compare {safe(reports[0].a.runs[0])} OTHER"))
+            console.print(Text(f"Compare two of them for details: tacho compare {safe(reports[0].b.runs[0])} OTHER"))
+    raise SystemExit(_exit_code(reports, fail_on))
+
+
+def _exit_code(reports: Sequence[ComparisonReport], fail_on: Sequence[str]) -> int:
+    from tachograph.comparison import GATED_METRICS
+
+    metrics = [metric for report in reports for metric in report.metrics if metric.name in GATED_METRICS]
+    has_failed = any(report.has_failed for report in reports)
+    verdicts = {metric.verdict for metric in metrics}
+    is_worse = has_failed or any(metric.is_regression for metric in metrics)
+    outcomes = {
+        "worse": is_worse,
+        "slower": "slower" in verdicts,
+        "more": "more" in verdicts,
+        "worse-loss": "worse" in verdicts,
+        "different": is_worse or any(metric.is_different for metric in metrics),
+    }
+    if any(outcomes.get(word) for word in fail_on):
+        return 1
+    return 3 if "unknown" in fail_on and not all(metric.is_settled for metric in metrics) else 0
+
+
+def _compare(
+    runs: Sequence[str],
+    against: Sequence[str],
+    group: str | None,
+    where: str | None,
+    log_dir: str,
+    seed_spread: float | None,
+    html_file: str | None,
+) -> list[ComparisonReport]:
+    pairs = _make_pairs(runs, against, group, where, log_dir)
+    from tachograph.comparison import compare_groups, html_report
+
+    similar = _similar_runs(pairs, log_dir)
+    reports = [
+        compare_groups(first, second, earlier=earlier, seed_spread=seed_spread)
+        for (first, second), earlier in zip(pairs, similar, strict=True)
+    ]
+    if not against and group is None:
+        for ([reference], [judged]), report in zip(pairs, reports, strict=True):
+            if judged.started < reference.started:
+                report.warnings.append(
+                    f"{judged.name!r} is judged because it is named first, but started before {reference.name!r}"
+                )
+    if html_file is not None:
+        write_file(html_file, html_report(reports, pairs))
+    return reports
 
 
 def _make_pairs(
     runs: Sequence[str], against: Sequence[str], group: str | None, where: str | None, log_dir: str
 ) -> list[Pair]:
-    """Return the two groups of runs of each comparison."""
+    """Return the two groups of runs of each comparison: those to compare with, and those to judge."""
     if against:
         if group is not None or where is not None:
             raise click.UsageError("--against names both groups; it cannot be combined with --group or --where")
@@ -131,11 +221,11 @@ def _make_pairs(
     if where is not None and runs:
         raise click.UsageError("name the runs, or select them with --where EXPR")
     if len(names) < 2:
-        raise click.UsageError("name at least two runs: the one to compare with, then those to judge")
+        raise click.UsageError("name at least two runs: the one to judge, then those to compare with")
     if len(names) > _MAX_COMPARISONS:
         raise click.UsageError(f"{len(names)} runs; compare at most {_MAX_COMPARISONS} at once, or use --group FIELD")
-    first, *others = load_runs(names, log_dir)
-    return [([first], [other]) for other in others]
+    judged, *others = load_runs(names, log_dir)
+    return [([other], [judged]) for other in others]
 
 
 def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: str) -> list[Pair]:
@@ -159,22 +249,28 @@ def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: 
     if len(groups) > _MAX_COMPARISONS:
         raise click.ClickException(f"{field!r} has {len(groups)} values; group by a field with fewer")
     members = [load_runs(run_group.runs, log_dir) for run_group in groups]
-    return [(members[0], other) for other in members[1:]]
+    return [(other, members[0]) for other in members[1:]]
 
 
 def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[list[RunEvidence]]:
-    """Return, for each comparison, other runs that should be as fast: they show the spread between runs."""
+    """Return, for each comparison, earlier runs like these: they show the spread between runs."""
     from tachograph.catalog import Catalog
-    from tachograph.comparison import load_clocks, similar_rows
+    from tachograph.comparison import load_earlier_folders, similar_rows
 
     if not Path(log_dir).is_dir():
         return [[] for _ in pairs]
     catalog = Catalog(log_dir)
     rows_by_pair = [similar_rows(catalog, [*first, *second]) for first, second in pairs]
-    folders = {str(row.folder.path): row.folder for rows in rows_by_pair for row in rows}
-    runs_by_path = dict(zip(folders, load_clocks(folders.values()), strict=True))
-    loaded_runs = [[runs_by_path[str(row.folder.path)] for row in rows] for rows in rows_by_pair]
-    return [[run for run in runs if run is not None] for runs in loaded_runs]
+    folders = {str(each.row.folder.path): each.row.folder for rows in rows_by_pair for each in rows}
+    runs_by_path = dict(zip(folders, load_earlier_folders(folders.values()), strict=True))
+    return [
+        [
+            run if each.is_as_fast else run.without_clock()
+            for each in rows
+            if (run := runs_by_path[str(each.row.folder.path)]) is not None
+        ]
+        for rows in rows_by_pair
+    ]
 
 
 def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
@@ -199,14 +295,15 @@ def write_file(path: str, text: str) -> None:
         raise click.ClickException(f"cannot write {safe(path)}: {error.strerror or error}") from error
 
 
-def print_report(console: Console, report: ComparisonReport, *, is_brief: bool = False) -> None:
+def print_report(
+    console: Console, report: ComparisonReport, *, is_brief: bool = False, with_headline: bool = True
+) -> None:
     """Print a comparison; a brief one has only the headline and the quantities with a verdict."""
-    from tachograph.comparison import change_texts, group_name, noise_line, runs_text, verdict_rows
+    from tachograph.comparison import lines_before_headline, noise_line, runs_text, verdict_rows
 
-    names = [safe(group_name(group.runs, group.name), 60) for group in (report.a, report.b)]
-    console.print(Text(f"{names[1]} compared with {names[0]}: {runs_text(report)}", style="dim"))
+    console.print(Text(f"{safe(report.direction, 300)}: {runs_text(report)}"))
     rows = [row for row in verdict_rows(report) if row.sign or not is_brief]
-    sides = names if report.a.name else ["before", "after"]
+    sides = [safe(group.name, 60) for group in (report.a, report.b)] if report.a.name else ["before", "after"]
     table = new_table("", *sides, "difference", "verdict", right=set(sides), wraps={"verdict"})
     table.columns[0].min_width = max(len(row.title) for row in rows)
     table.columns[-1].min_width = 13  # else a narrow terminal hides it
@@ -216,17 +313,20 @@ def print_report(console: Console, report: ComparisonReport, *, is_brief: bool =
     console.print(table)
     if not is_brief:
         notes = [noise_line(report), *(f"{row.title}: {note}" for row in rows for note in row.notes)]
-        _print_details(console, report, notes, change_texts)
-    for line in report.first:
-        console.print(Text(safe(line, 300), style="bold red"))
-    console.print(Text(safe(report.headline, 500), style="bold"), Text())
+        _print_details(console, report, notes)
+    if with_headline:
+        for line in lines_before_headline(report):
+            console.print(Text(safe(line, 300), style="bold red"))
+        console.print(Text(safe(report.headline, 500), style="bold"), Text())
 
 
-def _print_details(console: Console, report: ComparisonReport, notes: list[str], texts: Any) -> None:
+def _print_details(console: Console, report: ComparisonReport, notes: list[str]) -> None:
+    from tachograph.comparison import change_texts
+
     if report.config_diff:
         table = new_table("config", "before", "after", wraps={"before", "after"})
         for change in report.config_diff:
-            add_row(table, safe(change.name, 80), *(safe(text) for text in texts(change)))
+            add_row(table, safe(change.name, 80), *(safe(text) for text in change_texts(change)))
         console.print(Text(), table)
         if report.num_more_changes:
             console.print(Text(f"{report.num_more_changes} more keys differ: tacho diff shows all", style="dim"))

@@ -9,25 +9,39 @@ from tachograph.comparison._baseline import (
     load_baseline,
     save_baseline,
 )
+from tachograph.comparison._changes import find_changes
 from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._earlier import earlier_rows, similar_rows
 from tachograph.comparison._equal_weights import EqualWeightsLevel, add_equal_weights, judge_equal_weights
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 from tachograph.comparison._gate import CHECKED_METRICS, CheckResult, check_run, junit_error, junit_report
-from tachograph.comparison._history import HistoryChange, HistoryReport, find_changes, judge_history
+from tachograph.comparison._history import HistoryChange, HistoryReport, judge_history
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._load import load_clock, load_clocks, load_evidence, load_folder, load_folders
-from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
+from tachograph.comparison._load import (
+    load_earlier,
+    load_earlier_folders,
+    load_evidence,
+    load_folder,
+    load_folders,
+)
+from tachograph.comparison._loss import agree, have_same_batches, judge_losses, measure_final, measure_loss
 from tachograph.comparison._markdown import MARKER, markdown_report
-from tachograph.comparison._report import GATED_METRICS, ComparedGroup, ComparisonReport, MetricVerdict, Verdict
+from tachograph.comparison._report import (
+    GATED_METRICS,
+    ComparedGroup,
+    ComparisonReport,
+    MetricVerdict,
+    Verdict,
+    group_name,
+)
 from tachograph.comparison._speed import TooShort, measure_speed
 from tachograph.comparison._student import student_quantile
 from tachograph.comparison._words import (
     VerdictRow,
     change_texts,
-    group_name,
+    lines_before_headline,
     noise_line,
     runs_text,
     verdict_rows,
@@ -78,11 +92,13 @@ __all__ = [
     "judge_differences",
     "judge_equal_weights",
     "judge_history",
+    "judge_losses",
     "junit_error",
     "junit_report",
+    "lines_before_headline",
     "load_baseline",
-    "load_clock",
-    "load_clocks",
+    "load_earlier",
+    "load_earlier_folders",
     "load_evidence",
     "load_folder",
     "load_folders",

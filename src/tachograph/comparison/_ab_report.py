@@ -194,6 +194,7 @@ def report_pairs(
     assumption = "speed is judged by the differences between neighbours, so slow changes of the machine cancel"
     return msgspec.structs.replace(
         report,
+        direction="",
         a=msgspec.structs.replace(report.a, name=arms[0].name),
         b=msgspec.structs.replace(report.b, name=arms[1].name),
         metrics=metrics,

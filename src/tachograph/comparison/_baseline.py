@@ -245,7 +245,7 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
         data = read_small(real_path, _MAX_READ_BYTES)
     except FileNotFoundError as error:
         raise BaselineError(
-            f"there is no baseline file {os.fspath(path)!r}; make one with tacho baseline add RUN --file FILE"
+            f"there is no baseline file {os.fspath(path)!r}; make one with tacho baseline add RUN --baseline FILE"
         ) from error
     except OSError as error:
         raise BaselineError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error

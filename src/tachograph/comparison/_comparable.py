@@ -103,7 +103,7 @@ def check_comparable(
         ]
         refusal = f"different {_join(reasons)}" if reasons else None
     loss_reasons = _config_names([change.name for change in changes if not _is_same_place(change)], _is_about_loss)
-    warnings = _warnings(first, second, has_other_tags=has_other_tags)
+    warnings = _warnings(first, second)
     return Comparability(
         min(common) if common else None,
         has_other_tags,
@@ -210,13 +210,8 @@ def _join(reasons: Sequence[str]) -> str:
     return ", ".join(reasons[:4]) + (f" and {len(reasons) - 4} more" if len(reasons) > 4 else "")
 
 
-def _warnings(first: Sequence[RunEvidence], second: Sequence[RunEvidence], *, has_other_tags: bool) -> list[str]:
+def _warnings(first: Sequence[RunEvidence], second: Sequence[RunEvidence]) -> list[str]:
     warnings = []
-    if has_other_tags:
-        tags = [", ".join(sorted({tag for run in runs for tag in run.perf_tags})) for runs in (first, second)]
-        warnings.append(
-            f"the runs have different perf tags ({tags[0]} and {tags[1]}): their speed is expected to differ"
-        )
     for fact, title in _WARNED_FACTS.items():
         sides = [_distinct(run.facts.get(fact) for run in runs) for runs in (first, second)]
         if sorted(map(repr, sides[0])) != sorted(map(repr, sides[1])) and None not in (*sides[0], *sides[1]):

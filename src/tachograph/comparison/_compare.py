@@ -10,9 +10,17 @@ import numpy as np
 
 from tachograph.comparison._comparable import Comparability, check_comparable
 from tachograph.comparison._evidence import Points, RunEvidence, memory_level, memory_of
-from tachograph.comparison._groups import independent_runs
+from tachograph.comparison._groups import group_by_seed, independent_runs, seeds_of, training_key
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
+from tachograph.comparison._loss import (
+    Agreement,
+    LossLevels,
+    agree,
+    have_same_batches,
+    judge_losses,
+    measure_final,
+    measure_loss,
+)
 from tachograph.comparison._progress import Progress, measure_progress
 from tachograph.comparison._report import (
     ComparedGroup,
@@ -34,6 +42,7 @@ _MEMORY: Mapping[str, tuple[str, str, float]] = {
 """The name, the title and the assumed noise of each kind of memory."""
 DEFAULT_MARGINS: Mapping[str, float] = {"step_time": 0.01, "memory": 0.01}
 _ROUNDING = 1e-5
+_UNKNOWN_SPREAD = "the spread between seeds is not known"
 _OBSERVED_FACTOR = 1.5
 """A spread this many times the assumed one comes from the runs themselves."""
 
@@ -47,6 +56,7 @@ def compare_groups(
     confidence: float = 0.99,
     is_deliberate: bool = False,
     is_same_data: bool | None = None,
+    seed_spread: float | None = None,
 ) -> ComparisonReport:
     """Compare two groups of repeated runs, often of one run each.
 
@@ -58,27 +68,28 @@ def compare_groups(
         confidence: of a difference.
         is_deliberate: as for `check_comparable`.
         is_same_data: whether the runs saw the same batches; by default, the losses tell.
+        seed_spread: the relative standard deviation of final losses between seeds, if the user states it.
     """
     margins = {**DEFAULT_MARGINS, **(margins or {})}
     a, notes_a = independent_runs(first)
     b, notes_b = independent_runs(second)
     comparable = check_comparable(a, b, is_deliberate=is_deliberate)
     faults, early = _faults(a, b), _early_ends(a, b)
-    maker = _Maker(a, b, comparable, confidence, margins, is_same_data)
     sessions = {run.session_tag for run in (*a, *b)} - {None}
     others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
-    metrics = [*maker.speed(others), *maker.memory(), *maker.losses(), *maker.extras()]
+    maker = _Maker(a, b, others, comparable, confidence, margins, is_same_data, seed_spread)
+    metrics = [*maker.speed(), *maker.memory(), *maker.losses(), *maker.extras()]
     failed_runs = [run for run in b if run.has_failed]
     return ComparisonReport(
         a=_group(a),
         b=_group(b),
         headline=make_headline(metrics, faults, len(a) == len(b) == 1),
         first=[*faults, *early],
-        comparable=_comparable_text(comparable),
+        comparable=_comparable_text(comparable, a, b),
         metrics=metrics,
         config_diff=comparable.changes,
         num_more_changes=comparable.num_more_changes,
-        warnings=[*notes_a, *notes_b, *comparable.warnings],
+        warnings=[*notes_a, *notes_b, *comparable.warnings, *maker.warnings],
         has_failed=bool(failed_runs),
     )
 
@@ -95,16 +106,21 @@ class _Maker:
         self,
         a: Sequence[RunEvidence],
         b: Sequence[RunEvidence],
+        earlier: Sequence[RunEvidence],
         comparable: Comparability,
         confidence: float,
         margins: Mapping[str, float],
         is_same_data: bool | None,
+        seed_spread: float | None,
     ) -> None:
         self._is_same_data = is_same_data
         self._a, self._b = a, b
+        self._earlier = earlier
         self._comparable = comparable
         self._confidence = confidence
         self._margins = margins
+        self._seed_spread = seed_spread
+        self.warnings: list[str] = []
 
     def _metric(self, name: str, title: str, **fields: Any) -> MetricVerdict:
         return MetricVerdict(name=name, title=title, runs_a=len(self._a), runs_b=len(self._b), **fields)
@@ -128,12 +144,12 @@ class _Maker:
 
     # Speed -----------------------------------------------------------------------------------------------------------
 
-    def speed(self, earlier: Sequence[RunEvidence]) -> list[MetricVerdict]:
+    def speed(self) -> list[MetricVerdict]:
         metric = self._metric("step_time", "step time", unit="seconds")
         margin = self._margins["step_time"]
         try:
             levels = measure_speed(
-                self._a, self._b, is_same_machine=self._comparable.is_same_machine, margin=margin, earlier=earlier
+                self._a, self._b, is_same_machine=self._comparable.is_same_machine, margin=margin, earlier=self._earlier
             )
         except TooShort as missing:
             metric.verdict, metric.reason = "unknown", str(missing)
@@ -225,17 +241,49 @@ class _Maker:
             is_same = all(len(curve.steps) for curve in recorded_curves) and (
                 have_same_batches(recorded_curves) if self._is_same_data is None else self._is_same_data
             )
+            # The earlier runs have one of the two batch sizes.
+            earlier = self._repeats_of_the_training() if scaled_curves is curves else []
             metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
-            self._judge_loss(metric, scaled_curves, lambda: measure_loss(*scaled_curves, is_same_data=is_same))
+            self._judge_loss(
+                metric,
+                scaled_curves,
+                lambda: measure_loss(
+                    *scaled_curves,
+                    is_same_data=is_same,
+                    earlier=[run.loss for run in earlier],
+                    seed_spread=self._seed_spread,
+                ),
+            )
             if self._comparable.samples_per_step and scaled_curves is not curves:
                 metric.notes.append("compared at equal numbers of samples, because the batch sizes differ")
         validations = ([run.val_loss for run in self._a], [run.val_loss for run in self._b])
         if any(len(curve.steps) for curve in (*validations[0], *validations[1])):
             metric = self._metric("val_loss", "validation loss")
             metrics.append(metric)
-            self._judge_loss(metric, validations, lambda: measure_final(*validations, is_same_data=is_same))
+            earlier_validations = [run.val_loss for run in self._repeats_of_the_training()]
+            self._judge_loss(
+                metric,
+                validations,
+                lambda: measure_final(
+                    *validations, is_same_data=is_same, earlier=earlier_validations, seed_spread=self._seed_spread
+                ),
+            )
+        if any(metric.reason == _UNKNOWN_SPREAD for metric in metrics):
+            self.warnings.append(
+                "one run each gives no verdict on losses: repeat them with other seeds and compare the groups, record "
+                "repeats before, or state their spread with tacho compare --seed-spread PERCENT"
+            )
         return metrics
+
+    def _repeats_of_the_training(self) -> list[RunEvidence]:
+        """Return earlier runs that differ from those compared only in their seed, oldest first."""
+        keys = {training_key(run.config) for run in (*self._a, *self._b)}
+        repeats = sorted(
+            (run for run in self._earlier if training_key(run.config) in keys), key=lambda run: run.started
+        )
+        has_one_seed = len({seeds_of(run) for run in (*self._a, *self._b)}) == 1
+        return [runs[-1] for runs in group_by_seed(repeats, has_one_seed=has_one_seed)]
 
     def _recorded_losses(self) -> tuple[list[Points], list[Points]]:
         first, second = (
@@ -265,6 +313,7 @@ class _Maker:
             return
         is_single = len(curves[0]) == len(curves[1]) == 1 and not (self._a[0].is_summary or self._b[0].is_summary)
         agreement = agree(curves[0][0], curves[1][0]) if is_single else None
+        margin = self._margins.get(metric.name, 0.0)
         try:
             levels = measure()
         except TooShort as missing:
@@ -273,19 +322,40 @@ class _Maker:
         if levels is not None:
             metric.a, metric.b = levels.values
             metric.is_relative = levels.is_logarithm
+            margin = self._margins.get(metric.name, levels.margin)
             if not levels.is_logarithm:
                 metric.notes.append(
                     "values are not all above 0, so differences are divided by the range of the first run"
                 )
-            margin = self._margins.get(metric.name, levels.margin)
-            judgement = judge(levels.first, levels.second, levels.noise, margin, self._confidence)
-            self._apply_judgement(metric, judgement, levels.noise, ("worse", "better"))
+            self._judge_levels(metric, levels)
             if metric.verdict in {"worse", "better"} and levels.onset is not None:
                 metric.onset_step = levels.onset.step
                 grows = " and the distance grows" if levels.onset.is_growing else ""
-                metric.notes.append(f"apart from step {levels.onset.step:,.0f} on{grows}")
+                since = f"from step {levels.onset.step:,.0f} on" if levels.onset.block else "from the start"
+                metric.notes.append(f"apart {since}{grows}")
         if agreement is not None:
-            _add_agreement(metric, agreement)
+            _add_agreement(metric, agreement, margin)
+
+    def _judge_levels(self, metric: MetricVerdict, levels: LossLevels) -> None:
+        """Judge the final losses of seeds: repeats with the same seed say nothing about others."""
+        has_one_seed = len({seeds_of(run) for run in (*self._a, *self._b)}) == 1
+        sides = []
+        for runs, run_levels in ((self._a, levels.first), (self._b, levels.second)):
+            level_of_run = dict(zip(map(id, runs), run_levels, strict=True))
+            groups = group_by_seed(runs, has_one_seed=has_one_seed)
+            sides.append([float(np.mean([level_of_run[id(run)] for run in group])) for group in groups])
+        first, second = sides
+        if len(first) < len(self._a) or len(second) < len(self._b):
+            metric.notes.append("runs with the same seed, or with the same losses, count once")
+        metric.runs_a, metric.runs_b = len(first), len(second)
+        margin = self._margins.get(metric.name, levels.margin)
+        result = judge_losses(first, second, levels, margin, self._confidence)
+        if result is None:
+            metric.verdict, metric.reason = "unknown", _UNKNOWN_SPREAD
+            to_effect: Callable[[float], float] = math.expm1 if metric.is_relative else float
+            metric.effect = to_effect(second[0] - first[0])
+            return
+        self._apply_judgement(metric, *result, ("worse", "better"))
 
     # Quantities without a verdict ------------------------------------------------------------------------------------
 
@@ -341,7 +411,7 @@ def _add_onset(metric: MetricVerdict, levels: SpeedLevels, margin: float) -> Non
     )
 
 
-def _add_agreement(metric: MetricVerdict, agreement: Agreement) -> None:
+def _add_agreement(metric: MetricVerdict, agreement: Agreement, margin: float) -> None:
     """Say how far two single curves agree, which is stronger than any statistics."""
     if agreement.kind == "identical":
         metric.verdict, metric.effect, metric.reason = "identical", 0.0, ""
@@ -357,7 +427,10 @@ def _add_agreement(metric: MetricVerdict, agreement: Agreement) -> None:
             f"identical until step {agreement.step:,.0f}; then {agreement.first_difference:.1e} apart, "
             f"{agreement.last_difference:.1e} at the end",
         )
-    if is_harmless or (agreement.kind == "identical_until" and metric.verdict in {"unknown", "equal"}):
+    ends_alike = metric.verdict == "equal" or (
+        metric.verdict == "unknown" and metric.effect is not None and abs(metric.effect) <= margin
+    )
+    if is_harmless or (agreement.kind == "identical_until" and ends_alike):
         metric.verdict = "identical_until" if agreement.kind == "identical_until" else "rounding"
         metric.reason, metric.runs_needed = "", None
         metric.onset_step = agreement.step if agreement.kind == "identical_until" else None
@@ -373,8 +446,7 @@ def _broken_losses(runs: Sequence[RunEvidence], curves: Sequence[Points]) -> lis
         if is_bad.any() and is_bad[-max(1, len(is_bad) // 20) :].all():
             last_good = np.flatnonzero(~is_bad)
             since = run.loss.steps[last_good[-1] + 1] if len(last_good) and len(run.loss.steps) == len(is_bad) else None
-            where = "" if since is None else f" from step {since:,.0f} on"
-            notes.append(f"the loss of {run.name!r} is not finite{where}")
+            notes.append("not finite" if since is None else f"not finite from step {since:,.0f} on")
     return notes
 
 
@@ -408,11 +480,12 @@ def _early_ends(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]
     return lines
 
 
-def _comparable_text(comparability: Comparability) -> str:
+def _comparable_text(comparability: Comparability, a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     if comparability.common_tag is not None:
         return f"same perf_tag {comparability.common_tag!r}: equal speed and memory are expected"
     if comparability.is_expected_to_differ:
-        return "different perf tags: speed and memory are expected to differ"
+        tags = [", ".join(sorted({tag for run in runs for tag in run.perf_tags})) for runs in (a, b)]
+        return f"different perf tags ({tags[0]} and {tags[1]}): speed and memory are expected to differ"
     if comparability.speed_refusal is not None:
-        return f"speed and memory are not comparable: {comparability.speed_refusal}"
+        return "speed and memory are not comparable"
     return "comparable by their facts; no common perf_tag"

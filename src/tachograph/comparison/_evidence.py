@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +111,10 @@ class RunEvidence:
     def is_summary(self) -> bool:
         """Whether times and losses are means over blocks of steps, as in a baseline file."""
         return self.batches is not None
+
+    def without_clock(self) -> RunEvidence:
+        """Return the run without its speed."""
+        return replace(self, clock=StepClock(np.empty(0), np.empty(0)))
 
     @property
     def has_failed(self) -> bool:

@@ -63,6 +63,7 @@ def check_run(
     metrics: Sequence[str] | None = None,
     margins: Mapping[str, float] | None = None,
     history: HistoryReport | None = None,
+    seed_spread: float | None = None,
     requires_evidence: bool = False,
 ) -> CheckResult:
     """Check a run against a baseline.
@@ -76,21 +77,24 @@ def check_run(
         metrics: the quantities that can fail the check; by default the ones in `GATED_METRICS` that both sides have.
         margins: the relative differences that matter, by name.
         history: changes in the series of runs that ends with this one.
+        seed_spread: as for `compare_groups`.
         requires_evidence: whether a run that cannot be judged does not pass.
     """
     gated_metrics = tuple(metrics or GATED_METRICS)
-    report = _no_baseline(run) if not baseline else _compare(run, baseline, gated_metrics, margins)
+    report = _no_baseline(run) if not baseline else _compare(run, baseline, gated_metrics, margins, seed_spread)
     reasons = [f"{run.name!r} {run.state}" + (f": {run.failure}" if run.failure else "")] if run.has_failed else []
     open_questions: list[str] = [] if baseline else ["there is nothing to compare with"]
     unsettled_metrics: list[str] = []
     judged_metrics = [metric for metric in report.metrics if metric.name in gated_metrics]
+    titles_by_cause: dict[str, list[str]] = {}
     for metric in judged_metrics:
         if metric.is_regression:
             reasons.append(metric_text(metric))
         elif metric.verdict == "not_comparable" or (metric.verdict == "unknown" and metric.confidence is None):
-            open_questions.append(metric_text(metric))
+            titles_by_cause.setdefault(verdict_text(metric), []).append(metric.title)
         elif not metric.is_settled:
             unsettled_metrics.append(metric_text(metric))
+    open_questions += [f"{', '.join(titles)}: {cause}" for cause, titles in titles_by_cause.items()]
     if baseline:
         judged_names = {metric.name for metric in judged_metrics}
         open_questions += [f"{name}: the runs do not have it" for name in metrics or () if name not in judged_names]
@@ -108,13 +112,18 @@ def check_run(
 
 
 def _compare(
-    run: RunEvidence, baseline: Sequence[RunEvidence], gated_metrics: Sequence[str], margins: Mapping[str, float] | None
+    run: RunEvidence,
+    baseline: Sequence[RunEvidence],
+    gated_metrics: Sequence[str],
+    margins: Mapping[str, float] | None,
+    seed_spread: float | None,
 ) -> ComparisonReport:
-    report = compare_groups(baseline, [run], margins=margins)
+    report = compare_groups(baseline, [run], margins=margins, seed_spread=seed_spread)
     num_judged = sum(metric.name in gated_metrics and metric.confidence is not None for metric in report.metrics)
     if num_judged < 2:
         return report
-    return compare_groups(baseline, [run], margins=margins, confidence=1 - _ERROR_SHARE / num_judged)
+    confidence = 1 - _ERROR_SHARE / num_judged
+    return compare_groups(baseline, [run], margins=margins, confidence=confidence, seed_spread=seed_spread)
 
 
 def _no_baseline(run: RunEvidence) -> ComparisonReport:

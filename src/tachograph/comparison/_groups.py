@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from tachograph.catalog import describes_training, is_repeat_key, is_seed
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 
-__all__ = ["independent_runs"]
+__all__ = ["group_by_seed", "independent_runs", "seeds_of", "training_key"]
+
+_MIN_LOSSES = 50
 
 
 def independent_runs(runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], list[str]]:
@@ -34,10 +38,55 @@ def independent_runs(runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], li
     return joined_runs, notes
 
 
+def training_key(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return what a flattened config says about the training; runs with the same key differ only in their seed."""
+    return tuple(
+        sorted(
+            (name, repr(value))
+            for name, value in config.items()
+            if describes_training(name) and not is_repeat_key(name)
+        )
+    )
+
+
+def seeds_of(run: RunEvidence) -> tuple[tuple[str, str], ...]:
+    """Return the seeds in the config of a run."""
+    return tuple(sorted((name, repr(value)) for name, value in run.config.items() if is_seed(name)))
+
+
+def group_by_seed(runs: Sequence[RunEvidence], *, has_one_seed: bool) -> list[list[RunEvidence]]:
+    """Return groups of runs that count once for a loss, because they have the same losses or the same seed.
+
+    Args:
+        runs: repeats of one training.
+        has_one_seed: whether all runs of the comparison have the same seed, or none in their config; repeats then
+            differ by chance, as another seed would.
+    """
+    groups: list[list[RunEvidence]] = []
+    for run in runs:
+        seeds = seeds_of(run)
+        for group in groups:
+            is_same_seed = not has_one_seed and bool(seeds) and seeds == seeds_of(group[0])
+            if is_same_seed or _has_same_losses(run, group[0]):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _has_same_losses(run: RunEvidence, other: RunEvidence) -> bool:
+    return (
+        len(run.loss.steps) >= _MIN_LOSSES
+        and not run.is_summary
+        and np.array_equal(run.loss.values, other.loss.values, equal_nan=True)
+    )
+
+
 def _is_copy(run: RunEvidence, other: RunEvidence) -> bool:
     if run.run_id and run.run_id == other.run_id:
         return True
-    is_short = len(run.loss.steps) < 50
+    is_short = len(run.loss.steps) < _MIN_LOSSES
     if is_short or len(run.loss.steps) != len(other.loss.steps) or run.loss.values[-1] != other.loss.values[-1]:
         return False
     is_same_loss = np.array_equal(run.loss.values, other.loss.values, equal_nan=True)

@@ -1,31 +1,21 @@
-"""Find where the speed, memory or loss of a series of runs changed.
-
-The runs of a series are looked at one after the other, as they came. After each one, the last thirty runs since the
-last change are split at every place with at least three runs on both sides, and the split with the largest t is a
-change if that exceeds 6. Trying every split finds large values by chance, hence a limit that a single test would not
-need.
-"""
+"""Say where the speed, memory or loss of a series of runs changed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from tachograph.comparison._changes import MIN_HISTORY, Change, find_changes
 from tachograph.comparison._comparable import check_comparable
 from tachograph.comparison._evidence import Floats, RunEvidence, memory_level, memory_of
 from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._speed import TooShort, block_levels, steady_edges
 
-__all__ = ["Change", "HistoryChange", "HistoryReport", "MIN_HISTORY", "find_changes", "judge_history"]
+__all__ = ["HistoryChange", "HistoryReport", "judge_history"]
 
-MIN_HISTORY = 10
-_MAX_WINDOW = 30
-_MIN_SIDE = 3
-_MIN_T = 6.0
 _MIN_COVERED = 0.9
 _MIN_TAIL = 20
 _TAIL_SHARE = 0.1
@@ -43,17 +33,6 @@ _WORDS = {
     "val_loss": ("worse", "better"),
 }
 _MARGIN = 0.01
-
-
-class Change(NamedTuple):
-    """A place in a series from which on its level is another one."""
-
-    position: int
-    """The first value after the change."""
-    found_at: int
-    """The value with which it was found."""
-    difference: float
-    t: float
 
 
 class HistoryChange(msgspec.Struct, kw_only=True):
@@ -105,39 +84,6 @@ class HistoryReport(msgspec.Struct, kw_only=True):
     def new_regressions(self) -> list[HistoryChange]:
         """Changes for the worse that the newest run proves."""
         return [change for change in self.changes if change.is_new and change.is_regression]
-
-
-def find_changes(levels: Sequence[float] | Floats, margin: float) -> list[Change]:
-    """Return the changes in a series of levels, which are logarithms, in the order in which they are found."""
-    values = np.asarray(levels, dtype=np.float64)
-    changes: list[Change] = []
-    start = 0
-    for end in range(MIN_HISTORY, len(values) + 1):
-        low = max(start, end - _MAX_WINDOW)
-        if end - low < MIN_HISTORY:
-            continue
-        split, difference, t = _best_split(values[low:end])
-        if t > _MIN_T and abs(difference) >= math.log1p(margin):
-            start = low + split
-            changes.append(Change(start, end - 1, difference, t))
-    return changes
-
-
-def _best_split(values: Floats) -> tuple[int, float, float]:
-    """Return the split with the largest t: the size of the first part, the difference of the means, and t."""
-    count = len(values)
-    deviations = values - values.mean()
-    sizes = np.arange(_MIN_SIDE, count - _MIN_SIDE + 1)
-    sums, squares = np.cumsum(deviations)[sizes - 1], np.cumsum(deviations**2)[sizes - 1]
-    rest = count - sizes
-    total, total_squares = deviations.sum(), (deviations**2).sum()
-    difference = (total - sums) / rest - sums / sizes
-    within = (squares - sums**2 / sizes) + (total_squares - squares - (total - sums) ** 2 / rest)
-    # Rounding leaves a little where all values of a part are the same.
-    sd = np.sqrt(np.maximum(within, 1e-16 * max(1.0, float(values.max() ** 2))) / (count - 2))
-    t = np.abs(difference) / (sd * np.sqrt(1 / sizes + 1 / rest))
-    best = int(np.argmax(t))
-    return int(sizes[best]), float(difference[best]), float(t[best])
 
 
 def judge_history(

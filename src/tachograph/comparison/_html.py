@@ -6,9 +6,9 @@ import html
 from collections.abc import Sequence
 
 from tachograph.comparison._evidence import RunEvidence
-from tachograph.comparison._report import ComparisonReport
+from tachograph.comparison._report import ComparisonReport, group_name
 from tachograph.comparison._svg import overlay_svg, step_times
-from tachograph.comparison._words import change_texts, group_name, noise_line, runs_text, verdict_rows
+from tachograph.comparison._words import change_texts, lines_before_headline, noise_line, runs_text, verdict_rows
 
 __all__ = ["html_report"]
 
@@ -50,9 +50,8 @@ def html_report(
 def _section(report: ComparisonReport, a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     names = [group_name(group.runs, group.name) for group in (report.a, report.b)]
     rows = verdict_rows(report)
-    parts = [f"<h1>{_text(report.headline)}</h1>"]
-    parts += [f'<p class="first">{_text(line)}</p>' for line in report.first]
-    parts.append(f"<p><b>{_text(names[1])}</b> compared with <b>{_text(names[0])}</b>: {_text(runs_text(report))}.</p>")
+    parts = [f"<p>{_text(report.direction)}: {_text(runs_text(report))}.</p>", f"<h1>{_text(report.headline)}</h1>"]
+    parts += [f'<p class="first">{_text(line)}</p>' for line in lines_before_headline(report)]
     cells = "".join(
         f'<tr><th scope="row">{_text(row.title)}</th><td class="number">{_text(row.a)}</td>'
         f'<td class="number">{_text(row.b)}</td><td class="number">{_text(row.effect)}</td>'

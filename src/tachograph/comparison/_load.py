@@ -18,7 +18,7 @@ from tachograph.reader import Goodput, read_rank_samples
 from tachograph.records import finite_or_none, loss_names_in, signal_of
 from tachograph.store import SegmentError, StoredRun
 
-__all__ = ["load_clock", "load_clocks", "load_evidence", "load_folder", "load_folders", "load_step_times"]
+__all__ = ["load_earlier", "load_earlier_folders", "load_evidence", "load_folder", "load_folders", "load_step_times"]
 
 _MEMORY = {
     "device_allocated": (("gpu_mem_peak_allocated", "gpu_mem_allocated"), 1 << 30),
@@ -58,21 +58,21 @@ def load_folder(folder: RunFolder, *, prefers_step_times: bool = False) -> RunEv
         raise RunNotFoundError(f"{folder.journal} cannot be read: {error}") from error
 
 
-def load_clocks(folders: Iterable[RunFolder]) -> list[RunEvidence | None]:
-    """Read the speed of the runs in some folders, several at a time; None for one that cannot be read."""
+def load_earlier_folders(folders: Iterable[RunFolder]) -> list[RunEvidence | None]:
+    """Read what the noise is learned from, of several runs at a time; None for one that cannot be read."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        return list(pool.map(_load_clock_of, folders))
+        return list(pool.map(_load_earlier_folder, folders))
 
 
-def _load_clock_of(folder: RunFolder) -> RunEvidence | None:
+def _load_earlier_folder(folder: RunFolder) -> RunEvidence | None:
     try:
-        return load_clock(StoredRun(folder))
+        return load_earlier(StoredRun(folder))
     except (OSError, SegmentError):
         return None
 
 
-def load_clock(run: StoredRun) -> RunEvidence:
-    """Read the speed of a run, which is all that the noise is learned from.
+def load_earlier(run: StoredRun) -> RunEvidence:
+    """Read what the noise is learned from: the speed and the losses of a run, and its config.
 
     Raises:
         OSError: if the journal cannot be read.
@@ -81,8 +81,17 @@ def load_clock(run: StoredRun) -> RunEvidence:
     run.refresh()
     with run.lock:
         digest = run.digest
-        run_id = str(digest.facts.get("run_id") or "")
-        return RunEvidence(run.id, run_id, started=run.started_at, session_tag=digest.session_tag, clock=_clock(run))
+        loss, val_loss = _losses(run)
+        return RunEvidence(
+            run.id,
+            str(digest.facts.get("run_id") or ""),
+            started=run.started_at,
+            session_tag=digest.session_tag,
+            config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
+            clock=_clock(run),
+            loss=loss,
+            val_loss=val_loss,
+        )
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:
@@ -97,9 +106,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
         digest = run.digest
         facts = _facts(digest.facts)
         names = run.metric_names
-        losses = loss_names_in(names)
-        loss = _points(run, losses[0]) if losses else no_points()
-        validation = _first_named(names, "val_loss")
+        loss, val_loss = _losses(run)
         failure, goodput = digest.failure, digest.goodput
         memory, memory_spread = _memory(run, names)
         num_steps = int(loss.steps[-1]) if len(loss.steps) else digest.counts.get("step", 0)
@@ -118,7 +125,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
             clock=_clock(run),
             loss=loss,
-            val_loss=_points(run, validation) if validation else no_points(),
+            val_loss=val_loss,
             memory=memory,
             memory_spread=memory_spread,
             rank_memory=_rank_memory(run, memory),
@@ -127,6 +134,16 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             uses={} if goodput is None else _uses(goodput),
             phases_s={name: total / num_steps for name, total in digest.phases.items()} if num_steps else {},
         )
+
+
+def _losses(run: StoredRun) -> tuple[Points, Points]:
+    """Return the training loss and the validation loss."""
+    names = loss_names_in(run.metric_names)[:1]
+    validation = _first_named(run.metric_names, "val_loss")
+    return (
+        _points(run, names[0]) if names else no_points(),
+        _points(run, validation) if validation else no_points(),
+    )
 
 
 def _uses(goodput: Goodput) -> dict[str, float]:

@@ -2,12 +2,15 @@
 
 Two single runs may be identical, or differ by rounding only; then statistics have nothing to add. Otherwise, the level
 of a run is the mean loss over the last tenth of the steps that all runs have. How much runs differ by their seed alone
-does not show within a run, so it is assumed: little if the runs saw the same batches in the same order, which shows as
-losses that go up and down together, and several times as much otherwise.
+does not show within a run and depends on the training (0.05 to 5 % in public logs), so it is never assumed: it comes
+from the runs of the groups, from earlier runs with the same config, or from the user. Between two single runs without
+either, there is no verdict. Runs that saw the same batches in the same order, which shows as losses that go up and down
+together, differ several times less, so that smaller differences matter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -15,10 +18,20 @@ import numpy as np
 
 from tachograph.comparison._blocks import Onset, find_onset
 from tachograph.comparison._evidence import Floats, Points
-from tachograph.comparison._judge import Noise
+from tachograph.comparison._judge import Judgement, Noise, judge, learned_noise
 from tachograph.comparison._speed import TooShort
+from tachograph.comparison._spread import spread_of_earlier
 
-__all__ = ["Agreement", "LossLevels", "agree", "block_means", "have_same_batches", "measure_final", "measure_loss"]
+__all__ = [
+    "Agreement",
+    "LossLevels",
+    "agree",
+    "block_means",
+    "have_same_batches",
+    "judge_losses",
+    "measure_final",
+    "measure_loss",
+]
 
 _TAIL_SHARE = 0.1
 _MIN_COMMON = 50
@@ -29,8 +42,14 @@ _MAX_GAP = 10
 _SAME_CORRELATION = 0.9
 _ROUNDING = 1e-5
 _NUM_BLOCKS = 50
-_SAME_BATCHES = Noise(0.003, "assumed: same batches")
-_OTHER_BATCHES = Noise(0.015, "assumed: different order of the data")
+_SAME_BATCHES_MARGIN = 0.005
+_MARGIN = 0.01
+_SAME_BATCHES_SD = 0.003
+_OTHER_BATCHES_SD = 0.015
+_ASSUMED_DEGREES = 4.0
+_MIN_SEEDS = 3
+_STATED_DEGREES = 20.0
+_STATED = "stated"
 
 
 class Agreement(NamedTuple):
@@ -55,12 +74,15 @@ class LossLevels(NamedTuple):
     values: tuple[float, float]
     """The mean losses of both groups."""
     noise: Noise
+    """What is known of the spread between seeds, without the runs compared."""
     margin: float
     onset: Onset | None
     is_logarithm: bool
     """Whether levels are logarithms; values below 0 are compared by their difference instead."""
     scale: float
     """What differences are divided by if levels are no logarithms."""
+    is_same_data: bool
+    """Whether all runs saw the same batches."""
 
 
 def agree(first: Points, second: Points) -> Agreement | None:
@@ -114,13 +136,22 @@ def _rise_together(first: Points, second: Points) -> bool:
     return float(np.corrcoef(a, b)[0, 1]) >= _SAME_CORRELATION
 
 
-def measure_loss(first: Sequence[Points], second: Sequence[Points], *, is_same_data: bool | None = None) -> LossLevels:
+def measure_loss(
+    first: Sequence[Points],
+    second: Sequence[Points],
+    *,
+    is_same_data: bool | None = None,
+    earlier: Sequence[Points] = (),
+    seed_spread: float | None = None,
+) -> LossLevels:
     """Measure the final training losses of two groups of runs.
 
     Args:
         first: the curves to compare with.
         second: the curves to judge.
         is_same_data: whether the runs saw the same batches; by default, the curves tell.
+        earlier: curves of runs that differ from these only in their seed, oldest first.
+        seed_spread: the standard deviation between seeds, if the user states it.
 
     Raises:
         TooShort: if the runs have too little in common.
@@ -130,24 +161,40 @@ def measure_loss(first: Sequence[Points], second: Sequence[Points], *, is_same_d
         raise TooShort("a run has no loss")
     low = max(float(curve.steps[0]) for curve in curves)
     high = min(float(curve.steps[-1]) for curve in curves)
-    tails = [curve.between(high - _TAIL_SHARE * (high - low), high).finite for curve in curves]
+    tail_start = high - _TAIL_SHARE * (high - low)
+    tails = [curve.between(tail_start, high).finite for curve in curves]
     fewest = min(len(tail.steps) for tail in tails)
     if high <= low or fewest < _MIN_TAIL:
         raise TooShort(f"the last tenth of the common steps has {max(0, fewest)} losses; {_MIN_TAIL} are needed")
     is_same = have_same_batches(curves) if is_same_data is None else is_same_data
     means = np.array([tail.values.mean() for tail in tails])
-    edges = np.linspace(low + 0.1 * (high - low), high, _NUM_BLOCKS + 1)
+    edges = np.linspace(low, high, _NUM_BLOCKS + 1)
     blocks = np.array([block_means(curve.finite, edges) for curve in curves])
     is_positive = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
     scale = None if is_positive else _range_of(first[0].between(low, high).finite.values)
-    noise, margin = _assumed_noise(is_same_data=is_same)
+    usable = [curve for curve in earlier if len(curve.steps) and curve.steps[-1] >= high]
+    if len(usable) > 1 and not is_same and have_same_batches(usable):
+        usable = []  # these differ less than the runs compared do
+    earlier_tails = [curve.between(tail_start, high).finite.values for curve in usable]
+    earlier_means = np.array([tail.mean() for tail in earlier_tails if len(tail) >= _MIN_TAIL])
+    levels = _levels_of(means, len(first), earlier_means, scale, seed_spread, is_same_data=is_same)
     block_levels = np.log(blocks) if scale is None else blocks / scale
+    return levels._replace(onset=_find_onset(block_levels, len(first), edges, levels))
+
+
+def _find_onset(block_levels: Floats, num_first: int, edges: Floats, levels: LossLevels) -> Onset | None:
+    """Find from where on two groups are apart; the spread within a block is about the same in all blocks."""
     is_known = np.array(np.isfinite(block_levels).all(axis=0))
-    onset = None
-    if is_known[-1] and is_known.sum() >= _NUM_BLOCKS // 2:
-        known_levels = block_levels[:, is_known]
-        onset = find_onset(known_levels[: len(first)], known_levels[len(first) :], edges[:-1][is_known], noise, margin)
-    return _levels_of(means, len(first), scale, onset, is_same_data=is_same)
+    if not is_known[-1] or is_known.sum() < _NUM_BLOCKS // 2:
+        return None
+    first, second = block_levels[:num_first, is_known], block_levels[num_first:, is_known]
+    noise = levels.noise
+    if (degrees := len(block_levels) - 2) > 0:
+        squares = sum(((group - group.mean(axis=0)) ** 2).sum(axis=0) for group in (first, second))
+        noise = Noise(max(noise.sd, float(np.sqrt(np.median(squares) / degrees))), "", _STATED_DEGREES)
+    elif not noise.degrees:
+        return None
+    return find_onset(first, second, edges[:-1][is_known], noise, levels.margin)
 
 
 def block_means(curve: Points, edges: Floats) -> Floats:
@@ -162,8 +209,22 @@ def block_means(curve: Points, edges: Floats) -> Floats:
     return means
 
 
-def measure_final(first: Sequence[Points], second: Sequence[Points], *, is_same_data: bool) -> LossLevels:
+def measure_final(
+    first: Sequence[Points],
+    second: Sequence[Points],
+    *,
+    is_same_data: bool,
+    earlier: Sequence[Points] = (),
+    seed_spread: float | None = None,
+) -> LossLevels:
     """Measure the mean of the last three validations that all runs have at the same steps.
+
+    Args:
+        first: the curves to compare with.
+        second: the curves to judge.
+        is_same_data: whether the runs were trained with the same batches.
+        earlier: as for `measure_loss`.
+        seed_spread: as for `measure_loss`.
 
     Raises:
         TooShort: if there are no three.
@@ -174,14 +235,20 @@ def measure_final(first: Sequence[Points], second: Sequence[Points], *, is_same_
         common = np.intersect1d(common, curve.steps, assume_unique=True)
     if len(common) < 3:
         raise TooShort(f"the runs have {len(common)} validations at the same steps; 3 are needed")
-    means = np.array([curve.values[np.isin(curve.steps, common[-3:])].mean() for curve in curves])
+    last = [curve.values[np.isin(curve.steps, common[-3:])] for curve in curves]
+    means = np.array([values.mean() for values in last])
     scale = None if (means > 0).all() else _range_of(curves[0].values)
-    return _levels_of(means, len(first), scale, None, is_same_data=is_same_data)
+    earlier_last = [curve.finite.values[np.isin(curve.finite.steps, common[-3:])] for curve in earlier]
+    earlier_means = np.array([values.mean() for values in earlier_last if len(values) == 3])
+    levels = _levels_of(means, len(first), earlier_means, scale, seed_spread, is_same_data=is_same_data)
+    resolution = _resolution(np.concatenate(last)) / (scale or float(means.min()))
+    return levels._replace(noise=levels.noise._replace(resolution=resolution))
 
 
-def _assumed_noise(*, is_same_data: bool) -> tuple[Noise, float]:
-    """Return the noise between runs, and the margin."""
-    return (_SAME_BATCHES, 0.005) if is_same_data else (_OTHER_BATCHES, 0.01)
+def _resolution(values: Floats) -> float:
+    """Return the standard deviation that rounding causes, if these few values were rounded."""
+    gaps = np.diff(np.unique(values))
+    return float(gaps.min()) / math.sqrt(12) if len(gaps) else 0.0
 
 
 def _range_of(values: Floats) -> float:
@@ -190,18 +257,75 @@ def _range_of(values: Floats) -> float:
 
 
 def _levels_of(
-    means: Floats, num_first: int, scale: float | None, onset: Onset | None, *, is_same_data: bool
+    means: Floats,
+    num_first: int,
+    earlier_means: Floats,
+    scale: float | None,
+    seed_spread: float | None,
+    *,
+    is_same_data: bool,
 ) -> LossLevels:
     """Return the levels of the final losses of both groups; without a scale, they are logarithms."""
     levels = np.log(means) if scale is None else means / scale
-    noise, margin = _assumed_noise(is_same_data=is_same_data)
+    margin = _SAME_BATCHES_MARGIN if is_same_data else _MARGIN
+    if scale is None:
+        earlier_means = earlier_means[earlier_means > 0]
+    earlier_levels = np.log(earlier_means) if scale is None else earlier_means / scale
     return LossLevels(
         levels[:num_first].tolist(),
         levels[num_first:].tolist(),
         (float(means[:num_first].mean()), float(means[num_first:].mean())),
-        noise,
+        _noise(earlier_levels.tolist(), seed_spread, margin),
         margin,
-        onset,
+        None,
         scale is None,
         scale or 1.0,
+        is_same_data,
     )
+
+
+def _noise(earlier_levels: Sequence[float], seed_spread: float | None, margin: float) -> Noise:
+    if seed_spread is not None:
+        return Noise(seed_spread, _STATED, _STATED_DEGREES)
+    spread = spread_of_earlier(earlier_levels, margin)
+    return Noise(0.0, "between these runs", 0.0) if spread is None else learned_noise(spread, len(earlier_levels))
+
+
+def judge_losses(
+    first: Sequence[float], second: Sequence[float], levels: LossLevels, margin: float, confidence: float
+) -> tuple[Judgement, Noise] | None:
+    """Judge the final losses of two groups of seeds, and return the noise that decided.
+
+    Between two single runs of which nothing else is known, the answer is None.
+
+    One seed of five or ten can be far off the others, which are close together. In a group of one or two, it looks like
+    a difference that is many times the spread of the other group. So with fewer than three seeds in a group, a
+    difference must also exceed what seeds usually differ by, which counts for less the more seeds the other group has.
+
+    Args:
+        first: the levels to compare with, one for each seed.
+        second: the levels to judge.
+        levels: what was measured.
+        margin: as for `judge`.
+        confidence: as for `judge`.
+    """
+    noise = levels.noise
+    if not noise.degrees and len(first) == len(second) == 1:
+        return None
+    judgement = judge(first, second, noise, margin, confidence)
+    if min(len(first), len(second)) >= _MIN_SEEDS or noise.source == _STATED:
+        return judgement, noise
+    usual_sd = _SAME_BATCHES_SD if levels.is_same_data else _OTHER_BATCHES_SD
+    degrees = noise.degrees + _ASSUMED_DEGREES
+    sd = math.sqrt((noise.degrees * noise.sd**2 + _ASSUMED_DEGREES * usual_sd**2) / degrees)
+    source = noise.source if noise.degrees else "assumed: fewer than three seeds"
+    usual_noise = noise._replace(sd=sd, degrees=degrees, source=source)
+    careful = judge(first, second, usual_noise, margin, confidence)
+    is_wider = careful.high - careful.low > judgement.high - judgement.low
+    wider, wider_noise = (careful, usual_noise) if is_wider else (judgement, noise)
+    if judgement.direction != careful.direction:
+        wider = wider._replace(direction="unknown")
+    num_needed = None if judgement.runs_needed is None else max(_MIN_SEEDS, judgement.runs_needed)
+    if judgement.direction != "unknown":
+        num_needed = _MIN_SEEDS
+    return wider._replace(runs_needed=num_needed), wider_noise

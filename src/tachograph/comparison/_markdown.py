@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tachograph.comparison._report import ComparisonReport
-from tachograph.comparison._words import change_texts, group_name, noise_line, runs_text, verdict_rows
+from tachograph.comparison._report import ComparisonReport, group_name
+from tachograph.comparison._words import change_texts, lines_before_headline, noise_line, runs_text, verdict_rows
 
 __all__ = ["MARKER", "markdown_report"]
 
@@ -33,12 +33,8 @@ def markdown_report(reports: Sequence[ComparisonReport]) -> str:
 
 def _section(report: ComparisonReport) -> str:
     names = [group_name(group.runs, group.name) for group in (report.a, report.b)]
-    lines = [f"### {_plain(report.headline)}", ""]
-    lines += [f"> **{_plain(line)}**" for line in report.first]
-    lines += [
-        "" if not report.first else "\n",
-        f"`{_code(names[1])}` compared with `{_code(names[0])}`: {runs_text(report)}.",
-    ]
+    lines = [f"{_plain(report.direction)}: {runs_text(report)}.", "", f"### {_plain(report.headline)}", ""]
+    lines += [f"> **{_plain(line)}**" for line in lines_before_headline(report)]
     lines += ["", f"| | {_plain(names[0])} | {_plain(names[1])} | difference | verdict |", "|---|---|---|---|---|"]
     rows = verdict_rows(report)
     for row in rows:
@@ -61,7 +57,3 @@ def _section(report: ComparisonReport) -> str:
 def _plain(text: str) -> str:
     """Return text that Markdown shows as it is, in one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
-
-
-def _code(text: str) -> str:
-    return " ".join(text.split()).replace("`", "'")

@@ -15,6 +15,7 @@ __all__ = [
     "ComparisonReport",
     "MetricVerdict",
     "Verdict",
+    "group_name",
     "make_headline",
     "share_text",
 ]
@@ -39,6 +40,7 @@ Verdict = Literal[
 
 GATED_METRICS = ("step_time", "device_memory", "train_loss", "val_loss")
 """The quantities that can fail a check."""
+_MAX_NAME_CHARS = 60
 _REGRESSIONS = frozenset({"slower", "more", "worse"})
 _IMPROVEMENTS = frozenset({"faster", "less", "better"})
 _SETTLED_VERDICTS = frozenset({"equal", "identical", "rounding", "identical_until"}) | _IMPROVEMENTS
@@ -105,6 +107,8 @@ class ComparisonReport(msgspec.Struct, kw_only=True):
     """The result of comparing two groups of runs; `a` is the one to compare with."""
 
     schema: int = 1
+    direction: str = ""
+    """Which runs are judged against which: every verdict and difference is about the first ones."""
     a: ComparedGroup
     b: ComparedGroup
     headline: str
@@ -121,9 +125,24 @@ class ComparisonReport(msgspec.Struct, kw_only=True):
     basis: str = ""
     """The compared parts, if they were not two groups of whole runs."""
 
+    def __post_init__(self) -> None:
+        """State the direction."""
+        if not self.direction:
+            judged_name, reference_name = (group_name(group.runs, group.name) for group in (self.b, self.a))
+            self.direction = f"{judged_name} judged against {reference_name}"
+
     def metric(self, name: str) -> MetricVerdict | None:
         """Return the verdict about a quantity."""
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def group_name(runs: Sequence[str], name: str = "") -> str:
+    """Return a short name for a group of runs, if it has none of its own."""
+    if name:
+        return name
+    first = runs[0] if runs else "nothing"
+    first = first if len(first) <= _MAX_NAME_CHARS else first[: _MAX_NAME_CHARS - 1] + "…"
+    return first if len(runs) < 2 else f"{first} and {len(runs) - 1} more"
 
 
 _PHRASES: Mapping[str, str] = {
@@ -143,7 +162,7 @@ def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_si
     judged_metrics = [metric for metric in metrics if metric.verdict]
     differing = [metric for metric in judged_metrics if metric.is_different]
     parts = [
-        _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric))
+        _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric)).removesuffix(" ()")
         for metric in differing
         if not (disagree and metric.name in losses)
     ]
@@ -170,7 +189,7 @@ def _plain(verdict: str) -> str:
 
 def _effect_text(metric: MetricVerdict) -> str:
     if metric.effect is None:
-        return metric.reason
+        return ""
     if not metric.is_relative:
         return f"{abs(metric.effect):.2g} ranges"
     if metric.onset_step is not None and metric.notes and metric.name == "step_time":

@@ -19,7 +19,8 @@ import numpy as np
 
 from tachograph.comparison._blocks import Onset, find_onset, mad
 from tachograph.comparison._evidence import Floats, RunEvidence
-from tachograph.comparison._judge import Noise
+from tachograph.comparison._judge import Noise, learned_noise
+from tachograph.comparison._spread import spread_of_earlier
 
 __all__ = ["NUM_BLOCKS", "SpeedLevels", "TooShort", "measure_speed", "steady_edges"]
 
@@ -31,6 +32,7 @@ _MIN_SECONDS = 30.0
 _SAME_MACHINE_NOISE = 0.005
 _OTHER_MACHINE_NOISE = 0.01
 _WANDER_FACTOR = 1.5
+_MIN_EARLIER = 5
 _MAX_PROFILE_RANGE = math.log(1.1)
 
 
@@ -121,10 +123,10 @@ def measure_speed(
     profile = np.median(a, axis=0)
     levels_a, levels_b = (np.median(levels - profile, axis=1) for levels in (a, b))
     noise = _noise(a, b, profile, is_same_machine=is_same_machine)
-    noise = _learn_noise(earlier, edges, profile) or noise
+    noise = _learn_noise(earlier, edges, profile, margin) or noise
     wander = Noise(max(noise.sd, _SAME_MACHINE_NOISE), noise.source, noise.degrees)
     onset = find_onset(a, b, edges, wander, margin)
-    is_first_part_equal = onset is not None and onset.block >= 2 and _is_equal_before(a, b, onset.block, margin)
+    is_first_part_equal = onset is not None and onset.block >= 1 and _is_equal_before(a, b, onset.block, margin)
     sizes = edges[-1] - edges[0]
     total_a, total_b = (
         np.log([(run.clock.at(edges[-1:]) - run.clock.at(edges[:1]))[0] / sizes for run in runs])
@@ -158,17 +160,18 @@ def _noise(a: Floats, b: Floats, profile: Floats, *, is_same_machine: bool) -> N
     return Noise(floor, f"assumed: {where}")
 
 
-def _learn_noise(earlier: Sequence[RunEvidence], edges: Floats, profile: Floats) -> Noise | None:
+def _learn_noise(earlier: Sequence[RunEvidence], edges: Floats, profile: Floats, margin: float) -> Noise | None:
     """Return the spread between earlier runs that have the same steps."""
     usable = [
         run
-        for run in earlier
+        for run in sorted(earlier, key=lambda run: run.started)
         if len(run.clock.steps) > 1 and run.clock.steps[0] <= edges[0] and run.clock.steps[-1] >= edges[-1]
     ]
-    if len(usable) < 5:
+    if len(usable) < _MIN_EARLIER:
         return None
     levels = np.median(block_levels(usable, edges) - profile, axis=1)
-    return Noise(float(levels.std(ddof=1)), f"{len(usable)} earlier runs", float(min(len(usable) - 1, 20)))
+    spread = spread_of_earlier(levels.tolist(), margin)
+    return None if spread is None else learned_noise(spread, len(usable))
 
 
 def _is_equal_before(a: Floats, b: Floats, block: int, margin: float) -> bool:

@@ -12,8 +12,8 @@ from tachograph.comparison._report import ComparisonReport, MetricVerdict
 __all__ = [
     "VerdictRow",
     "change_texts",
+    "lines_before_headline",
     "noise_line",
-    "group_name",
     "percent",
     "runs_text",
     "value_text",
@@ -48,20 +48,25 @@ class VerdictRow(NamedTuple):
 
 
 def verdict_rows(report: ComparisonReport) -> list[VerdictRow]:
-    """Return the table of a comparison as texts."""
-    return [
-        VerdictRow(
-            metric.title,
-            value_text(metric.a, metric.unit),
-            value_text(metric.b, metric.unit),
-            effect_text(metric),
-            verdict_text(metric),
-            _SIGNS.get(metric.verdict) or ("" if not metric.verdict else "same" if metric.is_settled else "open"),
-            [*_needed_runs(metric), *metric.notes],
-            _noise(metric),
+    """Return the table of a comparison as texts; what several quantities have in common is said with the first."""
+    rows = []
+    told_texts: set[str] = set()
+    for metric in report.metrics:
+        notes = [note for note in metric.notes if note not in told_texts]
+        rows.append(
+            VerdictRow(
+                metric.title,
+                value_text(metric.a, metric.unit),
+                value_text(metric.b, metric.unit),
+                effect_text(metric),
+                verdict_text(metric, with_reason=metric.reason not in told_texts),
+                _SIGNS.get(metric.verdict) or ("" if not metric.verdict else "same" if metric.is_settled else "open"),
+                [*_needed_runs(metric), *notes],
+                _noise(metric),
+            )
         )
-        for metric in report.metrics
-    ]
+        told_texts |= {metric.reason, *notes}
+    return rows
 
 
 def value_text(value: float | None, unit: str) -> str:
@@ -109,13 +114,13 @@ def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}" if value >= 0.01 or value == 0 else f"{value:.0e}"
 
 
-def verdict_text(metric: MetricVerdict) -> str:
+def verdict_text(metric: MetricVerdict, *, with_reason: bool = True) -> str:
     """Return the verdict in words."""
     step = "" if metric.onset_step is None else f"{metric.onset_step:,.0f}"
     text = _WORDS.get(metric.verdict, metric.verdict).format(step=step)
     if metric.verdict in _SIGNS and step and metric.name == "step_time":
         text += f" from step {step} on"
-    return f"{text}: {metric.reason}" if metric.reason else text
+    return f"{text}: {metric.reason}" if metric.reason and with_reason else text
 
 
 def _needed_runs(metric: MetricVerdict) -> list[str]:
@@ -143,21 +148,17 @@ def noise_line(report: ComparisonReport) -> str:
     return f"intervals of {100 * max(confidences):.4g} %, from the noise between runs: {', '.join(metric_noise)}"
 
 
+def lines_before_headline(report: ComparisonReport) -> list[str]:
+    """Return what matters more than any number and is not in the headline."""
+    return [line for line in report.first if line.lower() not in report.headline.lower()]
+
+
 def runs_text(report: ComparisonReport) -> str:
     """Return how many runs were compared."""
     if report.basis:
         return report.basis
     a, b = len(report.a.runs), len(report.b.runs)
-    return "one run each" if a == b == 1 else f"{b} against {a} runs"
-
-
-def group_name(runs: list[str], name: str = "") -> str:
-    """Return a short name for a group of runs, if it has none of its own."""
-    if name:
-        return name
-    first = runs[0] if runs else "nothing"
-    first = first if len(first) <= _MAX_NAME_CHARS else first[: _MAX_NAME_CHARS - 1] + "…"
-    return first if len(runs) < 2 else f"{first} and {len(runs) - 1} more"
+    return "one run each" if a == b == 1 else f"{b} against {a} {'run' if a == 1 else 'runs'}"
 
 
 def change_texts(change: ConfigChange) -> tuple[str, str]:

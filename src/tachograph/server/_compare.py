@@ -13,7 +13,7 @@ from tachograph.comparison import (
     RunEvidence,
     VerdictRow,
     compare_groups,
-    load_clock,
+    load_earlier,
     load_evidence,
     noise_line,
     similar_rows,
@@ -28,7 +28,7 @@ __all__ = ["ComparisonPage", "VerdictLine", "build_comparison_page"]
 
 _MAX_LEARN_S = 1.0
 """Summaries and new records of earlier runs are read for at most this long; the next request continues."""
-_UNREAD = "earlier runs with the same perf_tag are still being read: the noise of the step time may change"
+_UNREAD = "earlier runs like these are still being read: the noise may change"
 
 
 class VerdictLine(msgspec.Struct):
@@ -83,21 +83,20 @@ def build_comparison_page(
 
 def _load_earlier(store: Store, catalog: Catalog, runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], float]:
     """Return earlier runs to learn the noise from, as far as time allows, and the share that has been read."""
-    if not set.intersection(*(set(run.perf_tags) for run in runs)):
-        return [], 1.0
     deadline_s = time.monotonic() + _MAX_LEARN_S
     location = store.folders.resolve(max(runs, key=lambda run: run.started).name)
     rows = similar_rows(catalog, runs, log_dir=None if location is None else location[0], max_s=_MAX_LEARN_S / 2)
-    store.keep_open([*(run.name for run in runs), *(row.id for row in rows)])
+    store.keep_open([*(run.name for run in runs), *(row.id for row, _ in rows)])
     shares = [catalog.indexed_share_for(())]
     earlier = []
-    for row in rows:
+    for row, is_as_fast in rows:
         try:
             run = store.open(row.id)
             run.refresh(max(0.0, deadline_s - time.monotonic()))
             shares.append(run.indexed_share)
             if run.indexed_share == 1.0:
-                earlier.append(load_clock(run))
+                loaded_run = load_earlier(run)
+                earlier.append(loaded_run if is_as_fast else loaded_run.without_clock())
         except (RunNotFoundError, OSError, SegmentError):  # one damaged run does not stop the comparison
             continue
     indexed_share = sum(shares) / len(shares)

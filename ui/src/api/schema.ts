@@ -576,6 +576,8 @@ export interface ComparisonPage {
 /** The result of comparing two groups of runs; `a` is the one to compare with. */
 export interface ComparisonReport {
   schema: number;
+  /** Which runs are judged against which: every verdict and difference is about the first ones. */
+  direction: string;
   a: ComparedGroup;
   b: ComparedGroup;
   headline: string;
@@ -606,16 +608,16 @@ export interface ComparedGroup {
 export interface MetricVerdict {
   name: string;
   title: string;
-  unit: "" | "bytes" | "ratio" | "seconds" | "share";
+  unit: "" | "bytes" | "max_difference" | "ratio" | "seconds" | "share";
   a: number | null;
   b: number | null;
-  /** The relative difference: 0.05 means that the second group is 5 % higher. */
+  /** The relative difference: 0.05 means that the second group is 5 % higher; without a sign if the unit says so. */
   effect: number | null;
   low: number | null;
   /** The interval of the effect. */
   high: number | null;
   confidence: number | null;
-  verdict: "" | "better" | "equal" | "faster" | "identical" | "identical_until" | "less" | "more" | "not_comparable" | "rounding" | "slower" | "unknown" | "worse";
+  verdict: "" | "better" | "different" | "equal" | "faster" | "identical" | "identical_until" | "less" | "more" | "not_comparable" | "rounding" | "slower" | "unknown" | "worse";
   runs_a: number;
   runs_b: number;
   /** The spread between runs that was assumed or observed. */

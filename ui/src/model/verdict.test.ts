@@ -22,7 +22,7 @@ test("runs change sides", () => {
 });
 
 test("the command compares the same runs", () => {
-  expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare a b");
+  expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare b a");
   expect(compareCommand({ before: ["a", "x y"], after: ["b"] })).toBe("tacho compare b --against a 'x y'");
 });
 

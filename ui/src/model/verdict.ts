@@ -60,7 +60,7 @@ export function compareCommand({ before, after }: Sides): string {
   const isPair = before.length === 1 && after.length === 1;
   const names = (runs: string[]): string => runs.map(quote).join(" ");
   return isPair
-    ? `tacho compare ${names([...before, ...after])}`
+    ? `tacho compare ${names([...after, ...before])}`
     : `tacho compare ${names(after)} --against ${names(before)}`;
 }
 
