@@ -459,6 +459,22 @@ def test_restless_or_scattered_runs_are_not_slower(source: random.Random) -> Non
     assert diagnose([{**baseline_speed(), "step_times_s": "x"}, *slow]) == []
 
 
+def test_earlier_runs_that_were_slow_do_not_hide_the_next_slow_run(source: random.Random) -> None:
+    times = [0.5 * math.exp(source.gauss(0.0, 0.003)) for _ in range(10)]
+    slow_at = {"scattered": {2, 7}, "newest": {0, 1}, "many": {1, 4, 8}, "changed": {0, 1, 2, 3}}
+    for kind, numbers in slow_at.items():
+        earlier = [1.1 * time_s if number in numbers else time_s for number, time_s in enumerate(times)]
+        for factor, is_slower in ((1.0, False), (1.17 if kind != "changed" else 1.2, True)):
+            steps = series("sec_per_step", level(source, 400, factor * 0.5, 0.01))
+            found = diagnose([baseline_speed(*earlier), *steps])
+            assert [alert["rule"] for alert in found] == ["slower_than_baseline"] * is_slower, (kind, factor)
+    # Since the last four runs, 0.55 s are usual; two of ten show that a run can take that long.
+    usual = series("sec_per_step", level(source, 400, 0.55, 0.01))
+    assert diagnose([baseline_speed(*(1.1 * time_s for time_s in times[:4]), *times[4:]), *usual]) == []
+    possible = series("sec_per_step", level(source, 400, 0.55, 0.01))
+    assert diagnose([baseline_speed(times[0], 1.1 * times[1], *times[2:9], 1.1 * times[9]), *possible]) == []
+
+
 def test_quantiles_are_those_of_comparisons() -> None:
     from tachograph.comparison import student_quantile
     from tachograph.diagnostics.rules.slower_than_baseline import _QUANTILES

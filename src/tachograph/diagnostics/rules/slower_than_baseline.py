@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tachograph.diagnostics._earlier_levels import EarlierLevels, measure_earlier
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import duration, percent
@@ -36,8 +37,10 @@ class SlowerThanBaseline(Rule):
     runs with this tag, among the 200 runs of the log folder that were written last. A thread does so once: it reads the
     summaries that the list of runs stores, and parts of journals without one. After 160 steps and 30 seconds, the run's
     own median is compared with theirs as `tacho compare` does: the difference must exceed a share, and the
-    difference to be expected from the spread between the runs and from the variation within this one. The alert is
-    opened once; it is resolved if later steps are as fast as in the earlier runs.
+    difference to be expected from the spread between the runs and from the variation within this one. If the earlier
+    runs became slower or faster for good, those since then count. A few that were far off the others do not raise the
+    spread, but the difference must exceed theirs. The alert is opened once; it is resolved if later steps are as fast
+    as in the earlier runs.
 
     A run whose steps are planned to become faster later looks slow at first: use a `perf_tag` of its own, or turn the
     rule off.
@@ -50,7 +53,7 @@ class SlowerThanBaseline(Rule):
         "on the node."
     )
     advice = (
-        "Compare this run with an earlier one: tacho compare EARLIER THIS shows speed, phases, config and versions.",
+        "Compare this run with an earlier one: tacho compare THIS EARLIER shows speed, phases, config and versions.",
         "Compare commits and packages: tacho diff EARLIER THIS.",
         "If the change is intended, use a new perf_tag from now on.",
     )
@@ -66,7 +69,7 @@ class SlowerThanBaseline(Rule):
 
     def reset(self) -> None:
         """Forget the baseline and all step times."""
-        self._levels: list[float] = []
+        self._earlier: EarlierLevels | None = None
         self._blocks: deque[float] = deque(maxlen=_MAX_BLOCKS)
         self._num_skipped = 0
         self._passed_s = 0.0
@@ -80,7 +83,8 @@ class SlowerThanBaseline(Rule):
             valid_times_s = [
                 time_s for time_s in step_times_s if isinstance(time_s, (int, float)) and 0 < time_s < math.inf
             ]
-            self._levels = [math.log(time_s) for time_s in valid_times_s[: len(_QUANTILES)]]
+            newest_first = [math.log(time_s) for time_s in valid_times_s[: len(_QUANTILES)]]
+            self._earlier = measure_earlier(newest_first[::-1]) if newest_first else None
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes."""
@@ -95,22 +99,20 @@ class SlowerThanBaseline(Rule):
             self._num_skipped += 1
             return
         self._blocks.append(math.log(middle))
-        if not self._levels or len(self._blocks) < _MIN_BLOCKS:
+        if self._earlier is None or len(self._blocks) < _MIN_BLOCKS:
             return
         if self._has_reported:
-            self._check_end()
+            self._check_end(self._earlier)
         elif self._passed_s >= _MIN_S:
-            self._compare(stats)
+            self._compare(stats, self._earlier)
 
-    def _compare(self, stats: SignalStats) -> None:
+    def _compare(self, stats: SignalStats, earlier: EarlierLevels) -> None:
         level = median(sorted(self._blocks))
         variation = 1.4826 * median(sorted(abs(block - level) for block in self._blocks))
-        count = len(self._levels)
-        typical = sum(self._levels) / count
+        count, typical = earlier.num_runs, earlier.mean
         noise = max(_FLOOR, _VARIATION_FACTOR * variation)
-        squares = _ASSUMED_DEGREES * noise**2 + sum((earlier_level - typical) ** 2 for earlier_level in self._levels)
-        spread = math.sqrt(squares / (_ASSUMED_DEGREES + count - 1))
-        max_difference = _QUANTILES[count - 1] * spread * math.sqrt(1 + 1 / count)
+        spread = math.sqrt((_ASSUMED_DEGREES * noise**2 + earlier.squares) / (_ASSUMED_DEGREES + count - 1))
+        max_difference = _QUANTILES[count - 1] * spread * math.sqrt(1 + 1 / count) + earlier.max_deviation
         if level - typical <= max(max_difference, math.log1p(self.thresholds.rise)):
             return
         self._has_reported = True
@@ -130,10 +132,9 @@ class SlowerThanBaseline(Rule):
             },
         )
 
-    def _check_end(self) -> None:
+    def _check_end(self, earlier: EarlierLevels) -> None:
         if not self.is_open():
             return
-        typical = sum(self._levels) / len(self._levels)
         recent = median(sorted(list(self._blocks)[-_MIN_BLOCKS:]))
-        if recent - typical < 0.5 * math.log1p(self.thresholds.rise):
+        if recent - earlier.mean < 0.5 * math.log1p(self.thresholds.rise):
             self.resolve(f"steps take {duration(math.exp(recent))} now")
