@@ -40,7 +40,8 @@ def _dispatch(
     forward = scatter_experts_forward
     if not hidden_states.is_cuda:
         forward = reference_experts_forward
-    elif getattr(self, "scattermoe_auto", True) and prefers_grouped_mm(self):
+    elif getattr(self, "scattermoe_auto", True) and (torch.compiler.is_compiling() or prefers_grouped_mm(self)):
+        # A compiled model does not copy tokens and results either, and the kernels would split its graph.
         forward = grouped_mm_experts_forward
     return forward(self, hidden_states, top_k_index, top_k_weights)
 

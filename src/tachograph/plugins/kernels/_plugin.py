@@ -64,6 +64,7 @@ class KernelsPlugin(BasePlugin):
     name = "kernels"
     Options = KernelsOptions
     slots = (Slots.EXPERTS,)
+    needs = ("a mixture-of-experts model", "a GPU for its kernels")
     measured = (
         "a layer on an H200, forward and backward in bfloat16, 64 experts, 8 per token, 4,096 tokens: 0.58x the time "
         "and 0.90x the memory of grouped_mm",
@@ -123,6 +124,12 @@ class KernelsPlugin(BasePlugin):
             warnings.warn(
                 f"plugin kernels: the training runs on {device.type}, where ScatterMoE has no kernels: experts are "
                 "computed in plain torch",
+                stacklevel=2,
+            )
+        elif implementation == "scattermoe" and self.options.scattermoe_auto and trainer.args.torch_compile:
+            warnings.warn(
+                "plugin kernels: torch_compile is on, and grouped_mm is faster in compiled models, so it is used; set "
+                "`scattermoe_auto: false` to use ScatterMoE, which needs less memory",
                 stacklevel=2,
             )
 
