@@ -108,7 +108,7 @@ def test_no_op_plugin_changes_no_weight(make_trainer):
         ("grokfast", "expected a list"),
         ([{"plugin": "grokfast"}], "expected a name, a dotted path"),
         ([BasePlugin], "changed nothing"),
-        (["axolotl.integrations.liger.LigerPlugin"], "not available"),
+        (["axolotl.integrations.densemixer.DenseMixerPlugin"], "not available"),
     ],
 )
 def test_plugin_that_cannot_be_used_is_an_error(make_trainer, entries, message):
@@ -676,6 +676,33 @@ def test_patched_class_is_reported_and_restored(make_trainer):
     assert plugin.report.changes["classes and functions patched"]["names"] == ["LlamaForCausalLM.forward"]
     applied.undo()
     assert transformers.LlamaForCausalLM.forward is original
+
+
+class ModelHookPlugin(BasePlugin):
+    """Patches a library and the model in a hook that receives the model, without saying so."""
+
+    def post_model_load(self, cfg, model):
+        self.library = transformers.models.llama.modeling_llama
+        self.library.LlamaRMSNorm = type("OtherNorm", (), {})
+        self.library.new_function = lambda: None
+        torch.nn.LayerNorm = type("OtherLayerNorm", (), {})
+        model.lm_head.register_forward_hook(lambda *arguments: None)
+        model.loss_function = lambda *arguments, **named: None
+
+
+def test_model_hooks_that_patch_libraries_are_reported_and_undone(make_trainer):
+    library = transformers.models.llama.modeling_llama
+    before = (library.LlamaRMSNorm, torch.nn.LayerNorm)
+    with apply(make_trainer(), [ModelHookPlugin]) as applied:
+        (plugin,) = applied.session.plugins
+        changes = {what: sorted(entry["names"]) for what, entry in plugin.report.changes.items()}
+    path = "transformers.models.llama.modeling_llama"
+    assert changes == {
+        "modules patched": ["lm_head", "the model"],
+        "classes and functions patched": sorted(["torch.nn.LayerNorm", f"{path}.LlamaRMSNorm", f"{path}.new_function"]),
+    }
+    assert (library.LlamaRMSNorm, torch.nn.LayerNorm) == before
+    assert not hasattr(library, "new_function")
 
 
 class FreezePlugin(BasePlugin):

@@ -65,19 +65,17 @@ def conversations(count=16):
     ]
 
 
-@pytest.fixture(scope="session")
-def template_folder(tmp_path_factory):
-    """A folder with models, a tokenizer and data, to copy."""
-    folder = tmp_path_factory.mktemp("train")
+def write_workspace(folder):
+    """Write models, a tokenizer and data to a folder."""
     tokenizer = make_tokenizer()
-    for name, seed in (("model", 7), ("teacher", 8), ("sparse-model", 9), ("moe-model", 10)):
-        model = tiny_moe(seed=seed, vocab_size=len(tokenizer)) if name == "moe-model" else make_model(seed)
-        if name == "sparse-model":
-            with torch.no_grad():
-                for module in model.modules():
-                    if isinstance(module, torch.nn.Linear) and module is not model.lm_head:
-                        groups = module.weight.view(-1, 4)  # the two smallest of every four are zero
-                        groups.scatter_(1, groups.abs().topk(2, largest=False).indices, 0.0)
+    models = {"model": make_model(7), "teacher": make_model(8), "sparse-model": make_model(9)}
+    models["moe-model"] = tiny_moe(seed=10, vocab_size=len(tokenizer))
+    with torch.no_grad():
+        for module in models["sparse-model"].modules():
+            if isinstance(module, torch.nn.Linear) and module is not models["sparse-model"].lm_head:
+                groups = module.weight.view(-1, 4)  # the two smallest of every four are zero
+                groups.scatter_(1, groups.abs().topk(2, largest=False).indices, 0.0)
+    for name, model in models.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.save_pretrained(folder / name)
@@ -86,6 +84,13 @@ def template_folder(tmp_path_factory):
     write_rows(
         folder / "text.jsonl", [{"text": f"the number {number} is followed by {number + 1}"} for number in range(16)]
     )
+
+
+@pytest.fixture(scope="session")
+def template_folder(tmp_path_factory):
+    """A folder with models, a tokenizer and data, to copy."""
+    folder = tmp_path_factory.mktemp("train")
+    write_workspace(folder)
     return folder
 
 

@@ -50,7 +50,7 @@ def test_model_that_is_not_here_leaves_the_config_to_check(workspace):
         ({"plugins": ["spectrum"], "adapter": "lora", "lora_r": 4, "lora_target_linear": True}, "remove the adapter"),
         ({"plugins": ["grokfast"], "base_model": "./modle"}, "base_model='./modle': no such folder"),
         ({"plugins": ["grokfast"], "grokfast_lamb": -1}, "grokfast_lamb=-1"),
-        ({"plugins": ["axolotl.integrations.liger.LigerPlugin"]}, "is not available"),
+        ({"plugins": ["axolotl.integrations.densemixer.DenseMixerPlugin"]}, "is not available"),
     ],
 )
 def test_check_finds_what_is_wrong(workspace, changes, message):

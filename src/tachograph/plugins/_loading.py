@@ -34,6 +34,7 @@ PLUGINS = Registry(
         "grokfast": "tachograph.plugins.grokfast:GrokfastPlugin",
         "kd": "tachograph.plugins.kd:KDPlugin",
         "kernels": "tachograph.plugins.kernels:KernelsPlugin",
+        "liger": "tachograph.plugins.liger:LigerPlugin",
         "llm_compressor": "tachograph.plugins.llm_compressor:LLMCompressorPlugin",
         "lm_eval": "tachograph.plugins.lm_eval:LMEvalPlugin",
         "nemo_gym": "tachograph.plugins.nemo_gym:NemoGymPlugin",
@@ -49,6 +50,7 @@ _AXOLOTL_NAMES = {
     "grokfast": "grokfast",
     "kd": "kd",
     "kernels": "kernels",
+    "liger": "liger",
     "llm_compressor": "llm_compressor",
     "lm_eval": "lm_eval",
     "nemo_gym": "nemo_gym",
@@ -56,7 +58,7 @@ _AXOLOTL_NAMES = {
     "swanlab": "swanlab",
 }
 """The folder of each of Axolotl's plugins, and our name for it."""
-_NOT_AVAILABLE = ("densemixer", "liger")
+_NOT_AVAILABLE = ("densemixer",)
 
 
 class PluginEntry(NamedTuple):

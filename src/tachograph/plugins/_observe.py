@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from tachograph._base.patching import Patches
 
-__all__ = ["LibraryObserver", "ModelObserver"]
+__all__ = ["LibraryObserver", "ModelObserver", "Replacement"]
 
 _LIBRARIES = ("transformers.models.", "transformers.loss.", "transformers.integrations.", "trl.trainer.")
-_MODULES = ("transformers.trainer", "transformers.modeling_utils", "torch.nn.functional")
+_MODULES = ("transformers.trainer", "transformers.modeling_utils", "torch.nn", "torch.nn.functional")
+_PACKAGES = (
+    *("accelerate", "datasets", "huggingface_hub", "numpy", "peft"),
+    *("tokenizers", "torch", "transformers", "trl"),
+)
+"""Packages whose parts the libraries import; parts of any other package were put there by a plugin."""
+_MISSING = object()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ModelObserver:
@@ -46,7 +54,13 @@ class ModelObserver:
 
 
 def _modules(model: Any) -> dict[str, tuple[Any, ...]]:
-    return {name: (id(module), type(module), id(vars(module).get("forward"))) for name, module in model.named_modules()}
+    return {name: _facts(module) for name, module in model.named_modules()}
+
+
+def _facts(module: Any) -> tuple[Any, ...]:
+    values = vars(module)
+    methods = tuple(id(values.get(name)) for name in ("forward", "_loss_function"))
+    return (id(module), type(module), *methods, *(tuple(values.get(name) or ()) for name in _HOOKS))
 
 
 def _parameters(model: Any) -> dict[str, tuple[tuple[int, ...], bool]]:
@@ -58,29 +72,58 @@ def _had_grad(before: dict[str, tuple[tuple[int, ...], bool]], name: str, requir
 
 
 class LibraryObserver:
-    """Remembers the methods and functions of imported libraries, and finds the ones that a hook replaces.
+    """Remembers the classes, methods and functions of imported libraries, and finds the ones that a hook replaces.
 
     A plugin that patches a class does so for every model in the process. Such patches are listed, and undone with the
-    others. Modules that the hook imports first cannot be compared; they are searched for functions of other packages.
+    others. Modules that the hook imports first cannot be compared; they are searched for parts of other packages.
     """
 
     def __init__(self) -> None:
-        self._before = _library_functions()
+        self._before = _library_parts()
         self._modules = {name for name in sys.modules if _is_observed(name)}
 
     def changes(self, patches: Patches) -> list[str]:
-        """Return the names of replaced functions, and restore them when the patches are undone."""
-        replaced_names = []
-        for (owner, name), value in _library_functions().items():
-            label = f"{owner.__name__}.{name}"
-            if (owner, name) in self._before:
-                before = self._before[owner, name]
-                if value is not before:
-                    patches.on_undo(_restore(owner, name, value, before))
-                    replaced_names.append(label)
-            elif _module_of(owner) not in self._modules and _is_foreign(value):
-                replaced_names.append(label)
-        return replaced_names
+        """Return the names of replaced classes and functions, and restore them when the patches are undone."""
+        replacements = self.replacements()
+        for replacement in replacements:
+            patches.on_undo(replacement.restore)
+        return [replacement.label for replacement in replacements]
+
+    def replacements(self) -> list[Replacement]:
+        """Return the classes and functions that were replaced or added since."""
+        replacements = []
+        for (owner, name), value in _library_parts().items():
+            before = self._before.get((owner, name), _MISSING)
+            if value is before:
+                continue
+            is_comparable = _module_of(owner) in self._modules
+            if before is _MISSING and not (_is_foreign(value) and (is_comparable or _is_renamed(name, value))):
+                continue
+            replacements.append(Replacement(owner, name, value, before if is_comparable else value))
+        return replacements
+
+
+class Replacement(NamedTuple):
+    """A class or function of a library that was replaced, and its value before."""
+
+    owner: Any
+    name: str
+    value: Any
+    before: Any
+
+    @property
+    def label(self) -> str:
+        """The module or class, and the name."""
+        return f"{self.owner.__name__}.{self.name}"
+
+    def restore(self) -> None:
+        """Set the value before, unless another one was set since."""
+        if vars(self.owner).get(self.name) is not self.value:
+            return
+        if self.before is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
 
 
 def _is_observed(module: str) -> bool:
@@ -91,28 +134,29 @@ def _module_of(owner: Any) -> str:
     return owner.__name__ if inspect.ismodule(owner) else str(owner.__module__)
 
 
-def _is_foreign(function: Any) -> bool:
-    module = str(getattr(function, "__module__", ""))
-    return bool(module) and module.partition(".")[0] not in {"transformers", "trl", "torch", "builtins", "functools"}
+def _is_foreign(part: Any) -> bool:
+    package = str(getattr(part, "__module__", "")).partition(".")[0]
+    return bool(package) and package not in sys.stdlib_module_names and package not in _PACKAGES
 
 
-def _library_functions() -> dict[tuple[Any, str], Any]:
-    functions: dict[tuple[Any, str], Any] = {}
+def _is_renamed(name: str, part: Any) -> bool:
+    """Return whether a function or a class has another name than its attribute: many classes are only imported."""
+    return inspect.isfunction(part) or getattr(part, "__name__", name) != name
+
+
+def _library_parts() -> dict[tuple[Any, str], Any]:
+    """Return the functions and classes of the observed modules, and the methods of classes that they define."""
+    parts: dict[tuple[Any, str], Any] = {}
     for module_name, module in list(sys.modules.items()):
         if module is None or not _is_observed(module_name):
             continue
         for name, value in list(vars(module).items()):
-            if inspect.isfunction(value):
-                functions[module, name] = value
-            elif inspect.isclass(value) and value.__module__ == module_name:
-                methods = {key: entry for key, entry in vars(value).items() if inspect.isfunction(entry)}
-                functions.update({(value, key): entry for key, entry in methods.items()})
-    return functions
-
-
-def _restore(owner: Any, name: str, replacement: Any, before: Any) -> Any:
-    def restore() -> None:
-        if vars(owner).get(name) is replacement:
-            setattr(owner, name, before)
-
-    return restore
+            if isinstance(value, FunctionType):
+                parts[module, name] = value
+            elif isinstance(value, type):
+                parts[module, name] = value
+                if value.__module__ == module_name:
+                    for key, entry in list(vars(value).items()):
+                        if isinstance(entry, FunctionType):
+                            parts[value, key] = entry
+    return parts

@@ -18,7 +18,15 @@ import torch
 
 from tachograph.plugins._base import BasePlugin, PluginConfig, TrainingSetup
 
-__all__ = ["IGNORE_INDEX", "DeferredLogits", "HeadInput", "OutputHead", "check_arguments", "check_setup"]
+__all__ = [
+    "IGNORE_INDEX",
+    "DeferredLogits",
+    "HeadInput",
+    "OutputHead",
+    "causal_model",
+    "check_arguments",
+    "check_setup",
+]
 
 IGNORE_INDEX = -100
 
@@ -161,7 +169,7 @@ class OutputHead:
         self._was_used = False
         self._extra_inputs: dict[str, Any] = {}
         self.needs_logits = True
-        self.model = _causal_model(model)
+        self.model = causal_model(model)
         self.module = self._find()
         self.linear()  # raises an error if it is not supported
 
@@ -384,7 +392,7 @@ def _reject(plugin: BasePlugin, reasons: Mapping[str, Any]) -> None:
             raise plugin.error(f"{reason}, or remove this plugin from `plugins`")
 
 
-def _causal_model(model: Any) -> Any:
+def causal_model(model: Any) -> Any:
     """Return the model without adapters, compilation and wrappers for several devices."""
     from accelerate.utils import extract_model_from_parallel
 

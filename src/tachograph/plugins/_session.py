@@ -55,6 +55,7 @@ _HOOKS_OF_SLOTS = {
     Slots.ROLLOUTS: "rollout_function",
 }
 """The hook that fills a slot. A plugin that has the hook must return something; the slot alone is not an effect."""
+_LIBRARY_CHANGE = "classes and functions patched"
 _LATE_HOOKS = ("create_optimizer", "create_lr_scheduler")
 """Hooks that are called when training begins, after the trainer is complete."""
 
@@ -303,7 +304,7 @@ class PluginSession:
                 plugin.pre_model_load(self.cfg)
             patched_names = observer.changes(plugin.patches)
             if patched_names:
-                plugin.report.changed("classes and functions patched", patched_names)
+                plugin.report.changed(_LIBRARY_CHANGE, patched_names)
 
     def model_hook(self, hook: str, model: Any) -> None:
         """Call a hook that receives the model, and record its changes.
@@ -315,10 +316,14 @@ class PluginSession:
         for plugin in list(self.plugins):
             if not _overrides(plugin, hook):
                 continue
-            observer = ModelObserver(model)
+            observer, library_observer = ModelObserver(model), LibraryObserver()
             with self._running(plugin, hook):
                 getattr(plugin, hook)(self.cfg, model)
-            for what, names in observer.changes(model).items():
+            changes = observer.changes(model)
+            patched_names = library_observer.changes(plugin.patches)
+            if patched_names:
+                changes[_LIBRARY_CHANGE] = patched_names
+            for what, names in changes.items():
                 if what not in plugin.report.changes:
                     plugin.report.changed(what, names)
 

@@ -16,7 +16,6 @@ _QUANTISATION = "quantisation-aware training is not supported; use `adapter: qlo
 _RELORA = "ReLoRA is not supported; use `adapter: lora`"
 _OTHER_TRACKER = "this tracker is not supported; see the sinks in `telemetry.sinks`"
 _IMAGES = "only text is supported; remove images and audio from the data"
-_LIGER = "Liger kernels are not available as a plugin; remove the key"
 _PLUGIN = "it is an option of a plugin: add that plugin to `plugins`"
 
 UNSUPPORTED_KEYS = {
@@ -55,13 +54,15 @@ UNSUPPORTED_KEYS = {
     "nemo_gym_enabled": f"{_PLUGIN} (nemo_gym)",
     "nemo_gym_head_port": f"{_PLUGIN} (nemo_gym)",
     "nemo_gym_multi_turn": f"{_PLUGIN} (nemo_gym)",
-    "liger_cross_entropy": _LIGER,
-    "liger_fused_linear_cross_entropy": _LIGER,
-    "liger_glu_activation": _LIGER,
-    "liger_layer_norm": _LIGER,
-    "liger_rms_norm": _LIGER,
-    "liger_rope": _LIGER,
-    "liger_swiglu": _LIGER,
+    "liger_cross_entropy": f"{_PLUGIN} (liger)",
+    "liger_fused_linear_cross_entropy": f"{_PLUGIN} (liger)",
+    "liger_glu_activation": f"{_PLUGIN} (liger)",
+    "liger_layer_norm": f"{_PLUGIN} (liger)",
+    "liger_rms_norm": f"{_PLUGIN} (liger)",
+    "liger_rms_norm_gated": f"{_PLUGIN} (liger)",
+    "liger_rope": f"{_PLUGIN} (liger)",
+    "liger_swiglu": f"{_PLUGIN} (liger)",
+    "liger_use_token_scaling": f"{_PLUGIN} (liger)",
     "lisa_n_layers": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
     "lisa_layers_attribute": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
     "lisa_step_interval": "LISA is not supported; use unfrozen_parameters or the plugin spectrum",
