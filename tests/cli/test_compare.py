@@ -70,6 +70,7 @@ def test_fail_on(logs):
         (("old-0", "old-1"), "different", 0),
         (("old-0", "old-1"), "unknown", 3),
         (("old-0", "nosuch"), "worse", 2),
+        (("old-0", "old-1", "--group", "host"), "worse", 2),
         (("new-0", "old-0"), "nosuch", 2),
     ]:
         run_compare(logs, *pair, "--fail-on", words, "--json", code=code)

@@ -30,6 +30,8 @@ __all__ = ["InputError", "compare", "load_runs", "print_report", "seed_spread_op
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
+_MAX_LEARN_S = 10.0
+"""How long the summaries of earlier runs are read for a comparison; they are stored, so the next one has more."""
 _FAILURES = ("worse", "slower", "more", "worse-loss", "different", "unknown")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -138,10 +140,11 @@ def compare(
     """
     try:
         reports = _compare(runs, against, group, where, log_dir, seed_spread, html_file)
-    except (TachographError, OSError) as error:
-        if not fail_on:
+    except (TachographError, OSError, click.ClickException) as error:
+        if not fail_on or isinstance(error, click.UsageError):
             raise
-        raise InputError(str(getattr(error, "strerror", None) or error)) from error
+        message = error.message if isinstance(error, click.ClickException) else getattr(error, "strerror", None)
+        raise InputError(message or str(error)) from error
     from tachograph.comparison import markdown_report
 
     if as_json:
@@ -189,11 +192,16 @@ def _compare(
     pairs = _make_pairs(runs, against, group, where, log_dir)
     from tachograph.comparison import compare_groups, html_report
 
-    similar = _similar_runs(pairs, log_dir)
+    similar, has_all = _similar_runs(pairs, log_dir)
     reports = [
         compare_groups(first, second, earlier=earlier, seed_spread=seed_spread)
         for (first, second), earlier in zip(pairs, similar, strict=True)
     ]
+    if not has_all:
+        for report in reports:
+            report.warnings.append(
+                "the summaries of some earlier runs were not read yet: the noise may change when you repeat this"
+            )
     if not against and group is None:
         for ([reference], [judged]), report in zip(pairs, reports, strict=True):
             if judged.started < reference.started:
@@ -252,18 +260,18 @@ def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: 
     return [(other, members[0]) for other in members[1:]]
 
 
-def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[list[RunEvidence]]:
-    """Return, for each comparison, earlier runs like these: they show the spread between runs."""
+def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> tuple[list[list[RunEvidence]], bool]:
+    """Return, for each comparison, earlier runs like these, and whether there was time to look at all runs."""
     from tachograph.catalog import Catalog
     from tachograph.comparison import load_earlier_folders, similar_rows
 
     if not Path(log_dir).is_dir():
-        return [[] for _ in pairs]
+        return [[] for _ in pairs], True
     catalog = Catalog(log_dir)
-    rows_by_pair = [similar_rows(catalog, [*first, *second]) for first, second in pairs]
+    rows_by_pair = [similar_rows(catalog, [*first, *second], max_s=_MAX_LEARN_S) for first, second in pairs]
     folders = {str(each.row.folder.path): each.row.folder for rows in rows_by_pair for each in rows}
     runs_by_path = dict(zip(folders, load_earlier_folders(folders.values()), strict=True))
-    return [
+    similar = [
         [
             run if each.is_as_fast else run.without_clock()
             for each in rows
@@ -271,6 +279,7 @@ def _similar_runs(pairs: Sequence[Pair], log_dir: str) -> list[list[RunEvidence]
         ]
         for rows in rows_by_pair
     ]
+    return similar, catalog.indexed_share_for(()) == 1.0
 
 
 def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:

@@ -40,9 +40,16 @@ def similar_rows(
     before = max(run.started for run in runs)
     keys = {key for run in runs if (key := training_key(run.config))}
     rows = _finished_rows(catalog, before, without=runs, log_dir=log_dir, max_s=max_s) if tags or keys else []
-    tagged_rows = [row for row in rows if _has_tag(row, tags)][:_MAX_SIMILAR]
-    repeats = [row for row in rows if training_key(row.summary.config) in keys][:_MAX_SIMILAR]
-    return [SimilarRow(row, row in tagged_rows) for row in rows if row in tagged_rows or row in repeats][::-1]
+    similar: list[SimilarRow] = []
+    num_tagged = num_repeats = 0
+    for row in rows:
+        if num_tagged < _MAX_SIMILAR and _has_tag(row, tags):
+            num_tagged += 1
+            similar.append(SimilarRow(row, is_as_fast=True))
+        elif num_repeats < _MAX_SIMILAR and training_key(row.summary.config) in keys:
+            num_repeats += 1
+            similar.append(SimilarRow(row, is_as_fast=False))
+    return similar[::-1]
 
 
 def earlier_rows(

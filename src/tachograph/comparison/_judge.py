@@ -5,7 +5,7 @@ restless this run was, but not how much the next run with the same code differs 
 identical runs different most of the time. With one run in a group, nothing can be learned about the spread between
 runs, so a spread that is assumed or known from earlier runs takes part with some degrees of freedom: an assumed one
 decides alone between two single runs, and counts for little between groups of five. Without one, only the spread within
-the groups counts, and the judgement is Welch's test.
+the groups counts, and the judgement is Welch's test, or Student's if a group has fewer than three runs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ EQUAL_CONFIDENCE = 0.95
 POWER_Z = 0.84
 """A standard normal value is below this with a probability of 80 %."""
 _MAX_RUNS = 1_000
+_MIN_WELCH = 3
+"""The least number of runs in both groups with which each group has a spread of its own."""
 
 
 class Noise(NamedTuple):
@@ -98,7 +100,7 @@ def judge(
     squares = noise.degrees * noise.sd**2 + reference.squares + _squares(second)
     sd = max(math.sqrt(squares / degrees), noise.resolution)
     error = sd * math.sqrt(1 / reference.num_runs + 1 / len(second))
-    if not noise.degrees and min(reference.num_runs, len(second)) > 1:
+    if not noise.degrees and min(reference.num_runs, len(second)) >= _MIN_WELCH:
         error, degrees = _welch(reference, second, noise.resolution)
     # One run of the smaller group may be as far off as single runs have been.
     offset = max(noise.max_deviation, reference.max_deviation) / min(reference.num_runs, len(second))
