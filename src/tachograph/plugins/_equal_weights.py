@@ -5,8 +5,8 @@ Two trainings drift apart after the first step, so their losses say little about
 
     held steps at the initial weights ─► free steps ─► held steps at the weights of the reference after its free steps
 
-In a held step, everything runs as usual (data, loss, accumulation, filters, optimizer), and afterwards the weights are
-restored. Gradients are those that the optimizer receives, without clipping. The reference writes weights and gradients
+In a held step, everything runs as usual (data, loss, accumulation, filters, optimizer), and the next step restores the
+weights. Gradients are those that the optimizer receives, without clipping. The reference writes weights and gradients
 to a folder; the other training loads these weights, and compares its gradients with the files.
 """
 
@@ -121,17 +121,26 @@ class EqualWeightsProbe(TrainerCallback):
         optimizer.register_step_pre_hook(lambda *_: self._before_step())
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore the weights before and after a held step; a plugin may have changed them since the optimizer did."""
+        if self._is_held(self._step) or self._is_held(self._step - 1):
+            with torch.no_grad():
+                for parameter, weight in zip(self._trained(), self._weights, strict=True):
+                    parameter.copy_(weight)
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop after the last held step."""
         if self._step >= 2 * self._num_held + self._num_free:
             control.should_training_stop = True
 
-    def _is_held(self) -> bool:
-        return self._step < self._num_held or self._step >= self._num_held + self._num_free
+    def _is_held(self, step: int) -> bool:
+        return 0 <= step < self._num_held or step >= self._num_held + self._num_free
 
     def _before_step(self) -> None:
         """Save the gradients that the optimizer receives, or compare them with those of the reference."""
-        if not self._is_held():
+        if not self._is_held(self._step):
             return
         gradients = {
             name: parameter.grad.detach() for name, parameter in self._parameters.items() if parameter.grad is not None
@@ -163,10 +172,6 @@ class EqualWeightsProbe(TrainerCallback):
             self.notes.append(text)
 
     def _after_step(self) -> None:
-        if self._is_held():
-            with torch.no_grad():
-                for parameter, weight in zip(self._trained(), self._weights, strict=True):
-                    parameter.copy_(weight)
         self._step += 1
         self._loss = 0.0
         if self._step == self._num_held + self._num_free:

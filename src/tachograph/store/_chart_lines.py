@@ -17,6 +17,7 @@ points are sorted first; that case is slower but rare.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,7 +25,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tsdownsample import MinMaxDownsampler
 
 from tachograph.store._columns import (
     CHUNK,
@@ -60,7 +60,13 @@ MIN_COARSE_POINTS = 50_000
 _MAX_MARKS = 500
 _BLOCK_POINTS = 1_000
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
-_downsampler = MinMaxDownsampler()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _downsampler() -> Any:
+    from tsdownsample import MinMaxDownsampler  # not needed to compare runs
+
+    return MinMaxDownsampler()  # type: ignore[no-untyped-call]
 
 
 class ColumnSource(Protocol):
@@ -462,9 +468,9 @@ def choose_extremes(x: npt.NDArray[Any], y: Floats, num_points: int) -> Integers
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     # Buckets of equal width need an x range; points at one position are divided by count.
     if x[-1] > x[0]:
-        extremes = _downsampler.downsample(x, y, n_out=num_points)
+        extremes = _downsampler().downsample(x, y, n_out=num_points)
     else:
-        extremes = _downsampler.downsample(y, n_out=num_points)
+        extremes = _downsampler().downsample(y, n_out=num_points)
     indexes = np.sort(np.concatenate([[0], extremes.astype(np.int64), [len(y) - 1]]))
     return indexes[np.diff(indexes, prepend=-1) > 0]  # several times as fast as `np.unique`
 
