@@ -229,7 +229,37 @@ def test_mask_reaches_the_loss(make_job, monkeypatch):
     assert batch["prompt_ids"].tolist() == [[10, 11]] * 4
 
 
-def test_missing_rewards_leave_the_model_unchanged(make_job):
+def test_prompts_have_tools_and_all_messages(make_job, monkeypatch):
+    from trl import GRPOTrainer
+
+    tool = {"type": "function", "name": "sum", "strict": True, "parameters": {"type": "object"}}
+    data = rows()
+    for row in data[1:]:
+        row["responses_create_params"] = {**row["responses_create_params"], "tools": [tool]}
+    write_rows("gym.jsonl", data)
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name + ';' }}{% endfor %}{% for message in messages %}"
+        "{% if message.role in ('system', 'user') %}{{ message.role + ':' + message.content + ';' }}{% endif %}"
+        "{% endfor %}"
+    )
+    prompts = set()
+    generate = GRPOTrainer._generate_single_turn
+
+    def record(trainer, prompt_ids, *arguments, **kwargs):
+        prompts.update(trainer.processing_class.decode(ids).replace(" ", "") for ids in prompt_ids)
+        return generate(trainer, prompt_ids, *arguments, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", record)
+    with running_gym({"math": verify}) as gym:
+        make_job(
+            **options(gym, chat_template="jinja", chat_template_jinja=template, micro_batch_size=16, max_steps=1)
+        ).run()
+        bodies = gym.servers["math"].bodies("/verify")
+    assert prompts == {"sum;system:bebrief;user:add;", "system:bebrief;user:add;"}
+    assert bodies[0]["responses_create_params"]["input"][0]["role"] == "developer"
+
+
+def test_missing_rewards_leave_the_model_unchanged(make_job, caplog):
     """A group without rewards adds nothing to the gradient, with one turn and with several."""
     write_rows("gym.jsonl", rows())
     broken = Fault(status=400)
@@ -246,6 +276,8 @@ def test_missing_rewards_leave_the_model_unchanged(make_job):
         assert f"plugin/nemo_gym/{server}/reward_mean" not in run.metrics
         assert values(run, "plugin/nemo_gym/active") == [0.0, 0.0]
         assert result.metrics["train_loss"] == 0.0
+        assert "All reward functions returned None" not in caplog.text  # TRL would print the whole row
+        assert ("model server are not updated" in caplog.text) == multi_turn
 
 
 def test_half_of_the_rewards_train_the_model(make_job):

@@ -11,6 +11,8 @@ hands over the rows of the batch.
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +41,13 @@ __all__ = ["GymTrainerMixin", "NemoGymPlugin"]
 
 _MAX_PROBLEMS = 10
 _PROBE_S = 5.0
-_OWN_METHODS = ("_generate_and_score_completions", "_calculate_rewards", "_tokenize_prompts")
+_TRL_LOGGER = "trl.trainer.grpo_trainer"
+_STALE_AGENTS = (
+    "the weights of the agents' model server are not updated: set `trl: {use_vllm: true, vllm_mode: server}` to send "
+    "them before each generation"
+)
+_MIN_TRL = (1, 16)
+_OVERRIDDEN_METHODS = ("_generate_and_score_completions", "_calculate_rewards", "_tokenize_prompts")
 
 
 class GymTrainerMixin:
@@ -82,6 +90,7 @@ class NemoGymPlugin(BasePlugin):
     def __init__(self) -> None:
         self._rows: list[GymRow] = []
         self._servers: GymServers | None = None
+        self._used_servers: dict[str, GymServer] = {}
         self._model_name = ""
         self._batch: list[tuple[dict[str, Any], str | None]] = []
         self._prefix = ""
@@ -108,15 +117,17 @@ class NemoGymPlugin(BasePlugin):
             else f"rewards completions with the servers of the NeMo Gym at {head} (/verify)"
         ]
         if self._rows:
-            lines.append(f"trains on {len(self._rows):,} rows of {len(options.nemo_gym_datasets)} datasets")
+            num_datasets = len(options.nemo_gym_datasets)
+            lines.append(f"trains on {len(self._rows):,} rows of {num_datasets} dataset{'s' * (num_datasets != 1)}")
         if options.nemo_gym_config_paths:
             lines.append("nemo_gym_config_paths has no effect: start the servers with `ng_run`")
-        if options.nemo_gym_multi_turn and not (cfg.trl or {}).get("use_vllm"):
-            lines.append(
-                "the weights of the agents' model server are not updated: set `trl: {use_vllm: true, vllm_mode: "
-                "server}` to send them after each step"
-            )
+        if self._has_stale_agents(cfg):
+            lines.append(_STALE_AGENTS)
         return lines
+
+    def _has_stale_agents(self, cfg: PluginConfig) -> bool:
+        """Return whether completions come from a model that is not the trained one, after the first step."""
+        return self.options.nemo_gym_multi_turn and not (cfg.trl or {}).get("use_vllm")
 
     def load_datasets(self, cfg: PluginConfig, preprocess: bool = False) -> Any:
         """Return the rows of `nemo_gym_datasets`, as prompts."""
@@ -154,6 +165,7 @@ class NemoGymPlugin(BasePlugin):
 
     def check_setup(self, cfg: PluginConfig, setup: TrainingSetup) -> None:
         """Find the servers, the server of each row, and rows that the chat template cannot render."""
+        _check_trl(self)
         options = self.options
         self._model_name = options.nemo_gym_model_name or cfg.base_model or "model"
         servers = self._connect()
@@ -167,7 +179,7 @@ class NemoGymPlugin(BasePlugin):
                         "nemo_gym_server_timeout to the seconds to wait"
                     )
                 time.sleep(0.5)
-        self._servers = servers
+        self._servers, self._used_servers = servers, used_servers
         self._rows = []
 
     def _connect(self) -> GymServers:
@@ -208,11 +220,6 @@ class NemoGymPlugin(BasePlugin):
 
     def get_trainer_cls(self, cfg: PluginConfig) -> type | None:
         """Return the mixin that hands over rows."""
-        from trl import GRPOTrainer
-
-        missing_methods = [method for method in _OWN_METHODS if not hasattr(GRPOTrainer, method)]
-        if missing_methods:
-            raise self.error(f"this version of TRL has no {missing_methods[0]}: pip install 'trl>=1.16'")
         return type("NemoGymMixin", (GymTrainerMixin,), {"gym_plugin": self})
 
     def reward_functions(self, cfg: PluginConfig) -> Mapping[str, Callable[..., Any]]:
@@ -227,9 +234,14 @@ class NemoGymPlugin(BasePlugin):
 
     def post_trainer_create(self, cfg: PluginConfig, trainer: Any) -> None:
         """Record the servers."""
-        assert self._servers is not None  # noqa: S101 - checked before
-        group = self._servers.agents if self.options.nemo_gym_multi_turn else self._servers.resources
-        self.report.changed("servers connected", [str(server) for server in group.values()])
+        logging.getLogger(_TRL_LOGGER).addFilter(_is_not_about_missing_rewards)
+        if self._has_stale_agents(cfg):
+            warn("nemo_gym: %s", _STALE_AGENTS)
+        self.report.changed("servers connected", [str(server) for server in self._used_servers.values()])
+
+    def post_train_unload(self, cfg: PluginConfig) -> None:
+        """Let TRL print its warnings again."""
+        logging.getLogger(_TRL_LOGGER).removeFilter(_is_not_about_missing_rewards)
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -425,6 +437,22 @@ class NemoGymPlugin(BasePlugin):
             max_retries=self.options.nemo_gym_max_retries,
             max_response_bytes=int(self.options.nemo_gym_max_response_mb * 2**20),
         )
+
+
+def _is_not_about_missing_rewards(record: logging.LogRecord) -> bool:
+    """Return whether to print a line of TRL: it prints the whole row of each batch with a missing reward."""
+    return "All reward functions returned None" not in str(record.msg)[:100]
+
+
+def _check_trl(plugin: NemoGymPlugin) -> None:
+    """Raise an error if TRL is older than the version whose treatment of missing rewards is known."""
+    from trl import GRPOTrainer, __version__
+
+    is_old = tuple(int(part) for part in re.findall(r"\d+", __version__)[:2]) < _MIN_TRL
+    missing_methods = [method for method in _OVERRIDDEN_METHODS if not hasattr(GRPOTrainer, method)]
+    if is_old or missing_methods:
+        reason = f"; it has no {missing_methods[0]}" if missing_methods else ""
+        raise plugin.error(f"TRL {__version__} is not supported{reason}: pip install 'trl==1.16.*'")
 
 
 def _columns_of(row: GymRow) -> dict[str, Any]:
