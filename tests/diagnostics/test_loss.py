@@ -288,7 +288,7 @@ def test_shift_resolves_when_the_loss_is_back(source: random.Random) -> None:
 def test_sudden_drop_to_a_tenth_is_reported(source: random.Random) -> None:
     losses = [value * (0.1 if at >= 900 else 1) for at, value in enumerate(falling(source, 1500))]
     (opened,) = only_alert(diagnose(series("loss", losses)), "loss_shift")
-    assert opened["severity"] == "info" and 900 < opened["global_step"] < 950
+    assert opened["severity"] == "warning" and 900 < opened["global_step"] < 950
     assert opened["title"].startswith("Loss has been 90 % lower since about step 8")
 
 
@@ -324,7 +324,7 @@ def test_fresh_weights_are_a_reset_and_rules_start_over(source: random.Random) -
     )
     assert {alert["rule"] for alert in alerts} == {"loss_reset"}
     opened, resolved = alerts_of_rule(alerts, "loss_reset")[0]
-    assert opened["severity"] == "info" and resolved["global_step"] < 1120
+    assert opened["severity"] == "warning" and resolved["global_step"] < 1120
     evidence = opened["evidence"]
     assert evidence["first"] == losses[0] and evidence["value"] == losses[1000] and evidence["level_before"] < 3
 
@@ -559,6 +559,25 @@ def test_plateau_gain_is_configurable(source: random.Random) -> None:
     losses = [3 - 0.6 * at / 6000 + source.gauss(0, 0.02) for at in range(6000)]
     assert diagnose(series("loss", losses)) == []
     assert only_alert(diagnose(series("loss", losses), {"plateau": {"least_gain": 0.05}}), "plateau")
+
+
+def test_spike_in_the_first_values_is_found(source: random.Random) -> None:
+    for noise in (0.02, 0.2):
+        for at in (8, 20, 40):
+            losses = [10 * math.exp(-index / 25) + 2 + source.gauss(0, noise) for index in range(200)]
+            losses[12 if at == 40 else at] *= 6
+            losses[at] *= 6
+            history = only_alert(diagnose(series("loss", losses)), "loss_spike")
+            assert [alert["occurrence"]["step"] for alert in history if "occurrence" in alert][-1] == at
+
+
+def test_noisy_start_has_no_spike() -> None:
+    num_alerts = 0
+    for seed in range(200):
+        source = random.Random(seed)
+        losses = [2.0 * source.lognormvariate(0, 0.3) for _ in range(40)]
+        num_alerts += bool(diagnose(series("loss", losses)))
+    assert num_alerts <= 2
 
 
 # Overfitting -------------------------------------------------------------------------------------------------------

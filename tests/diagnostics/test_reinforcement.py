@@ -255,3 +255,27 @@ def test_reward_drop_share_is_configurable(source: random.Random) -> None:
     rewards = up_and_down(source, 0.6)
     assert alerts_of_rule(diagnose(series("reward", rewards), {"reward_drop": {"share": 0.2}}), "reward_drop")
     assert diagnose(series("reward", up_and_down(source, 0.0)), {"reward_drop": {"share": 3.0}}) == []
+
+
+def test_fall_in_the_last_records_is_found(source: random.Random) -> None:
+    rewards = [*(-1_600 + source.gauss(0, 60) for _ in range(100)), -5_000.0, -20_000.0, -30_431.0]
+    (opened,) = only_alert(diagnose(series("reward", rewards)), "reward_drop")
+    assert opened["global_step"] == 102
+
+
+def test_single_low_reward_is_ignored(source: random.Random) -> None:
+    rewards = [-1_600 + source.gauss(0, 60) for _ in range(200)]
+    rewards[100] = -20_000.0
+    rewards[150] = -20_000.0
+    assert diagnose(series("reward", rewards)) == []
+
+
+def test_sudden_entropy_collapse_is_a_fault_while_reward_rises(source: random.Random) -> None:
+    entropies = [*level(source, 160, 0.8), *level(source, 160, 0.08)]
+    (opened,) = only_alert(diagnose(series("entropy", entropies, reward=lambda at: at / 100)), "entropy_collapse")
+    assert opened["global_step"] < 200
+
+
+def test_falling_entropy_of_supervised_training_is_healthy(source: random.Random) -> None:
+    entropies = [2.0 * math.exp(-at / 100) + 0.05 for at in range(600)]
+    assert diagnose(series("entropy", entropies, loss=lambda at: 2.0 * math.exp(-at / 100) + 0.1)) == []

@@ -265,7 +265,8 @@ class SignalStats:
                 is_abnormal = listener.on_outlier(self, value) or is_abnormal
         if is_abnormal:
             self._clipped_values[len(self._block)] = value
-            value = self.outlier_above
+            # Before there is a band, the value before stands for an abnormal one.
+            value = self.outlier_above if self.outlier_above < math.inf or self.last is None else self.last
         self._block.append(value)
         if len(self._block) == BLOCK:
             self._finish_block(self._block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Annotated
 
 from msgspec import Meta
@@ -17,6 +18,8 @@ __all__ = ["EntropyCollapse"]
 
 _MIN_POINTS = 4
 _FALL = 0.93
+_SUDDEN_SHARE = 0.3
+_NUM_SUDDEN = 4
 
 
 class EntropyCollapse(Rule):
@@ -24,7 +27,8 @@ class EntropyCollapse(Rule):
 
     Falling entropy alone is normal in reinforcement learning: the policy trades it for reward. It is a fault when the
     reward no longer rises, or rises at less than half its average pace. While the entropy keeps falling, a larger
-    fraction is enough, provided that a reward is recorded.
+    fraction is enough, provided that a reward is recorded. An entropy that collapses within a few blocks is a fault
+    whatever the reward does.
     """
 
     name = "entropy_collapse"
@@ -54,6 +58,7 @@ class EntropyCollapse(Rule):
         """Forget all rewards and entropies."""
         self._reward = RewardTrend()
         self._history = History()
+        self._levels: deque[float] = deque(maxlen=_NUM_SUDDEN)
         self._opened_at = 0.0
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
@@ -71,6 +76,7 @@ class EntropyCollapse(Rule):
         if first is None or first <= 0 or stats.level < 0:
             return  # the entropy of continuous actions can be negative, where shares are meaningless
         self._history.add(stats.level)
+        self._levels.append(stats.level)
         share = stats.level / first
         if self.is_open():
             if share > 2 * self._opened_at:  # clearly higher, so that the alert does not flap
@@ -78,10 +84,13 @@ class EntropyCollapse(Rule):
             if self._opened_at <= self.thresholds.share or share >= self.thresholds.share:
                 return  # otherwise it has collapsed since it was reported as falling
         limits, has_reward = self.thresholds, "reward" in self.signals
+        if "loss" in self.signals and not (has_reward or self.context.is_reinforcement or "kl" in self.signals):
+            return  # the entropy of tokens in supervised fine-tuning falls with the loss
         is_rising = self._reward.is_rising() if has_reward else False
-        if is_rising is not False:
-            return
         has_collapsed = share < limits.share
+        is_sudden = has_collapsed and stats.level < _SUDDEN_SHARE * max(self._levels)
+        if is_rising is not False and not is_sudden:
+            return
         if has_collapsed or (share < limits.falling_share and has_reward and self._is_falling()):
             self._opened_at = limits.share if has_collapsed else limits.falling_share
             evidence = {
@@ -94,7 +103,9 @@ class EntropyCollapse(Rule):
             }
             verb = "has collapsed to" if has_collapsed else "keeps falling and is at"
             title = f"Entropy {verb} {percent(share)} of its initial value: {figure(stats.level)}"
-            message = "The reward has stopped rising." if has_reward else "No reward is recorded to compare with."
+            message = "It fell within a few blocks." if is_sudden else "The reward has stopped rising."
+            if not has_reward:
+                message = "No reward is recorded to compare with."
             self.report(title, message, evidence=evidence)
 
     def _is_falling(self) -> bool:

@@ -25,12 +25,13 @@ class LossReset(Rule):
     Fresh weights cause exactly that. After a jump to the initial value, the rule compares the next values with the
     first values of the run, one by one and then in blocks of sixteen, until the loss has fallen noticeably. If it does
     not fall, or falls in a different way, it is a spike or a divergence, which is reported by then. All rules
-    about the loss start over after a reset, so that an intended one is not reported as a divergence. The rule is
-    inactive until the loss has fallen noticeably.
+    about the loss start over after a reset, so that an intended one is not reported as a divergence. The first
+    reset is a warning; if more follow, a schedule seems to restart the training on purpose. The rule is inactive
+    until the loss has fallen noticeably.
     """
 
     name = "loss_reset"
-    severity = "info"
+    severity = "warning"
     meaning = (
         "The model has fresh weights. Either a schedule restarts training on purpose, or a checkpoint was not loaded, "
         "was loaded into a different model, or was overwritten."
@@ -65,6 +66,7 @@ class LossReset(Rule):
     def reset(self) -> None:
         """Forget all values."""
         self._first: float | None = None
+        self._num_resets = 0
         self._start: list[float] = []
         self._levels: list[float] = []
         self._jump: dict[str, Any] | None = None
@@ -142,10 +144,12 @@ class LossReset(Rule):
     def _report(self, jump: dict[str, Any]) -> None:
         self._first = jump["value"]
         rise = f"{figure(jump['value'])} at step {jump['step']}, from {figure(jump['level_before'])}"
+        self._num_resets += 1
         self.report(
             f"Loss is back at its initial value: {rise}",
             "It falls again as at the start: training seems to have restarted with fresh weights.",
             evidence=jump,
+            severity="info" if self._num_resets > 1 else None,  # a schedule that restarts again and again
         )
         self.context.announce_change("restart")
 

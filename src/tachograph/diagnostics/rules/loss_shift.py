@@ -23,11 +23,12 @@ _MAX_LEVELS = 2 * _SCALES[-1] + 1
 class LossShift(Rule):
     """The loss has moved to a higher level, or has suddenly dropped to a fraction of its level, and stays there.
 
-    The rule compares the last 2, 4, 8, 16 or 32 blocks of sixteen values with as many blocks before, leaving one block
-    between for the change itself. A rise must exceed a share of the level and several times its error. A rise is a
-    warning if the recorded learning rate and batch size do not explain it; if no learning rate is recorded, the alert
-    is for information only, because a schedule may be the reason. A drop must be sudden, as a loss that falls fast is
-    healthy; it is reported for information. Large rises are spikes or divergences: see `loss_spike` and `divergence`.
+    The rule compares the last 2, 4, 8, 16 or 32 blocks of sixteen values with as many blocks before, leaving one
+    block between for the change itself. A rise must exceed a share of the level and several times its error. A rise
+    is a warning if the recorded learning rate and batch size do not explain it; if no learning rate is recorded,
+    the alert is for information only, because a schedule may be the reason. A drop must be sudden, as a loss that
+    falls fast is healthy; it is a warning: a loss that suddenly needs no learning is rarely earned. Large rises are
+    spikes or divergences: see `loss_spike` and `divergence`.
 
     The rule starts over after a sudden change of the learning rate or the batch size. It is inactive in reinforcement
     learning, where the loss does not measure progress.
@@ -129,7 +130,7 @@ class LossShift(Rule):
         if last_step - change_step > 2 * (change_step - first_step):
             return  # recorded more rarely than before, so the loss had time to fall
         if new < (1 - self.thresholds.drop) * old and max(before) < 1.5 * min(before):
-            self._report(stats, 2, old, new, f"{percent(1 - new / old)} lower", "info", "")
+            self._report(stats, 2, old, new, f"{percent(1 - new / old)} lower", "warning", "")
 
     def _report(
         self, stats: SignalStats, num: int, old: float, new: float, change: str, severity: str, note: str

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
 
 _MAX_WAIT_VALUES = 8
 _MAX_REPORTED = 100
+_MIN_EARLY = 6
+_NUM_EARLY = 16
+_EARLY_CHANGES = 12.0
+_EARLY_SHARE = 0.6
+_CLEAR_SIGMAS = 8.0
+"""From this height on, a spike may have peers."""
 _REPORT_EVERY = 16
 """Of the spikes after the first 100 of an alert, only every sixteenth is reported."""
 
@@ -27,6 +34,9 @@ class LossSpike(Rule):
     then on the rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes
     longer, and *not recovering* if the loss stays up. A jump that is barely a spike is reported when it has come
     halfway back or risen further; if it does neither within a few values, it is a new level: see `loss_shift`.
+
+    Until 32 values have shown the spread, a value is a spike if it is far above the last values, by many times their
+    usual change and by a large share.
 
     Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
     while after a resume and after a sudden change of the learning rate or the batch size, and in reinforcement
@@ -87,11 +97,17 @@ class LossSpike(Rule):
         """Define the outliers of the loss."""
         return self.thresholds.sigmas, self.thresholds.least_share
 
+    def on_signal(self, stats: SignalStats) -> None:
+        """Ask for each of the first values."""
+        stats.watch(self, -math.inf)
+
     def on_change(self, change: str) -> None:
         """Start over with fresh weights."""
         if change == "restart":
             self.resolve("training restarted with fresh weights")
             self.reset()
+            if "loss" in self.signals:
+                self.on_signal(self.signals["loss"])
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Start a spike, or follow the current one."""
@@ -99,18 +115,39 @@ class LossSpike(Rule):
             return False
         if self._spike is not None:
             return self._follow(self._spike, stats, value)
+        if stats.sigma is None:
+            return self._check_early(stats, value)
         level, sigma = stats.level, stats.sigma or 0.0
         if level is None or sigma <= 0 or stats.num_added < self._muted_until:
             return False  # constant, where every change is infinitely many sigmas, or still up from the last spike
         height = value - level
         if height < self.thresholds.least_gain * ((stats.first_level or 0.0) - level):
             return False  # negligible compared with the progress of the run
-        if stats.num_rises(0.6 * height) > self.thresholds.most_peers:
+        num_peers = stats.num_rises(0.6 * height)
+        if num_peers > self.thresholds.most_peers or (num_peers > 1 and height < _CLEAR_SIGMAS * sigma):
             return False
         if level > 0 and math.log(value / level) < self.thresholds.sigmas * stats.log_sigma():
             return False  # a loss with a skewed distribution, as with small batches
+        self._begin(stats, value, level, height / sigma, stats.outlier_above)
+        return True
+
+    def _check_early(self, stats: SignalStats, value: float) -> bool:
+        """Compare one of the first values with those before it, whose spread is not known yet."""
+        values = stats.last_values(_NUM_EARLY)
+        if len(values) < _MIN_EARLY:
+            return False
+        level = median(sorted(values[-5:]))
+        changes = sorted(abs(after - before) for before, after in itertools.pairwise(values))
+        distance = max(_EARLY_CHANGES * changes[len(changes) // 2], _EARLY_SHARE * abs(level), 2 * changes[-2])
+        height = value - level
+        if height < distance or height < 2 * (max(values[-8:]) - level):
+            return False
+        self._begin(stats, value, level, height / (changes[len(changes) // 2] or height), level + distance)
+        return True
+
+    def _begin(self, stats: SignalStats, value: float, level: float, sigmas: float, limit: float) -> None:
         # Frozen at the start of the spike: the level itself follows the spike if it lasts.
-        self._calm_below = level + 0.5 * (stats.outlier_above - level)
+        self._calm_below = level + 0.5 * (limit - level)
         self._num_calm = 0
         self._num_spikes = self._num_spikes + 1 if self.is_open() else 1
         self._spike = {
@@ -118,7 +155,7 @@ class LossSpike(Rule):
             "value": value,
             "peak": value,
             "level_before": level,
-            "sigmas": height / sigma,
+            "sigmas": sigmas,
             "class": "open",
             "values": 0,
             **self._gradient_norms(),
@@ -127,12 +164,13 @@ class LossSpike(Rule):
         self._is_reported = value >= self._clear_above and not self.context.may_be_reset
         if self._is_reported:
             self._report(stats, self._spike)
-        return True
 
     def on_block(self, stats: SignalStats) -> None:
         """Detect a late recovery, and resolve the alert when the loss has been calm for long enough."""
         if self._spike is not None:
             return
+        if stats.num_in_blocks <= 2 * BLOCK and stats.sigma is not None:
+            stats.watch(self, None)  # no longer for every value
         if self._stays_up:
             if stats.values[-4] < self._calm_below:
                 self._stays_up = False
@@ -188,11 +226,11 @@ class LossSpike(Rule):
             self._end(stats)
             if self.is_open():  # another alert may have absorbed it
                 self._report(stats, {**spike, "level_after": value if is_back else stats.level})
-        return value >= stats.outlier_above
+        return value >= (stats.outlier_above if stats.sigma is not None else self._calm_below)
 
     def _end(self, stats: SignalStats) -> None:
         self._spike = None
-        stats.watch(self, None)
+        stats.watch(self, None if stats.sigma is not None else -math.inf)
 
     def _report(self, stats: SignalStats, spike: dict[str, Any]) -> None:
         if not self._is_worth_reporting():

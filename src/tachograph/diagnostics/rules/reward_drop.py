@@ -17,6 +17,9 @@ __all__ = ["RewardDrop"]
 _NUM_SIGMAS = 8
 _MIN_CHANGES = 8
 _NUM_CHANGES = 32
+_NUM_LOW = 3
+_LOW_RANGE = 0.5
+_LOW_SIGMAS = 6.0
 
 
 class RewardDrop(Rule):
@@ -24,7 +27,8 @@ class RewardDrop(Rule):
 
     The rule compares the means of the last two blocks of sixteen values with the highest such mean before: the current
     one must be lower by a share of the gain since the start and by several standard errors, or by several times the
-    usual change from block to block. A reward that never rose must fall further. The rule ignores rewards of preference
+    usual change from block to block. A reward that never rose must fall further. Values far below everything before are
+    reported at once, when three of them follow each other. The rule ignores rewards of preference
     training, such as `rewards/chosen`, because they are expected to fall.
     """
 
@@ -59,15 +63,35 @@ class RewardDrop(Rule):
         self._last_mean: float | None = None
         self._changes: deque[float] = deque(maxlen=_NUM_CHANGES)  # between the means of neighbouring blocks
         self._sigmas: deque[float] = deque(maxlen=_NUM_SIGMAS)
+        self._lowest, self._highest = math.inf, -math.inf
+        self._low_values: list[float] = []
+        self._low_at = -1
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
         """Measure the spread; report no outliers."""
         return math.inf, 0.0
 
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Handle a value far below all values before: three in a row are a fall, however long the next block takes."""
+        self._low_values = [*self._low_values, value] if stats.num_added == self._low_at + 1 else [value]
+        self._low_at = stats.num_added
+        if len(self._low_values) >= _NUM_LOW and not self.is_open() and self._peak is not None:
+            self._report(stats, sum(self._low_values) / len(self._low_values), False)
+        return False
+
+    def _watch_low(self, stats: SignalStats, sigma: float) -> None:
+        """Ask for values below all values so far, by a large part of their range and by many spreads."""
+        lowest, highest = stats.values[0], stats.values[-1]
+        self._lowest, self._highest = min(self._lowest, lowest), max(self._highest, highest)
+        distance = max(_LOW_RANGE * (self._highest - self._lowest), _LOW_SIGMAS * sigma)
+        stats.low = self._lowest - distance if distance > 0 else -math.inf
+
     def on_block(self, stats: SignalStats) -> None:
         """Compare the mean of two blocks with the peak."""
-        mean = sum(stats.values) / len(stats.values)
+        values = stats.values[1:-1]  # without the lowest and the highest: one bad episode is no fall
+        mean = sum(values) / len(values)
         last, self._last_mean = self._last_mean, mean
+        self._watch_low(stats, stats.sigma or 0.0)
         if last is None or stats.sigma is None:
             return
         if not self.is_open():
@@ -92,16 +116,20 @@ class RewardDrop(Rule):
             if drop < 0.5 * limit:  # clearly smaller, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(level)}")
         elif drop > limit > 0:
-            evidence = {
-                "metric": stats.metric,
-                "level": level,
-                "peak": self._peak,
-                "peak_step": self._peak_step,
-                "initial": self._initial,
-                "step": self.context.step,
-            }
-            title = f"Reward fell to {figure(level)} from its peak of {figure(self._peak)} at step {self._peak_step}"
-            message = f"It started at {figure(self._initial)}."
-            if has_gained:
-                message = f"It has lost {percent(drop / gain)} of its gain."
-            self.report(title, message, evidence=evidence)
+            self._report(stats, level, has_gained)
+
+    def _report(self, stats: SignalStats, level: float, has_gained: bool) -> None:
+        peak, initial = self._peak or 0.0, self._initial or 0.0
+        evidence = {
+            "metric": stats.metric,
+            "level": level,
+            "peak": self._peak,
+            "peak_step": self._peak_step,
+            "initial": self._initial,
+            "step": self.context.step,
+        }
+        title = f"Reward fell to {figure(level)} from its peak of {figure(peak)} at step {self._peak_step}"
+        message = f"It started at {figure(initial)}."
+        if has_gained:
+            message = f"It has lost {percent((peak - level) / (peak - initial))} of its gain."
+        self.report(title, message, evidence=evidence)
