@@ -27,7 +27,7 @@ from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.train._config import GROUPS
 from tachograph.train._dataset_config import CustomFormat, DatasetConfig
-from tachograph.train._known_keys import IGNORED_KEYS, IGNORED_TRL_OPTIONS, UNSUPPORTED_KEYS
+from tachograph.train._known_keys import IGNORED_KEYS, IGNORED_TRL_OPTIONS, PLUGIN_KEYS, UNSUPPORTED_KEYS
 from tachograph.train._templates import TEMPLATES, describe_template
 from tachograph.usage import UsageConfig
 from tachograph.usage._describe import describe_events
@@ -208,7 +208,7 @@ def train_page(page: str) -> str:
             "unsupported_keys": [
                 "| key | instead |",
                 "|---|---|",
-                *(f"| `{key}` | {reason} |" for key, reason in sorted(UNSUPPORTED_KEYS.items())),
+                *(f"| `{key}` | {reason} |" for key, reason in sorted({**UNSUPPORTED_KEYS, **PLUGIN_KEYS}.items())),
             ],
             "ignored_keys": [
                 "| key | reason |",

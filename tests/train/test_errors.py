@@ -32,7 +32,18 @@ def no_template():
 
 CONFIGS = {
     "misspelt key": ({"learning_rat": 1}, "config.yaml: unknown key 'learning_rat'; did you mean 'learning_rate'?"),
-    "unsupported key": ({"relora_steps": 10}, "unsupported key 'relora_steps': ReLoRA is not supported"),
+    "unsupported key": (
+        {"relora_steps": 10},
+        "unsupported key 'relora_steps': it changes the trained model, and cannot be ignored: ReLoRA is not supported",
+    ),
+    "two names": (
+        {"model_config": {}, "overrides_of_model_config": {}},
+        "overrides_of_model_config and model_config are",
+    ),
+    "plugin and key": (
+        {"plugins": ["axolotl.integrations.expert_parallel.ExpertParallelPlugin"], "qat": {"x": 1}, "lora_rr": 1},
+        "use `adapter: qlora` or plain training; unknown plugin 'axolotl.integrations.expert_parallel.ExpertParallel",
+    ),
     "plugin option": ({"grokfast_alpha": 0.9}, "'grokfast_alpha': it is an option of a plugin: add that plugin"),
     "older key": ({"run_name": "x"}, "unknown key 'run_name': it is named 'name'"),
     "wrong value": ({"learning_rate": "fast"}, "learning_rate='fast': input should be a valid number"),
@@ -44,7 +55,30 @@ CONFIGS = {
     "optimizer": ({"optimizer": "adamw_trch"}, "optimizer='adamw_trch': unknown; did you mean 'adamw_torch'?"),
     "optimizer with 8 bits": ({"optimizer": "adamw8bit"}, "optimizer='adamw8bit': unknown; did you mean 'adamw_8bit'?"),
     "optimizer class": ({"optimizer": "AdamW"}, "optimizer='AdamW': unknown; did you mean 'adamw_torch'?"),
-    "rows of a step": ({"batch_size": 8}, "unknown key 'batch_size': it counts the rows of a step. Set micro_batch_"),
+    "rows of a step": (
+        {"batch_size": 8, "micro_batch_size": None},
+        "batch_size counts the rows of a step. Set micro_batch_size, the rows per device, and gradient_accumulation_",
+    ),
+    "rows that do not fit": ({"batch_size": 3}, "batch_size=3 must be micro_batch_size × gradient_accumulation_steps"),
+    "half a step": ({"warmup_steps": 1.5}, "warmup_steps=1.5: expected a number of steps, or a share below 1"),
+    "two precisions": ({"bfloat16": True, "fp16": True}, "bfloat16 contradicts fp16: keep one of them"),
+    "no packing apart": ({"pretrain_multipack_attn": False}, "packed samples never see each other"),
+    "no experts": (
+        {"experts_implementation": "batched_mm"},
+        "LlamaForCausalLM has no experts whose implementation can be",
+    ),
+    "quantisation": (
+        {"model_quantization_config": "Mxfp4Confg"},
+        "model_quantization_config='Mxfp4Confg': transformers has no such quantisation; did you mean 'Mxfp4Config'?",
+    ),
+    "quantisation twice": (
+        {"model_quantization_config": "Mxfp4Config", "adapter": "qlora", "lora_target_linear": True},
+        "model_quantization_config and adapter: qlora contradict each other",
+    ),
+    "template with rl": (
+        {"rl": "dpo", "chat_template_kwargs": {"a": 1}},
+        "chat_template_kwargs cannot be used with rl",
+    ),
     "key of a format": (
         {"datasets": [{**CHAT, "type": {"field_inst": "x"}}]},
         "config.yaml: datasets.0.type={'field_inst': 'x'}: unknown key 'field_inst'; did you mean 'field_input'?",

@@ -55,9 +55,9 @@ class ForeignKeys(NamedTuple):
     """
 
     unsupported: Mapping[str, str] = {}
-    """Keys that are rejected, with the remedy."""
+    """Keys that are rejected, with the reason and the remedy."""
     ignored: Mapping[str, str] = {}
-    """Keys that are dropped with a warning, with the reason."""
+    """Keys that do not change the trained model: they are dropped with a warning, with the reason."""
     renamed: Mapping[str, str] = {}
     """Keys that are rejected, with their remedy: another key."""
 

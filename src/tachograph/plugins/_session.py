@@ -128,7 +128,7 @@ class PluginSession:
     def _open(
         self, entries: Any, raw: PluginConfig, base: type[BaseModel], origin: str, foreign_keys: ForeignKeys
     ) -> None:
-        unloaded_paths = self._load(entries)
+        unloaded_paths, load_errors = self._load(entries)
         self._call_all("register", raw)
         for plugin in [plugin for plugin in self.plugins if plugin in self._optional]:
             with self._running(plugin, "get_input_args"):
@@ -138,9 +138,11 @@ class PluginSession:
         self._remove_leftover_keys(raw, base, unloaded_paths, foreign_keys)
         try:
             valid_config = validate_config(raw, self.plugins, base, origin=origin, foreign_keys=foreign_keys)
-        except ConfigError:
+        except ConfigError as error:
             self._call_all("on_config_validation_error", raw)
-            raise
+            raise _joined([*load_errors, error]) from error
+        if load_errors:
+            raise _joined(load_errors)
         self.warnings += valid_config.warnings
         self.options = valid_config.base
         self.cfg = PluginConfig(valid_config.values)
@@ -152,25 +154,30 @@ class PluginSession:
                 self.off[plugin.plugin_name()] = reason
         self.check_slots()
 
-    def _load(self, entries: Any) -> list[Any]:
-        """Create the plugins; return the entries of optional plugins that cannot be loaded."""
-        unloaded_paths = []
+    def _load(self, entries: Any) -> tuple[list[Any], list[ConfigError]]:
+        """Create the plugins; return the entries that cannot be loaded, and the errors of those not optional.
+
+        The errors are raised later, together with those of the config.
+        """
+        unloaded_paths: list[Any] = []
+        errors: list[ConfigError] = []
         for entry in parse_entries(entries):
             try:
                 plugin = create(entry.path)
                 if any(type(other) is type(plugin) for other in self.plugins):
                     raise PluginError(f"plugin {plugin.plugin_name()} is listed twice")
             except PluginError as error:
-                if not entry.optional:
-                    raise
-                label = repr(entry.path) if isinstance(entry.path, str) else name_of(entry.path)
-                self._warn(f"optional plugin {label} is not used: {error}")
                 unloaded_paths.append(entry.path)
+                if entry.optional:
+                    label = repr(entry.path) if isinstance(entry.path, str) else name_of(entry.path)
+                    self._warn(f"optional plugin {label} is not used: {error}")
+                else:
+                    errors.append(error)
                 continue
             self.plugins.append(plugin)
             if entry.optional:
                 self._optional.add(plugin)
-        return unloaded_paths
+        return unloaded_paths, errors
 
     def _remove_leftover_keys(
         self, raw: PluginConfig, base: type[BaseModel], unloaded_paths: Sequence[Any], foreign_keys: ForeignKeys
@@ -647,6 +654,13 @@ def _plugin_error(plugin: BasePlugin, hook: str, error: Exception) -> PluginErro
         return plugin.error(str(error))
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return plugin.error(f"{hook} failed: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})")
+
+
+def _joined(errors: Sequence[ConfigError]) -> ConfigError:
+    """Return one error for all of them. The last one may be that of the config, which begins with its place."""
+    if len(errors) == 1:
+        return errors[0]
+    return PluginError("; ".join(str(error) for error in [errors[-1], *errors[:-1]]))
 
 
 def _overrides(plugin: BasePlugin, hook: str) -> bool:

@@ -10,7 +10,7 @@ from tachograph._base import ranks
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.plugins import PluginSession
 from tachograph.train._config import TrainConfig
-from tachograph.train._model import compute_dtype
+from tachograph.train._model import compute_dtype, is_pure_precision
 
 __all__ = ["Steps", "build_arguments", "count_steps", "trainer_and_arguments"]
 
@@ -141,9 +141,9 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         "max_grad_norm": config.max_grad_norm,
         "label_smoothing_factor": config.label_smoothing_factor,
         "neftune_noise_alpha": config.neftune_noise_alpha,
-        "bf16": dtype == "bfloat16",
+        "bf16": dtype == "bfloat16" and not is_pure_precision(config),
         "bf16_full_eval": config.bf16 == "full" or None,
-        "fp16": dtype == "float16",
+        "fp16": dtype == "float16" and not is_pure_precision(config),
         "tf32": _tf32(config),
         "gradient_checkpointing": config.gradient_checkpointing,
         "gradient_checkpointing_kwargs": config.gradient_checkpointing_kwargs
@@ -152,6 +152,7 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         "torch_compile": _has_gpu(config) if config.torch_compile == "auto" else config.torch_compile,
         "torch_compile_backend": config.torch_compile_backend,
         "torch_compile_mode": config.torch_compile_mode,
+        "torch_empty_cache_steps": config.torch_empty_cache_steps,
         "logging_steps": config.logging_steps,
         "logging_first_step": config.logging_first_step,
         "report_to": "none",  # the run has sinks of its own
@@ -168,6 +169,7 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         "fsdp": config.fsdp,
         "fsdp_config": _fsdp_config(config),
         "deepspeed": config.deepspeed,
+        "accelerator_config": config.accelerator_config,
         "ddp_timeout": config.ddp_timeout,
         "ddp_backend": config.ddp_backend,
         "ddp_bucket_cap_mb": config.ddp_bucket_cap_mb,
@@ -185,6 +187,8 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         options["train_sampling_strategy"] = strategy
     if config.hub_model_id and config.hub_strategy:
         options |= {"push_to_hub": True, "hub_model_id": config.hub_model_id, "hub_strategy": config.hub_strategy}
+        if config.hub_revision:
+            options["hub_revision"] = config.hub_revision
     return {name: value for name, value in options.items() if value is not None}
 
 

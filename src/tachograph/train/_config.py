@@ -7,9 +7,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tachograph.train._dataset_config import DatasetConfig
+from tachograph.train._known_keys import OFFLOADING
 from tachograph.train._templates import check_template_name
 
-__all__ = ["GROUPS", "TrainConfig"]
+__all__ = ["GROUPS", "SHARED_KEYS", "TrainConfig"]
 
 Auto = bool | Literal["auto"]
 
@@ -48,10 +49,16 @@ class ModelKeys(BaseModel):
     sdp_attention: bool = Field(False, description="Same as `attn_implementation: sdpa`.")
     eager_attention: bool = Field(False, description="Same as `attn_implementation: eager`.")
     flex_attention: bool = Field(False, description="Same as `attn_implementation: flex_attention`.")
+    experts_implementation: str | None = Field(
+        None, description="Experts of a mixture: `eager`, `grouped_mm`, `batched_mm`, …; by default that of the model."
+    )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         None, description="Type of the weights; by default `bfloat16` with `bf16`, else `float32`."
     )
     device_map: str | dict[str, Any] | None = Field(None, description="Where to put the layers; not with torchrun.")
+    max_memory: dict[int | str, int | str] | None = Field(
+        None, description="Memory of each device, such as `{0: 20GiB, cpu: 100GiB}`, for `device_map: auto`."
+    )
 
 
 class DataKeys(BaseModel):
@@ -69,9 +76,11 @@ class DataKeys(BaseModel):
     excess_length_strategy: Literal["drop", "truncate", "raise"] = Field(
         "drop", description="What to do with longer rows. Longer texts of `completion` are always split."
     )
+    dataset_exact_deduplication: bool = Field(False, description="Drop rows whose tokens are those of an earlier row.")
     min_sample_len: int = Field(2, ge=1, description="Rows with fewer tokens are dropped.")
     sample_packing: bool = Field(False, description="Put several samples into one row; they do not see each other.")
     eval_sample_packing: bool = Field(False, description="The same for evaluation data.")
+    pretrain_multipack_attn: bool = Field(True, description="Must be true: packed samples never see each other.")
     pad_to_sequence_len: bool = Field(False, description="Pad every row to `sequence_len`.")
     chat_template: str | None = Field(
         None,
@@ -93,7 +102,10 @@ class BatchKeys(BaseModel):
     micro_batch_size: int = Field(1, ge=1, description="Rows per process and forward pass.")
     gradient_accumulation_steps: int = Field(1, ge=1, description="Forward passes per optimizer step.")
     eval_batch_size: int | None = Field(
-        None, ge=1, description="The same for evaluation; `micro_batch_size` by default."
+        None, ge=1, description="Rows per process in evaluations; `micro_batch_size` by default."
+    )
+    batch_size: int | None = Field(
+        None, ge=1, description="Rows per process and optimizer step, instead of `gradient_accumulation_steps`."
     )
     num_epochs: float = Field(1.0, gt=0, description="Number of passes over the data.")
     max_steps: int | None = Field(None, ge=1, description="Number of optimizer steps; overrides `num_epochs`.")
@@ -114,8 +126,10 @@ class OptimizerKeys(BaseModel):
     lr_scheduler: str = Field("cosine", description="Scheduler of `transformers`, such as `cosine` or `linear`.")
     lr_scheduler_kwargs: dict[str, Any] = Field(default_factory=dict, description="Its arguments.")
     cosine_min_lr_ratio: float | None = Field(None, ge=0, le=1, description="End of `cosine`, as a share of the peak.")
-    warmup_steps: int | None = Field(None, ge=0, description="Steps in which the learning rate rises.")
-    warmup_ratio: float | None = Field(None, ge=0, lt=1, description="The same as a share of all steps.")
+    warmup_steps: float | None = Field(
+        None, ge=0, description="Steps in which the learning rate rises; below 1, a share of all steps."
+    )
+    warmup_ratio: float | None = Field(None, ge=0, lt=1, description="Older form of a share in `warmup_steps`.")
     optimizer: str = Field("adamw_torch", description="Optimizer of `transformers`.")
     optim_args: str | dict[str, Any] | None = Field(None, description="Its arguments.")
     optim_target_modules: str | list[str] | None = Field(None, description="Modules of GaLore and similar optimizers.")
@@ -128,6 +142,8 @@ class OptimizerKeys(BaseModel):
     neftune_noise_alpha: float | None = Field(None, gt=0, description="Noise on embeddings (NEFTune).")
     bf16: Auto | Literal["full"] = Field("auto", description="Train in bfloat16; `auto`: if the GPU can.")
     fp16: Auto = Field(False, description="Train in float16 with loss scaling; needs a GPU.")
+    bfloat16: bool = Field(False, description="Weights and computation in bfloat16, without mixed precision.")
+    float16: bool = Field(False, description="The same in float16, without loss scaling.")
     float32: bool = Field(False, description="Train in float32, whatever the GPU can.")
     tf32: Auto = Field("auto", description="Use TF32 for matrix products; `auto`: if the GPU can.")
     gradient_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
@@ -137,6 +153,7 @@ class OptimizerKeys(BaseModel):
     torch_compile: Auto = Field(False, description="Compile the model; `auto`: with a GPU.")
     torch_compile_backend: str | None = Field(None, description="Backend of `torch.compile`.")
     torch_compile_mode: str | None = Field(None, description="Mode of `torch.compile`.")
+    torch_empty_cache_steps: int | None = Field(None, ge=1, description="Release unused memory of the GPU this often.")
     unfrozen_parameters: list[str] = Field(
         default_factory=list, description="Train only parameters whose names match one of these expressions."
     )
@@ -162,11 +179,26 @@ class AdapterKeys(BaseModel):
     peft_init_lora_weights: bool | str = Field(True, description="How the adapter is initialised.")
     peft_layers_to_transform: list[int] | None = Field(None, description="Layers that get an adapter.")
     peft_layers_pattern: list[str] | None = Field(None, description="Name of the list of layers.")
+    lora_rank_pattern: dict[str, int] = Field(default_factory=dict, description="Ranks of single modules, by name.")
+    lora_alpha_pattern: dict[str, float] = Field(default_factory=dict, description="The same for `lora_alpha`.")
+    peft_trainable_token_indices: list[int] | dict[str, list[int]] | None = Field(
+        None, description="Tokens whose embeddings are trained."
+    )
+    peft_ensure_weight_tying: bool = Field(False, description="Keep tied embeddings tied in the adapter.")
+    peft_autocast_adapter_dtype: bool = Field(
+        True, description="Keep the adapter in float32 if the model is in 16 bits."
+    )
     lora_model_dir: str | None = Field(None, description="Folder of an adapter to continue from.")
     merge_lora: bool = Field(False, description="Also save the merged model, in `merged` below `output_dir`.")
     load_in_8bit: bool = Field(False, description="Load the weights in 8 bits (bitsandbytes).")
     load_in_4bit: bool = Field(False, description="Load the weights in 4 bits (bitsandbytes); `adapter: qlora` does.")
     bnb_config_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of `BitsAndBytesConfig`.")
+    model_quantization_config: str | None = Field(
+        None, description="Class of another quantisation in `transformers`, such as `Mxfp4Config`."
+    )
+    model_quantization_config_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Its arguments, such as `{dequantize: true}`."
+    )
 
 
 class PreferenceKeys(BaseModel):
@@ -218,6 +250,7 @@ class OutputKeys(BaseModel):
     hub_strategy: Literal["end", "every_save", "checkpoint", "all_checkpoints"] | None = Field(
         None, description="When to upload the model to the hub."
     )
+    hub_revision: str | None = Field(None, description="Branch on the hub.")
 
 
 class DistributedKeys(BaseModel):
@@ -227,6 +260,9 @@ class DistributedKeys(BaseModel):
     fsdp_version: int | None = Field(None, ge=1, le=2, description="Version of FSDP.")
     fsdp_config: dict[str, Any] | str | None = Field(None, description="Its config, or the path of a JSON file.")
     deepspeed: dict[str, Any] | str | None = Field(None, description="Config of DeepSpeed, or the path of a JSON file.")
+    accelerator_config: dict[str, Any] | str | None = Field(
+        None, description="Options of Accelerate, as in `TrainingArguments`, or the path of a JSON file."
+    )
     ddp_timeout: int | None = Field(None, ge=1, description="Seconds until a collective fails.")
     ddp_backend: str | None = Field(None, description="`nccl`, `gloo`, ….")
     ddp_bucket_cap_mb: int | None = Field(None, ge=1, description="Size of a bucket of gradients.")
@@ -283,6 +319,10 @@ GROUPS: tuple[type[BaseModel], ...] = (
 )
 
 
+SHARED_KEYS = {"experts_implementation"}
+"""Keys that belong to a plugin, if a listed one has an option of that name."""
+
+
 class TrainConfig(
     TelemetryKeys,
     DistributedKeys,
@@ -311,8 +351,14 @@ class TrainConfig(
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod
     def _check_checkpointing(cls, value: Any) -> Any:
-        if value in ("offload", "offload_disk", "unsloth"):
-            raise ValueError("activations cannot be moved to the host: use true")
+        # Activations stay on the GPU; `clean_values` says so.
+        return True if value in OFFLOADING else value
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _check_tokens(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            raise ValueError("expected a list of new tokens; names such as pad_token go into `special_tokens`")
         return value
 
     @field_validator("chat_template")
@@ -328,6 +374,7 @@ class TrainConfig(
         _check_data(self)
         _check_precision(self)
         _check_schedule(self)
+        _check_batch(self)
         _check_adapter(self)
         return self
 
@@ -393,6 +440,8 @@ def _check_data(config: TrainConfig) -> None:
         raise ValueError(f"chat_template_kwargs cannot be used with rl: {config.rl}; {remedy}")
     if config.rl and (config.sample_packing or config.eval_sample_packing):
         raise ValueError(f"sample_packing cannot be used with rl: {config.rl}")
+    if not config.pretrain_multipack_attn:
+        raise ValueError("pretrain_multipack_attn: false is not possible, packed samples never see each other")
     if config.sample_packing and config.group_by_length:
         raise ValueError("group_by_length has no effect with sample_packing: remove one of them")
 
@@ -402,6 +451,11 @@ def _check_precision(config: TrainConfig) -> None:
         raise ValueError("bf16 and fp16 contradict each other: keep one of them")
     if config.float32 and (config.bf16 in (True, "full") or config.fp16 is True):
         raise ValueError("float32 contradicts bf16 or fp16: keep one of them")
+    if config.bfloat16 and config.float16:
+        raise ValueError("bfloat16 and float16 contradict each other: keep one of them")
+    weights, other = ("bfloat16", "fp16") if config.bfloat16 else ("float16", "bf16")
+    if (config.bfloat16 or config.float16) and (config.float32 or getattr(config, other) in (True, "full")):
+        raise ValueError(f"{weights} contradicts {'float32' if config.float32 else other}: keep one of them")
     if not config.save_safetensors:
         raise ValueError("save_safetensors: false is not possible, models are always saved as safetensors")
 
@@ -414,6 +468,8 @@ def _check_schedule(config: TrainConfig) -> None:
     ):
         if getattr(config, first_key) is not None and getattr(config, second_key) is not None:
             raise ValueError(f"{first_key} and {second_key} contradict each other: keep one of them")
+    if config.warmup_steps is not None and config.warmup_steps > 1 and config.warmup_steps % 1:
+        raise ValueError(f"warmup_steps={config.warmup_steps:g}: expected a number of steps, or a share below 1")
     has_eval = bool(config.val_set_size or config.test_datasets)
     for key in ("evals_per_epoch", "eval_steps", "early_stopping_patience", "load_best_model_at_end"):
         # Configs for many datasets often set the frequency of evaluations, but nothing to evaluate on.
@@ -421,6 +477,24 @@ def _check_schedule(config: TrainConfig) -> None:
             raise ValueError(f"{key} needs evaluation data: set val_set_size or test_datasets")
     if config.cosine_min_lr_ratio is not None and config.lr_scheduler not in ("cosine", "cosine_with_min_lr"):
         raise ValueError(f"cosine_min_lr_ratio needs `lr_scheduler: cosine`, not {config.lr_scheduler!r}")
+
+
+def _check_batch(config: TrainConfig) -> None:
+    """Translate `batch_size` to `gradient_accumulation_steps`."""
+    if config.batch_size is None:
+        return
+    if "micro_batch_size" not in config.model_fields_set:
+        raise ValueError(
+            "batch_size counts the rows of a step. Set micro_batch_size, the rows per device, and "
+            "gradient_accumulation_steps"
+        )
+    num_passes, rest = divmod(config.batch_size, config.micro_batch_size)
+    has_steps = "gradient_accumulation_steps" in config.model_fields_set
+    if rest or (has_steps and config.gradient_accumulation_steps != num_passes):
+        raise ValueError(
+            f"batch_size={config.batch_size} must be micro_batch_size × gradient_accumulation_steps: remove it"
+        )
+    config.gradient_accumulation_steps = num_passes
 
 
 def _check_adapter(config: TrainConfig) -> None:
@@ -431,6 +505,13 @@ def _check_adapter(config: TrainConfig) -> None:
         if config.load_in_8bit or config.load_in_4bit:
             key = "load_in_8bit" if config.load_in_8bit else "load_in_4bit"
             raise ValueError(f"{key}: quantised weights cannot be trained; add `adapter: qlora` or remove the key")
+    bits_key = "load_in_8bit" if config.load_in_8bit else "load_in_4bit" if config.load_in_4bit else ""
+    if config.model_quantization_config and (bits_key or config.adapter == "qlora"):
+        raise ValueError(
+            f"model_quantization_config and {bits_key or 'adapter: qlora'} contradict each other: keep one of them"
+        )
+    if config.model_quantization_config_kwargs and not config.model_quantization_config:
+        raise ValueError("model_quantization_config_kwargs has no effect without model_quantization_config")
     if config.load_in_8bit and config.load_in_4bit:
         raise ValueError("load_in_8bit and load_in_4bit contradict each other: keep one of them")
     if config.adapter == "qlora" and config.load_in_8bit:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -93,12 +95,13 @@ def _read_sets(
     notes: list[str],
 ) -> TokenRows:
     rows = TokenRows()
+    digests: set[bytes] = set()
     for key, dataset in sets:
         had_problems = bool(problems)
         render = format_of(key, dataset, config, tokenizer, problems)
         if render is None:
             continue
-        filler = _RowFilter(key, dataset, config, limits, rows)
+        filler = _RowFilter(key, dataset, config, limits, rows, digests)
         source = read_rows(key, dataset, problems)
         while batch := list(itertools.islice(source, _BATCH_ROWS)):
             rendered_rows: list[tuple[Row, Rendered]] = []
@@ -166,15 +169,24 @@ def _label(
 class _RowFilter:
     """Adds rows that fit, and counts the others."""
 
-    def __init__(self, key: str, dataset: DatasetConfig, config: TrainConfig, limits: Limits, rows: TokenRows) -> None:
+    def __init__(
+        self,
+        key: str,
+        dataset: DatasetConfig,
+        config: TrainConfig,
+        limits: Limits,
+        rows: TokenRows,
+        digests: set[bytes],
+    ) -> None:
         self._key = key
         self._dataset = dataset
         self._config = config
         self._limits = limits
         self._rows = rows
+        self._digests = digests
         self.num_read = 0
         self._num_added = 0
-        self._num_long = self._num_short = self._num_untrained = 0
+        self._num_long = self._num_short = self._num_untrained = self._num_repeated = 0
         self._first_long = ""
 
     def add(self, row: Row, ids: list[int], labels: list[int], can_split: bool) -> None:
@@ -219,6 +231,12 @@ class _RowFilter:
                 f"{len(ids)} tokens are more than the model's {limits.max_positions} positions: set "
                 f"`sequence_len: {limits.max_positions}`, or raise max_position_embeddings in overrides_of_model_config"
             )
+        if self._config.dataset_exact_deduplication:
+            digest = hashlib.blake2b(array("i", [*ids, *labels]).tobytes(), digest_size=16).digest()
+            if digest in self._digests:
+                self._num_repeated += 1
+                return
+            self._digests.add(digest)
         self._rows.add(ids, labels, self._extra(row, ids, labels))
         self._num_added += 1
 
@@ -260,13 +278,15 @@ class _RowFilter:
             notes.append(
                 f"{self._key}: dropped {self._num_short} rows of fewer than {self._config.min_sample_len} tokens"
             )
+        if self._num_repeated:
+            notes.append(f"{self._key}: dropped {self._num_repeated} rows that repeat an earlier row")
         if self._num_untrained:
             notes.append(f"{self._key}: dropped {self._num_untrained} rows, because none of their tokens is trained on")
         return notes
 
     def check(self, problems: Problems) -> None:
         """Add a problem if nothing is left."""
-        if self._num_added:
+        if self._num_added or self._num_repeated:
             return
         if not self.num_read:
             if not problems:

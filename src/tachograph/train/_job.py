@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tachograph._base.guard import warn
 from tachograph.exceptions import ConfigError, PluginError
-from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
+from tachograph.train._config import SHARED_KEYS, TrainConfig
+from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, rejected_keys
 from tachograph.train._problems import Problems, TooManyProblems
 from tachograph.train._read import clean_values, read_values
 from tachograph.train._without import remove_plugins
@@ -114,8 +114,8 @@ class TrainJob:
         _check_packages()
         if without:
             with _working_directory_on_path():
-                self.values = remove_plugins(self.values, without, own_keys=TrainConfig.model_fields)
-        values, self._key_warnings = clean_values(self.values)
+                self.values = remove_plugins(self.values, without, own_keys=set(TrainConfig.model_fields) - SHARED_KEYS)
+        values, self._key_warnings = clean_values(self.values, str(path))
         from tachograph.plugins import ForeignKeys, PluginSession
 
         with _working_directory_on_path():
@@ -124,9 +124,13 @@ class TrainJob:
                 values,
                 base=TrainConfig,
                 origin=str(path),
-                foreign_keys=ForeignKeys(UNSUPPORTED_KEYS, IGNORED_KEYS, RENAMED_KEYS),
+                foreign_keys=ForeignKeys(rejected_keys(), IGNORED_KEYS, RENAMED_KEYS),
             )
         self.config = cast(TrainConfig, self.session.options)
+        plugin_keys = set().union(
+            *(type(plugin.options).model_fields for plugin in self.session.plugins if plugin.options)
+        )
+        self.config = self.config.model_copy(update=dict.fromkeys(SHARED_KEYS & plugin_keys))
         self._checked_job: CheckedJob | None = None
 
     @property

@@ -17,7 +17,7 @@ from tachograph.plugins import (
     validate_config,
 )
 from tachograph.train._config import TrainConfig
-from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, UNSUPPORTED_KEYS
+from tachograph.train._known_keys import IGNORED_KEYS, RENAMED_KEYS, rejected_keys
 from tachograph.train._read import clean_values, read_values
 
 __all__ = ["CheckedPlugin", "check_keys"]
@@ -37,7 +37,7 @@ def check_keys(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> l
     Raises:
         ConfigError: if a plugin or a key is unknown, or the value of a key that belongs to no plugin is invalid.
     """
-    values, _ = clean_values(read_values(Path(path), overrides))
+    values, _ = clean_values(read_values(Path(path), overrides), str(path))
     plugins = []
     for entry in parse_entries(values.get("plugins")):
         name = built_in_name(entry.path)
@@ -45,7 +45,7 @@ def check_keys(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> l
     own_keys = {
         option.name.partition(".")[0] for plugin in plugins if plugin.facts for option in plugin.facts.options
     } - set(TrainConfig.model_fields)
-    foreign_keys = ForeignKeys(UNSUPPORTED_KEYS, IGNORED_KEYS, RENAMED_KEYS)
+    foreign_keys = ForeignKeys(rejected_keys(), IGNORED_KEYS, RENAMED_KEYS)
     if any(plugin.facts is None for plugin in plugins):
         # The keys of other plugins are not known: check only those of the config.
         values = {key: value for key, value in values.items() if key in TrainConfig.model_fields}

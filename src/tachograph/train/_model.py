@@ -20,6 +20,7 @@ __all__ = [
     "compute_dtype",
     "freeze",
     "is_local",
+    "is_pure_precision",
     "limits_of",
     "load_model",
     "load_model_config",
@@ -55,6 +56,11 @@ def check_packages(config: TrainConfig, problems: Problems) -> None:
                 "vllm": " Or set `use_vllm: false`: transformers generates the completions then.",
             }.get(package, "")
             problems.add(f"{reason} needs {package}, which is not installed: pip install '{command}'.{remedy}")
+    if config.model_quantization_config:
+        try:
+            _other_quantisation(config)
+        except ConfigError as error:
+            problems.add(str(error))
     if config.fp16 is True and not has_gpu:
         problems.add("fp16: true needs a GPU, and there is none: use `bf16: auto`")
 
@@ -82,10 +88,18 @@ def compute_dtype(config: TrainConfig) -> str:
         return "bfloat16"
     if config.fp16 is True:
         return "float16"
+    if config.bfloat16 or config.float16:
+        return "bfloat16" if config.bfloat16 else "float16"
     has_gpu = torch.cuda.is_available() and not config.use_cpu
     if config.bf16 == "auto" and has_gpu and torch.cuda.is_bf16_supported():
         return "bfloat16"
     return "float16" if config.fp16 == "auto" and has_gpu else "float32"
+
+
+def is_pure_precision(config: TrainConfig) -> bool:
+    """Return whether weights and computation have one type in 16 bits, without mixed precision."""
+    has_mixed_precision = config.bf16 in (True, "full") or config.fp16 is True
+    return (config.bfloat16 or config.float16) and not has_mixed_precision
 
 
 def weights_dtype(config: TrainConfig) -> str:
@@ -96,7 +110,8 @@ def weights_dtype(config: TrainConfig) -> str:
     if config.torch_dtype is not None:
         return config.torch_dtype
     dtype = compute_dtype(config)
-    return "float32" if dtype == "float16" and config.adapter is None else dtype
+    needs_float32 = dtype == "float16" and config.adapter is None and not is_pure_precision(config)
+    return "float32" if needs_float32 else dtype
 
 
 def _class_of(key: str, name: str) -> Any:
@@ -247,13 +262,25 @@ def build_meta_model(config: TrainConfig, model_config: Any, tokenizer: Any, num
 
     try:
         with torch.device("meta"):
-            model = _from_config(config, copy.deepcopy(model_config))  # resizing changes it
+            options = {"experts_implementation": config.experts_implementation} if config.experts_implementation else {}
+            model = _from_config(config, copy.deepcopy(model_config), **options)  # resizing changes it
     except ConfigError:
         raise
     except Exception as error:  # each model checks its config in its own way
         raise ConfigError(f"the model cannot be built: {type(error).__name__}: {error}") from error
+    if config.experts_implementation and not _has_experts(model):
+        raise ConfigError(
+            f"experts_implementation={config.experts_implementation!r}: {type(model).__name__} has no experts whose "
+            "implementation can be chosen; remove the key"
+        )
     resize_embeddings(config, model, tokenizer, num_added)
     return model
+
+
+def _has_experts(model: Any) -> bool:
+    """Return whether the model or a part of it lets the implementation of its experts be chosen."""
+    checks = [getattr(part, "_can_set_experts_implementation", None) for part in model.modules()]
+    return any(check() for check in checks if check is not None)
 
 
 def _from_config(config: TrainConfig, model_config: Any, **options: Any) -> Any:
@@ -282,6 +309,8 @@ def load_model(config: TrainConfig, model_config: Any, tokenizer: Any, num_added
     dtype = weights_dtype(config)
     if config.init_from_config is not None or config.reinit_weights:
         options: dict[str, Any] = {"attn_implementation": config.attention} if config.attention else {}
+        if config.experts_implementation:
+            options["experts_implementation"] = config.experts_implementation
         torch.manual_seed(config.seed)
         model = _from_config(config, model_config, **options)
         model = model.to(getattr(torch, dtype if dtype != "auto" else "float32"))
@@ -289,11 +318,15 @@ def load_model(config: TrainConfig, model_config: Any, tokenizer: Any, num_added
         options = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), **config.overrides_of_model_kwargs}
         if config.attention:
             options["attn_implementation"] = config.attention
+        if config.experts_implementation:
+            options["experts_implementation"] = config.experts_implementation
         if config.revision_of_model:
             options["revision"] = config.revision_of_model
+        if config.max_memory is not None:
+            options["max_memory"] = config.max_memory
         if config.device_map is not None:
             options["device_map"] = config.device_map
-        if _quantisation(config):
+        if _quantisation(config) or config.model_quantization_config:
             options["quantization_config"] = _quantisation_config(config)
         kind = _class_of("model_type", config.model_type)
         model = _load(
@@ -311,6 +344,8 @@ def _quantisation_config(config: TrainConfig) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
+    if config.model_quantization_config:
+        return _other_quantisation(config)
     if config.load_in_8bit:
         return BitsAndBytesConfig(load_in_8bit=True, **config.bnb_config_kwargs)
     options = {
@@ -320,6 +355,28 @@ def _quantisation_config(config: TrainConfig) -> Any:
         **config.bnb_config_kwargs,
     }
     return BitsAndBytesConfig(load_in_4bit=True, **options)
+
+
+def _other_quantisation(config: TrainConfig) -> Any:
+    """Return the config of a quantisation that `model_quantization_config` names.
+
+    Raises:
+        ConfigError: if `transformers` has no such class, or it does not take the arguments.
+    """
+    import transformers
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    name = config.model_quantization_config or ""
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, QuantizationConfigMixin)):
+        names = [entry.__name__ for entry in QuantizationConfigMixin.__subclasses__()]
+        raise ConfigError(
+            f"model_quantization_config={name!r}: transformers has no such quantisation{did_you_mean(name, names)}"
+        )
+    try:
+        return kind(**config.model_quantization_config_kwargs)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(f"model_quantization_config: {name} rejects its arguments: {error}") from error
 
 
 def add_adapter(config: TrainConfig, model: Any, more: dict[str, Any]) -> Any:
@@ -362,11 +419,17 @@ def add_adapter(config: TrainConfig, model: Any, more: dict[str, Any]) -> Any:
         "init_lora_weights": config.peft_init_lora_weights,
         "layers_to_transform": config.peft_layers_to_transform,
         "layers_pattern": config.peft_layers_pattern,
+        "rank_pattern": config.lora_rank_pattern,
+        "alpha_pattern": config.lora_alpha_pattern,
+        "trainable_token_indices": config.peft_trainable_token_indices,
+        "ensure_weight_tying": config.peft_ensure_weight_tying,
         "task_type": "CAUSAL_LM",
         **more,
     }
     try:
-        return peft.get_peft_model(model, peft.LoraConfig(**options))
+        return peft.get_peft_model(
+            model, peft.LoraConfig(**options), autocast_adapter_dtype=config.peft_autocast_adapter_dtype
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         from torch import nn
 

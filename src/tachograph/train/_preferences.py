@@ -6,6 +6,7 @@ written as in Axolotl: ``template.columns``, such as ``chatml.intel``.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,6 +54,8 @@ def prepare_preferences(config: TrainConfig, tokenizer: Any, limits: Limits, pro
     notes: list[str] = []
     train = _read_sets(config.train_sets(), config, tokenizer, limits, problems, notes)
     held_out = _read_sets(config.eval_sets(), config, tokenizer, limits, problems, notes)
+    if config.dataset_exact_deduplication:
+        train, held_out = _without_repeats(train, "datasets", notes), _without_repeats(held_out, "test_datasets", notes)
     if config.val_set_size and not problems:
         num_eval = int(config.val_set_size if config.val_set_size >= 1 else len(train) * config.val_set_size)
         if not 0 < num_eval < len(train):
@@ -68,6 +71,15 @@ def prepare_preferences(config: TrainConfig, tokenizer: Any, limits: Limits, pro
         len(train),
         notes=notes,
     )
+
+
+def _without_repeats(rows: list[dict[str, Any]], key: str, notes: list[str]) -> list[dict[str, Any]]:
+    rows_by_text: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        rows_by_text.setdefault(json.dumps(row, sort_keys=True), row)
+    if len(rows_by_text) < len(rows):
+        notes.append(f"{key}: dropped {len(rows) - len(rows_by_text)} rows that repeat an earlier row")
+    return list(rows_by_text.values())
 
 
 def _read_sets(

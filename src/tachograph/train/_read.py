@@ -9,7 +9,7 @@ from typing import Any
 from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError
 from tachograph.settings import read_config
-from tachograph.train._known_keys import IGNORED_TRL_OPTIONS
+from tachograph.train._known_keys import IGNORED_TRL_OPTIONS, OFF_VALUES, OFFLOADING, OTHER_NAMES
 
 __all__ = ["apply_overrides", "clean_values", "read_values"]
 
@@ -79,14 +79,28 @@ def _copy(value: Any) -> Any:
     return [_copy(entry) for entry in value] if isinstance(value, list) else value
 
 
-def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a config without empty keys, without the plugin that records and without options that have no effect.
+def clean_values(values: Mapping[str, Any], origin: str = "config") -> tuple[dict[str, Any], list[str]]:
+    """Return a config without keys that have no effect, and warnings about values that are changed.
 
-    Returns:
-        The config, and warnings about that plugin and these options.
+    Raises:
+        ConfigError: if a key is set by two of its names.
     """
-    result = {key: value for key, value in values.items() if value is not None}
+    result: dict[str, Any] = {}
     warnings: list[str] = []
+    for name, value in values.items():
+        key = OTHER_NAMES.get(name, name)
+        if key in result:
+            other_name = next(other for other in values if OTHER_NAMES.get(other) == key)
+            raise ConfigError(f"{origin}: {key} and {other_name} are the same key: keep one of them")
+        if value is not None and not (key in OFF_VALUES and value == OFF_VALUES[key]):
+            result[key] = value
+    if isinstance(result.get("tokens"), dict) and "special_tokens" not in result:
+        result["special_tokens"] = result.pop("tokens")  # as in older configs
+    if result.get("gradient_checkpointing") in OFFLOADING:
+        warnings.append(
+            f"gradient_checkpointing: {result['gradient_checkpointing']} is the same as true: activations stay on the "
+            "GPU; the model is the same, but training needs more memory"
+        )
     section = result.get("trl")
     if isinstance(section, Mapping):
         result["trl"] = {name: value for name, value in section.items() if name not in IGNORED_TRL_OPTIONS}
