@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from tests.diagnostics import alerts_of_rule, diagnose, level, only_alert, series, statuses
+from tachograph.diagnostics import RuleEngine
+from tests.diagnostics import alerts_of_rule, diagnose, level, only_alert, series, statuses, step
 
 
 def around(source: random.Random, num: int, value: float) -> list[float]:
@@ -155,3 +156,27 @@ def test_divergence_absorbs_exploding_gradients(source: random.Random) -> None:
     assert len(alerts_of_rule(alerts, "divergence")) == 1
     for history in (*alerts_of_rule(alerts, "exploding_gradients"), *alerts_of_rule(alerts, "loss_spike")):
         assert history[-1]["outcome"] == "absorbed by divergence"
+
+
+def test_change_of_the_log_interval_is_no_explosion(source: random.Random) -> None:
+    """The first steps are recorded singly, the others every 500 steps, when the norm has long been another one."""
+    records = []
+    for at in (*range(100), *range(500, 60_000, 500)):
+        norm = (0.05 if at < 100 else 0.9) * source.lognormvariate(0, 0.2)
+        records.append(step(at, train_loss=2 + 9 * math.exp(-at / 40) + source.gauss(0, 0.03), grad_norm=norm))
+    assert not alerts_of_rule(diagnose(records), "exploding_gradients")
+    records[-20:] = [{**record, "grad_norm": 30.0} for record in records[-20:]]
+    assert alerts_of_rule(diagnose(records), "exploding_gradients")
+
+
+def test_interval_changes_are_the_same_in_batches(source: random.Random) -> None:
+    steps = [*range(100), *range(500, 20_000, 500), *range(20_000, 20_100)]
+    losses = [2 + 9 * math.exp(-at / 40) + source.gauss(0, 0.03) for at in steps]
+    losses[50] = losses[130] = losses[-10] = 40.0
+    names = ("time", "global_step", "train_loss")
+    one, many = RuleEngine(), RuleEngine()
+    rows = [(1000.0 + at, at, loss) for at, loss in zip(steps, losses, strict=True)]
+    single = [alert for row in rows for alert in one.observe({"event": "step", **dict(zip(names, row, strict=True))})]
+    batches = [rows[begin : begin + 37] for begin in range(0, len(rows), 37)]
+    batched = [alert for batch in batches for alert in many.observe_steps(names, list(zip(*batch, strict=True)))]
+    assert single == batched and len(single) >= 3

@@ -8,7 +8,7 @@ lookup is done once per *layout*, the tuple of field names, and cached as a list
 of one layout, so `observe_steps` needs no dict and no lookup per value. A handler is the `add` of the signal's
 `SignalStats`, which calls the rules for blocks and outliers, or the `on_value` of a rule that wants every value.
 
-Three things are more than dispatch:
+Four things are more than dispatch:
 
 - *Explaining changes.* After a sudden change of the learning rate or batch size, an announced change, or a restart with
   fresh weights, loss and gradients jump for a known reason. The engine pauses outlier detection on both and calls
@@ -16,6 +16,8 @@ Three things are more than dispatch:
   explains the loss of the same step. A value that changes all the time explains nothing: see `_ChangeFilter`.
 - *Step times.* The step after a validation or checkpoint contains that work, so its duration is not used. A throughput
   is used where there is no step time, as the time per sample or token.
+- *Intervals.* If the first steps are recorded singly and the others every few hundred steps, the start of the run says
+  nothing about the values after it. The engine pauses outlier detection at such a change: see `_IntervalDetector`.
 - *Windows.* A record can summarise several steps. Its mean hides outliers, so the engine uses the maximum of the window
   if that is an outlier, and NaN if a value in it was not finite.
 
@@ -28,6 +30,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import eq
 from typing import Any, NamedTuple
 
 from tachograph.diagnostics._alert_tracker import AlertTracker
@@ -71,6 +74,7 @@ _BATCH_FACTOR = 1.15  # token counts vary by several percent from batch to batch
 _PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new level
 _NO_METRICS = frozenset({"event", "time", "global_step", "epoch", "window_steps"})
 _MAX_OTHER_METRICS = 64
+_INTERVAL_FACTOR = 5
 _NUM_FIRST_STEPS = 64
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
@@ -141,6 +145,7 @@ class RuleEngine:
         self._skips_step_time = True  # the first step contains the setup
         self._num_first_steps = 0
         self._do_steps_have_loss = False
+        self._interval = _IntervalDetector()
         self._work: dict[str, _WorkChangeDetector] = {}
         self._names = signals or SignalNames()
         self._metrics: dict[str, str] = {}
@@ -210,9 +215,13 @@ class RuleEngine:
         quiet_columns = [column for column in signal_columns if column is not None]
         may_skip = bool(quiet_columns) and len(quiet_columns) == len(signal_columns)
         row = 0
+        interval_changes = self._interval.add_many(steps) if layout.has_loss else []
         while row < len(steps):
             if may_skip and not self._skips_step_time and not tracker.num_cooling_down:
-                row = skip_quiet_rows(quiet_columns, row, len(steps) - 1)
+                next_change = next((at for at in interval_changes if at >= row), len(steps))
+                row = skip_quiet_rows(quiet_columns, row, min(next_change, len(steps) - 1))
+            if row in interval_changes:
+                self._on_interval_change()
             context.time_s, context.step = times_s[row], steps[row]
             for column, handle, _ in handlers:
                 handle(columns[column][row])
@@ -255,6 +264,7 @@ class RuleEngine:
         self._skips_step_time = True
         self._num_first_steps = 0
         self._do_steps_have_loss = False
+        self._interval = _IntervalDetector()
         self._context.is_work_recorded = False
         self._work.clear()
         for rule in self._rules:
@@ -283,6 +293,8 @@ class RuleEngine:
             handlers = layout.without_step_time  # an epoch repeats the losses of its steps, if they are recorded
         if record["event"] == "step":
             self._do_steps_have_loss = self._do_steps_have_loss or layout.has_loss
+            if layout.has_loss and step is not None and self._interval.add(step):
+                self._on_interval_change()
             handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
             self._skips_step_time = bool(layout.evaluations)
         for column, handle, signal in handlers:
@@ -397,6 +409,13 @@ class RuleEngine:
         elif "batch" in name:
             self._on_change("batch")
 
+    def _on_interval_change(self) -> None:
+        for signal in ("loss", "grad_norm"):
+            if signal in self._signals:
+                self._signals[signal].pause(_PAUSE_VALUES)
+        for rule in self._rules:
+            rule.on_interval_change()
+
     def _on_change(self, change: str) -> None:
         for signal in ("loss", "grad_norm"):
             if signal in self._signals:
@@ -419,6 +438,40 @@ def _add_reciprocal(stats: SignalStats, value: float) -> None:
 def _add_scaled(handle: Callable[[float], None], scale: float, value: float) -> None:
     """Handle a value that has another unit than its signal."""
     handle(scale * value)
+
+
+class _IntervalDetector:
+    """Detects that losses are recorded every so many steps more, or fewer, than before."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._gap: int | None = None  # usual number of steps between two records
+        self._other_gap: int | None = None  # the last one, if it was far from usual
+
+    def add(self, step: int) -> bool:
+        """Add the step of a record; return whether it is the second one at another distance than usual."""
+        last, self._last = self._last, step
+        if last is None or step <= last:
+            return False
+        gap, usual = step - last, self._gap
+        if usual is None or (gap < _INTERVAL_FACTOR * usual and usual < _INTERVAL_FACTOR * gap):
+            self._gap, self._other_gap = gap, None
+            return False
+        is_confirmed = self._other_gap is not None and 0.5 * self._other_gap <= gap <= 2 * self._other_gap
+        self._other_gap = gap
+        if is_confirmed:
+            self._gap, self._other_gap = gap, None
+        return is_confirmed
+
+    def add_many(self, steps: Sequence[int]) -> list[int]:
+        """Add the steps of several records; return the indices of those for which `add` returns True."""
+        last, gap = self._last, self._gap
+        if last is not None and gap and steps and self._other_gap is None:
+            expected = range(last + gap, last + gap * (len(steps) + 1), gap)
+            if len(expected) == len(steps) and all(map(eq, steps, expected)):
+                self._last = steps[-1]
+                return []
+        return [index for index, step in enumerate(steps) if self.add(step)]
 
 
 class _ChangeFilter:

@@ -87,6 +87,9 @@ class Rule(SignalListener):
     def on_change(self, change: str) -> None:
         """Handle a change that explains the values after it: `lr`, `batch`, or `restart` with fresh weights."""
 
+    def on_interval_change(self) -> None:
+        """Handle that values are recorded far more rarely or more often than before."""
+
     def on_first_steps(self, other_metrics: list[str]) -> None:
         """Handle that the first 64 steps are complete; `other_metrics` are names that belong to no signal."""
 

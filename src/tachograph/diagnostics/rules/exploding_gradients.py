@@ -94,6 +94,15 @@ class ExplodingGradients(Rule):
             self._clipped_to = clipped_to
             self.on_signal(stats)
 
+    def on_interval_change(self) -> None:
+        """Learn the usual norm anew: the start of a run says nothing about steps hundreds later."""
+        stats = self.signals.get("grad_norm")
+        if stats is not None and not self.is_open():
+            clipped_to = self._clipped_to
+            self.reset()
+            self._clipped_to = clipped_to
+            self._first = [0.0] * BLOCK  # no longer the start of the run
+
     def on_record(self, record: dict[str, Any]) -> None:
         """Read the norm to which gradients are clipped."""
         self._clipped_to = find_number(record.get("config"), _CLIPPING_NAMES)

@@ -37,7 +37,7 @@ class _EvaluationSpread:
         if len(before) >= _MIN_BEFORE:
             normal = median(sorted(before))
             if normal > 0 and last > 0:
-                self.distances.append(abs(math.log(last / normal)))
+                self.distances.append(abs(math.log(last) - math.log(normal)))
         self.recent.append(value)
 
     def usual_factor(self) -> float | None:
