@@ -1,10 +1,11 @@
-"""`tacho plugins`: list training plugins, show one, and check the plugins of a config."""
+"""`tacho plugins`: list training plugins, show one, check the plugins of a config, and write a new one."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -23,6 +24,7 @@ from tachograph.plugins import (
     facts_of_class,
     find_class,
     is_installed,
+    write_package,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ __all__ = ["plugins"]
 
 @click.group()
 def plugins() -> None:
-    """List training plugins, show one, and check the plugins of a config."""
+    """List training plugins, show one, check the plugins of a config, and write a new one."""
 
 
 @plugins.command("list")
@@ -127,6 +129,20 @@ def check(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         echo(json_text({"model": model or None, "plugins": rows, "warnings": job.warnings}))
         return
     _print_check(rows, model, job.warnings)
+
+
+@plugins.command()
+@click.argument("name")
+@click.option("--optimizer", "is_optimizer", is_flag=True, help="Write a plugin that only creates an optimizer.")
+def new(name: str, is_optimizer: bool) -> None:
+    """Write the package of a plugin of your own into the new folder NAME.
+
+    It has config options, a metric, tests and an entry point, and works at once: it adds noise to gradients, or trains
+    with another optimizer. Replace that.
+    """
+    for path in write_package(name, Path(name), is_optimizer=is_optimizer):
+        echo(str(path))
+    echo(f"Install and test it: cd {name} && pip install -e . && pytest")
 
 
 def _print_keys_check(plugins: Sequence[CheckedPlugin], missing: list[str], *, as_json: bool) -> None:

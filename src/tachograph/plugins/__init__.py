@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tachograph.plugins._loading import listed_plugins as listed_plugins
     from tachograph.plugins._loading import name_of as name_of
     from tachograph.plugins._loading import parse_entries as parse_entries
+    from tachograph.plugins._new import write_package as write_package
     from tachograph.plugins._report import PluginReport
     from tachograph.plugins._session import PluginSession
 
@@ -78,6 +79,7 @@ _MODULE_OF = {
         "tachograph.plugins._loading",
     ),
     "import_dotted": _BASE,
+    "write_package": "tachograph.plugins._new",
 }
 
 
