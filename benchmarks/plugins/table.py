@@ -92,7 +92,6 @@ RECIPE = {
 }
 CASES = {
     "cut_cross_entropy": Case(),
-    "dense_mixer": Case({"dense_mixer": True}, "experts"),
     "densemixer": Case({"dense_mixer": True}, "experts"),
     "diffusion": Case({"diffusion": {"generate_samples": False, "mask_token_id": 3}}),
     "grokfast": Case(),

@@ -108,7 +108,7 @@ def test_no_op_plugin_changes_no_weight(make_trainer):
         ("grokfast", "expected a list"),
         ([{"plugin": "grokfast"}], "expected a name, a dotted path"),
         ([BasePlugin], "changed nothing"),
-        (["axolotl.integrations.densemixer.DenseMixerPlugin"], "not available"),
+        (["axolotl.integrations.dense_mixer.DenseMixerPlugin"], "did you mean 'densemixer'"),
     ],
 )
 def test_plugin_that_cannot_be_used_is_an_error(make_trainer, entries, message):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
+from tachograph.reader import read
 from tests.train.conftest import BASE, write_rows
 from tests.train.test_kd import write_scored_rows
 
@@ -50,7 +51,7 @@ def test_model_that_is_not_here_leaves_the_config_to_check(workspace):
         ({"plugins": ["spectrum"], "adapter": "lora", "lora_r": 4, "lora_target_linear": True}, "remove the adapter"),
         ({"plugins": ["grokfast"], "base_model": "./modle"}, "base_model='./modle': no such folder"),
         ({"plugins": ["grokfast"], "grokfast_lamb": -1}, "grokfast_lamb=-1"),
-        ({"plugins": ["axolotl.integrations.densemixer.DenseMixerPlugin"]}, "is not available"),
+        ({"plugins": ["axolotl.integrations.densemixer.DenseMixerPlugin"]}, "no block of experts that is supported"),
     ],
 )
 def test_check_finds_what_is_wrong(workspace, changes, message):
@@ -73,6 +74,22 @@ def test_plugin_that_is_off_is_left_out(make_job):
         assert job.run().metrics["train_loss"] == plain
     found = json.loads(check("--json", plugins=["kd"], kd_trainer=False).output)
     assert found["plugins"] == [{"name": "kd", "slots": [], "changes": ["off: kd_trainer is false"], "measured": []}]
+
+
+def test_densemixer_trains_with_packed_samples(make_job):
+    options = {"base_model": "./moe-model", "sample_packing": True}
+    plain = make_job(**options).run()
+    job = make_job(plugins=["axolotl.integrations.densemixer.DenseMixerPlugin"], **options)
+    assert "gets the gradient of all 4 experts, not only of 2" in job.plan().plugins["densemixer"][0]
+    run = read(job.run().run_dir)
+    losses = run.series("train_loss").values
+    assert list(run.series("plugin/densemixer/active").values) == [1.0, 1.0]
+    usual = read(plain.run_dir).series("train_loss").values
+    assert losses[0] == pytest.approx(usual[0], abs=1e-6)
+    assert losses[1] != usual[1]
+    event = next(record for record in run.records("event") if record.get("name") == "plugin")
+    assert event["slots"] == ["experts"]
+    assert event["changes"]["routers with the gradient of all experts"]["names"] == ["model.layers.0.mlp"]
 
 
 RECIPE = {
@@ -115,6 +132,8 @@ def test_errors_are_found_before_the_model_is_loaded(make_job, monkeypatch):
         ("diffusion", {"diffusion": {"mask_token_id": 2}}, "also begins, ends or pads texts"),
         ("grokfast", {"grokfast_filter": "ma"}, "grokfast_window=100 is longer than the training of 2 steps"),
         ("spectrum", LORA, "remove the adapter"),
+        ("liger", {"liger_rms_norm": True}, "its kernels need a GPU, but the training runs on cpu"),
+        ("densemixer", {}, "no block of experts that is supported"),
     ]
     if importlib.util.find_spec("cut_cross_entropy"):
         cases = [case for case in cases if "impl" not in str(case)]

@@ -30,6 +30,7 @@ PLUGINS = Registry(
     "tachograph.plugins",
     {
         "cut_cross_entropy": "tachograph.plugins.cut_cross_entropy:CutCrossEntropyPlugin",
+        "densemixer": "tachograph.plugins.densemixer:DenseMixerPlugin",
         "diffusion": "tachograph.plugins.diffusion:DiffusionPlugin",
         "grokfast": "tachograph.plugins.grokfast:GrokfastPlugin",
         "kd": "tachograph.plugins.kd:KDPlugin",
@@ -46,6 +47,7 @@ PLUGINS = Registry(
 _AXOLOTL = "axolotl.integrations."
 _AXOLOTL_NAMES = {
     "cut_cross_entropy": "cut_cross_entropy",
+    "densemixer": "densemixer",
     "diffusion": "diffusion",
     "grokfast": "grokfast",
     "kd": "kd",
@@ -58,7 +60,6 @@ _AXOLOTL_NAMES = {
     "swanlab": "swanlab",
 }
 """The folder of each of Axolotl's plugins, and our name for it."""
-_NOT_AVAILABLE = ("densemixer",)
 
 
 class PluginEntry(NamedTuple):
@@ -206,8 +207,6 @@ def _resolve_name(path: str) -> str:
     name = path.replace(":", ".")
     if name.startswith(_AXOLOTL):
         folder, _, class_path = name.removeprefix(_AXOLOTL).partition(".")
-        if folder in _NOT_AVAILABLE:
-            raise PluginError(f"plugin {path!r} is not available: remove it from `plugins`")
         if folder in _AXOLOTL_NAMES:
             name = _AXOLOTL_NAMES[folder]
             expected_class = PLUGINS.built_in[name].rpartition(":")[2]

@@ -346,6 +346,7 @@ IGNORED_TRL_OPTIONS = {
 
 _KEYS_OF_PLUGINS = {
     "cut_cross_entropy": ["cut_cross_entropy"],
+    "densemixer": ["dense_mixer"],
     "diffusion": ["diffusion"],
     "grokfast": ["grokfast_alpha", "grokfast_lamb"],
     "kd": ["kd_ce_alpha", "kd_trainer"],
