@@ -42,7 +42,8 @@ CONFIGS = {
     ),
     "plugin and key": (
         {"plugins": ["axolotl.integrations.expert_parallel.ExpertParallelPlugin"], "qat": {"x": 1}, "lora_rr": 1},
-        "use `adapter: qlora` or plain training; unknown plugin 'axolotl.integrations.expert_parallel.ExpertParallel",
+        "use `adapter: qlora` or plain training; plugin 'axolotl.integrations.expert_parallel.ExpertParallelPlugin' "
+        "changes the trained model, and has no counterpart here: without it, more rows make a step",
     ),
     "plugin option": ({"grokfast_alpha": 0.9}, "'grokfast_alpha': it is an option of a plugin: add that plugin"),
     "older key": ({"run_name": "x"}, "unknown key 'run_name': it is named 'name'"),
@@ -158,6 +159,14 @@ CONFIGS = {
     "split of a file": ({"datasets": [{**CHAT, "split": "test"}]}, "datasets[0].split='test': a file has no splits"),
     "address": ({"datasets": [{**CHAT, "path": "s3://a/b.jsonl"}]}, "addresses cannot be read; download the file"),
     "no type": ({"datasets": [{"path": "data.jsonl"}]}, "datasets[0].type is missing: expected one of alpaca, chat_"),
+    "foreign key of a dataset": (
+        {"datasets": [{**CHAT, "train_on_eot": "turn", "pth": 1}]},
+        "unsupported key 'train_on_eot': use train_on_eos, which is about every token that ends a message",
+    ),
+    "foreign type": (
+        {"datasets": [{**CHAT, "type": "jeopardy"}]},
+        "type='jeopardy': unknown format. Available: alpaca",
+    ),
     "unknown type": ({"datasets": [{**CHAT, "type": "alpacca"}]}, "unknown format; did you mean 'alpaca'?"),
     "sharegpt": ({"datasets": [{**CHAT, "type": "sharegpt"}]}, "use `chat_template` with `field_messages: conversat"),
     "rl format": ({"datasets": [{**CHAT, "type": "chatml.intel"}]}, "it is a format of preference data; set `rl: dpo`"),

@@ -62,6 +62,14 @@ _AXOLOTL_NAMES = {
 """The folder of each of Axolotl's plugins, and our name for it."""
 
 
+_WITHOUT_COUNTERPART = {
+    "expert_parallel": "without it, more rows make a step; use `fsdp`, and fit gradient_accumulation_steps",
+    "hatchery": "trainings on remote servers are not supported",
+    "mora": "MoRA is not supported; use `adapter: lora`",
+}
+"""Further folders of plugins of Axolotl, each with the reason."""
+
+
 class PluginEntry(NamedTuple):
     """One entry of the list `plugins`."""
 
@@ -212,6 +220,9 @@ def _resolve_name(path: str) -> str:
             expected_class = PLUGINS.built_in[name].rpartition(":")[2]
             if class_path and class_path.rpartition(".")[2] != expected_class:
                 raise PluginError(f"unknown plugin {path!r}; did you mean '{_AXOLOTL}{folder}.{expected_class}'?")
+        elif folder in _WITHOUT_COUNTERPART:
+            reason = _WITHOUT_COUNTERPART[folder]
+            raise PluginError(f"plugin {path!r} changes the trained model, and has no counterpart here: {reason}")
         elif importlib.util.find_spec("axolotl") is None:
             hint = did_you_mean(folder, _AXOLOTL_NAMES) or "."
             raise PluginError(f"unknown plugin {path!r}{hint} Available: {', '.join(sorted(_AXOLOTL_NAMES))}")

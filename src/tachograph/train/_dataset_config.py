@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -17,6 +17,8 @@ class Section(BaseModel):
     """A part of the config that accepts no unknown keys, and names the nearest one."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    foreign_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys of Axolotl that are not supported, each with the reason."""
 
     @model_validator(mode="before")
     @classmethod
@@ -24,8 +26,13 @@ class Section(BaseModel):
         if isinstance(values, Mapping):
             unknown = [str(key) for key in values if key not in cls.model_fields]
             if unknown:
-                hints = [f"{key!r}{did_you_mean(key, cls.model_fields) or ''}" for key in unknown]
-                raise ValueError(f"unknown key {', '.join(hints)}")
+                hints = [
+                    f"unsupported key {key!r}: {cls.foreign_keys[key]}"
+                    if key in cls.foreign_keys
+                    else f"unknown key {key!r}{did_you_mean(key, cls.model_fields)}"
+                    for key in unknown
+                ]
+                raise ValueError("; ".join(hints))
             return {key: value for key, value in values.items() if value is not None}
         return values
 
@@ -61,9 +68,28 @@ class CustomFormat(Section):
         return text
 
 
+_OTHER_COLUMNS = "use `type: chat_template` with message_property_mappings, or a mapping in `type`"
+_STEPS = "training of reward models is not supported"
+
+
 class DatasetConfig(Section):
     """One entry of `datasets` or `test_datasets`."""
 
+    foreign_keys = {
+        "conversation": "use `type: chat_template` with chat_template",
+        "field_human": _OTHER_COLUMNS,
+        "field_model": _OTHER_COLUMNS,
+        "input_format": "use `type` with a mapping that has `format`",
+        "input_transform": "rows are not changed by functions; prepare the data before",
+        "max_completion_length": _STEPS,
+        "message_field_training_detail": "parts of a message cannot be chosen; use `type: input_output`",
+        "preprocess_shards": "data is read in one pass; remove the key",
+        "skip": "rows cannot be skipped; prepare the data before",
+        "split_thinking": "the chat template splits reasoning; remove the key, or use field_thinking",
+        "step_separator": _STEPS,
+        "train_on_eot": "use train_on_eos, which is about every token that ends a message",
+        "train_on_last_step_only": _STEPS,
+    }
     path: str = Field(description="A file (JSONL, JSON, Parquet, CSV), a folder, or an id on the Hugging Face Hub.")
     type: str | CustomFormat | None = Field(
         None,

@@ -60,7 +60,9 @@ def format_of(
                 "`message_property_mappings: {role: from, content: value}`"
             )
         else:
-            hint = did_you_mean(kind, _NAMES) + f" Available: {', '.join(sorted(set(_NAMES.values())))}, or a mapping"
+            hint = (
+                did_you_mean(kind, _NAMES) or "."
+            ) + f" Available: {', '.join(sorted(set(_NAMES.values())))}, or a mapping"
         problems.add(f"{key}.type={kind!r}: unknown format{hint}")
         return None
     if name == "completion":

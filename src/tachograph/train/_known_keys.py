@@ -61,6 +61,7 @@ _POSE = "training on skipped positions (PoSE) is not supported"
 _EBFT = "this method is not supported; see `rl`"
 _EAFT = "weighting tokens by their entropy (EAFT) is not supported"
 _RAY = "Ray is not supported, and without it fewer processes make a step: use torchrun"
+_FLOAT4 = "models with weights in FP4 or FP8 are not supported; use the original model, with `adapter: qlora`"
 _EXPERTS = "experts keep their precision here, which needs more memory than 4 bits: remove the key if it suffices"
 
 UNSUPPORTED_KEYS = {
@@ -81,6 +82,9 @@ UNSUPPORTED_KEYS = {
     "dion_rank_fraction": _OPTIMIZER,
     "dion_rank_multiple_of": _OPTIMIZER,
     "dpo_norm_loss": "TRL has no such loss; see dpo_loss_type",
+    "dsv4_bf16_all": _FLOAT4,
+    "dsv4_fp4_grouped_mode": _FLOAT4,
+    "dsv4_fp8_nonexpert_mode": _FLOAT4,
     "dynamic_sampling": "only the options of TRL's GRPO trainer are supported",
     "eaft_alpha": _EAFT,
     "eaft_k": _EAFT,
@@ -103,6 +107,8 @@ UNSUPPORTED_KEYS = {
     "fp8_config": _FLOAT8,
     "fp8_enable_fsdp_float8_all_gather": _FLOAT8,
     "freeze_mm_modules": _IMAGES,
+    "gemma4_fp8_nonexpert": _FLOAT4,
+    "gemma4_nf4_nonexpert": _FLOAT4,
     "gptq": "models that are quantised with GPTQ cannot be trained here; use `adapter: qlora` on the original model",
     "gptq_disable_exllama": "models that are quantised with GPTQ cannot be trained here",
     "image_resize_algorithm": _IMAGES,
@@ -124,7 +130,10 @@ UNSUPPORTED_KEYS = {
     "medusa_num_heads": "Medusa heads are not supported",
     "mora": "MoRA is not supported; use `adapter: lora`",
     "multimodal": _IMAGES,
+    "nonexpert_quantization": _FLOAT4,
     "num_labels": _REWARD,
+    "nvfp4_merge_aware": _FLOAT4,
+    "nvfp4_merge_aware_start_step": _FLOAT4,
     "peft": "LoftQ is not supported; use `adapter: qlora`, or peft_init_lora_weights such as pissa",
     "peft_layer_replication": "replication of layers is not supported",
     "pose_max_context_len": _POSE,
@@ -227,11 +236,14 @@ IGNORED_KEYS = {
     "dpo_padding_free": _MORE_MEMORY,
     "dpo_use_liger_kernel": _KERNELS,
     "dpo_use_logits_to_keep": _KERNELS,
+    "dsv4_fp8_lora_kernel": _KERNELS,
+    "dsv4_shared_mlp_lora_kernel": _KERNELS,
     "dynamic_checkpoint": "the dashboard and `tacho control` save a checkpoint at any moment",
     "eval_causal_lm_metrics": _LM_EVAL,
     "eval_max_new_tokens": _NO_SAMPLES,
     "eval_table_size": _NO_SAMPLES,
     "experimental_skip_move_to_device": _MORE_MEMORY,
+    "expert_backend": _KERNELS,
     "flash_attn_cross_entropy": _KERNELS,
     "flash_attn_d512": _KERNELS,
     "flash_attn_fuse_mlp": _KERNELS,
@@ -270,6 +282,7 @@ IGNORED_KEYS = {
     "is_qwen_derived_model": "the architecture is read from the model",
     "large_head_attention": _KERNELS,
     "layer_offloading": _MORE_MEMORY,
+    "liger_kernel_impl": _KERNELS,
     "local_rank": "the rank is read from the environment",
     "lora_embedding_kernel": _KERNELS,
     "lora_mlp_kernel": _KERNELS,
@@ -280,6 +293,9 @@ IGNORED_KEYS = {
     "loss_watchdog_threshold": "the diagnosis of the run finds a diverging loss",
     "low_cpu_mem_usage": "models are always loaded this way",
     "merge_method": _NOT_NEEDED,
+    "moe_bnb_fast": _KERNELS,
+    "moe_dequant_chunk_size": _KERNELS,
+    "moe_grouped_backend": _KERNELS,
     "multipack_real_batches": "micro_batch_size counts packed rows",
     "num_dataset_shards_to_save": _NOT_NEEDED,
     "num_generation_samples": _NO_SAMPLES,
@@ -318,15 +334,17 @@ IGNORED_KEYS = {
     "trackio_run_name": _OTHER_TRACKER,
     "trackio_space_id": _OTHER_TRACKER,
     "use_comet": _OTHER_TRACKER,
+    "use_dsv4_kernels": _KERNELS,
+    "use_glm_dsa_kernels": _KERNELS,
     "use_kernels": _WITH_KERNELS,
+    "use_otel_metrics": "no metrics are served; use the sink prometheus or otlp in `telemetry.sinks`",
     "use_scattermoe": _WITH_KERNELS,
     "use_sonicmoe": _WITH_KERNELS,
+    "use_trackio": _OTHER_TRACKER,
     "vllm": (
         "no vLLM server is started here; TRL's options of vLLM go into the section trl: vllm_gpu_memory_utilization, "
         "vllm_max_model_length …"
     ),
-    "use_otel_metrics": "no metrics are served; use the sink prometheus or otlp in `telemetry.sinks`",
-    "use_trackio": _OTHER_TRACKER,
     "wandb_log_model": "checkpoints are recorded, but not uploaded",
     "wandb_watch": "gradients are not sent to W&B",
     "world_size": "it is read from the environment",
