@@ -25,6 +25,9 @@ class Fault(NamedTuple):
     """Accepts the request and never responds."""
     is_endless: bool = False
     """Sends a body without end."""
+    is_dripping: bool = False
+    """Sends headers without end, one byte at a time, so that no single read takes long."""
+    delay_s: float = 0.0
     is_dropped: bool = False
     """Closes the connection without a response."""
     content_length: int | None = None
@@ -90,6 +93,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, fault: Fault) -> None:
         if fault.is_silent:
             self.server.is_released.wait()
+        if fault.is_dripping:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+            while not self.server.is_released.wait(0.02):
+                self.wfile.write(b"x")
+            return
+        self.server.is_released.wait(fault.delay_s)
         if fault.is_silent or fault.is_dropped:
             return
         self.send_response(fault.status)
