@@ -101,6 +101,9 @@ def _fields(model: Any, prefix: str = "") -> list[OptionFacts]:
 def _type_name(annotation: Any) -> str:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " | ".join(map(_type_name, typing.get_args(annotation)))
+    if isinstance(typing.get_origin(annotation), type):
+        parts = ", ".join("..." if part is ... else _type_name(part) for part in typing.get_args(annotation))
+        return f"{typing.get_origin(annotation).__name__}[{parts}]"
     if isinstance(annotation, type):
         return "None" if annotation is types.NoneType else annotation.__name__
     return str(annotation).replace("typing.", "")
