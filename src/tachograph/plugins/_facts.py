@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import types
 import typing
 from pathlib import Path
@@ -106,7 +107,7 @@ def _type_name(annotation: Any) -> str:
         return f"{typing.get_origin(annotation).__name__}[{parts}]"
     if isinstance(annotation, type):
         return "None" if annotation is types.NoneType else annotation.__name__
-    return str(annotation).replace("typing.", "")
+    return re.sub(r"\b(?:typing|tachograph)\.(?:\w+\.)*", "", str(annotation))
 
 
 def _one_line(text: str | None) -> str:

@@ -76,6 +76,7 @@ class LigerPlugin(BasePlugin):
     Options = LigerOptions
     requires = ("liger_kernel",)
     extra = "liger"
+    needs = ("a GPU",)
 
     options: LigerOptions
 

@@ -49,7 +49,7 @@ class _NoiseCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Change the gradients, and record by how much, as the metric `plugin/my_plugin/noise_norm`."""
+        """Change the gradients; `plugin/my_plugin/noise_norm` records by how much."""
         size = self._plugin.options.my_plugin_noise
         squares = 0.0
         for parameter in kwargs["model"].parameters():
