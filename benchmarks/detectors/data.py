@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import math
 import os
 from collections import defaultdict
@@ -57,6 +58,26 @@ def load(path: Path) -> Logs:
         workloads = {("algoperf", row["run"]): row["workload"] for row in csv.DictReader(file)}
     marked = {workloads.get(label.run) for label in labels if label.status == "hard_negative_bimodal_loss"}
     return Logs(dict(runs), labels, {run for run, workload in workloads.items() if workload in marked})
+
+
+def half_of(run: str) -> int:
+    """Return the half of the data, 0 or 1, that a run belongs to. Rules are tuned on 0; both are reported."""
+    return hashlib.sha1(run.encode(), usedforsecurity=False).digest()[0] % 2
+
+
+def load_small_models(path: Path) -> dict[Run, list[Record]]:
+    """Return runs of small research projects, without labels: small and noisy validation sets."""
+    rows: dict[str, dict[int, Record]] = defaultdict(dict)
+    with gzip.open(path / "small_models.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            rows[row["run"]].setdefault(int(row["row"]), {})[row["name"]] = float(row["value"] or math.nan)
+    runs: dict[Run, list[Record]] = {}
+    for run, records in rows.items():
+        steps = (records[index] for index in sorted(records))
+        runs["small_models", run] = [
+            {"event": "step", "global_step": int(record.pop("step")), **record} for record in steps
+        ]
+    return runs
 
 
 def _load_algoperf(path: Path, runs: dict[Run, list[Record]]) -> None:

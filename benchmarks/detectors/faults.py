@@ -255,6 +255,35 @@ def _zero_variance_trend(columns: Columns, at: int, _rng: np.random.Generator) -
     share[at:] = np.clip(share[at:] + 0.45 * np.minimum(1, np.arange(rest) / (0.6 * rest)), 0, 1)
 
 
+def _reward_to_start(columns: Columns, at: int, rng: np.random.Generator) -> None:
+    """The reward is back where it began, with the noise of the start."""
+    reward = columns["reward"]
+    reward[at:] = rng.choice(reward[: max(8, len(reward) // 20)], size=len(reward) - at)
+
+
+def _reward_falls_at_the_end(columns: Columns, _at: int, _rng: np.random.Generator) -> None:
+    reward = columns["reward"]
+    reward[-3:] = reward[0] - 20 * np.abs(reward).max()
+
+
+def _on_and_off(columns: Columns, at: int, _rng: np.random.Generator) -> None:
+    """Every other twenty values are 30 % higher."""
+    loss = _loss(columns)
+    loss[at:][(np.arange(len(loss) - at) // 20) % 2 == 0] *= 1.3
+
+
+def _rare_high_values(columns: Columns, at: int, rng: np.random.Generator) -> None:
+    loss = _loss(columns)
+    loss[at:][rng.random(len(loss) - at) < 0.02] *= 5
+
+
+def _spike_at(index: int) -> Callable[..., None]:
+    def inject(columns: Columns, _at: int, _rng: np.random.Generator) -> None:
+        _loss(columns)[index] *= 4
+
+    return inject
+
+
 def _throughput_only(columns: Columns, at: int, _rng: np.random.Generator) -> None:
     columns["samples_per_sec"][at:] *= 0.6
     del columns["sec_per_step"]
@@ -282,6 +311,11 @@ FAULTS = (
     Fault("one value four times as high", _SPIKE, _on_loss(_scaled, 4.0, 1)),
     Fault("one value ten spreads up", _SPIKE, _clear_spike),
     Fault("early spike", _SPIKE, _on_loss(_scaled, 4.0, 1), start=0.15),
+    Fault("spike at the twentieth value", _SPIKE, _spike_at(20), start=0.0),
+    Fault("one value 20 % up", _SPIKE, _on_loss(_scaled, 1.2, 1)),
+    Fault("one value 50 % up", _SPIKE, _on_loss(_scaled, 1.5, 1)),
+    Fault("30 % up, on and off", (*_SPIKE, "loss_shift"), _on_and_off),
+    Fault("2 % of the values five times as high", _SPIKE, _rare_high_values),
     Fault("spike of eight values", _SPIKE, _on_loss(_scaled, 3.0, 8)),
     Fault("spike that recovers slowly", _SPIKE, _slow_spike),
     Fault("six spikes", _SPIKE, _spread_spikes),
@@ -290,8 +324,8 @@ FAULTS = (
     Fault("divergence, fast", _SPIKE, _on_loss(_ramp, 30.0, 0.2)),
     Fault("divergence, slow", ("divergence", "loss_shift"), _on_loss(_ramp, 6.0)),
     Fault("loss ends above its start", ("divergence", "loss_shift"), _on_loss(_ramp, 8.0), start=0.2),
-    Fault("loss drops to a tenth", ("loss_drop", "loss_shift"), _on_loss(_scaled, 0.1), severity="info"),
-    Fault("weights initialised anew", ("loss_reset",), _reset, severity="info"),
+    Fault("loss drops to a tenth", ("loss_drop", "loss_shift"), _on_loss(_scaled, 0.1)),
+    Fault("weights initialised anew", ("loss_reset",), _reset),
     Fault("plateau", ("plateau",), _plateau, severity="info", start=0.2),
     Fault("constant loss", ("plateau", "dead_learning_rate"), _constant_loss, severity="info", start=0.3),
     Fault("loss becomes NaN", ("not_finite",), _on_loss(_set, np.nan)),
@@ -315,6 +349,9 @@ FAULTS = (
     Fault("waits for data", ("data_stall",), _set("window/share_data", 0.6)),
     Fault("reward collapses", ("reward_drop",), _reward_collapse, is_rl=True),
     Fault("reward halves", ("reward_drop",), _scaled("reward", 0.5), is_rl=True),
+    Fault("reward back at its start", ("reward_drop",), _reward_to_start, is_rl=True),
+    Fault("reward falls in the last records", ("reward_drop",), _reward_falls_at_the_end, is_rl=True, start=0.9),
+    Fault("entropy falls to 10 %", ("entropy_collapse",), _scaled("entropy", 0.1), is_rl=True),
     Fault("entropy collapses", ("entropy_collapse",), _ramp("entropy", 0.03, 0.3), is_rl=True),
     Fault("entropy falls without gain", ("entropy_collapse",), _entropy_trend, is_rl=True, start=0.4),
     Fault("no variance of rewards", ("zero_variance_rewards",), _set("frac_reward_zero_std", 0.97), is_rl=True),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from benchmarks.detectors.cost import cost_us
-from benchmarks.detectors.data import Label, Logs, Record, Run, folder, load
+from benchmarks.detectors.data import Label, Logs, Record, Run, folder, half_of, load, load_small_models
 from benchmarks.detectors.faults import Base, print_faults, real_bases
 from tachograph.diagnostics import RuleEngine
 
 Steps = list[int]
+_WEAK_SPIKES = frozenset({"weak", "cross_run_coincident_batch"})
 _TOLERANCE = 2
 """Number of points by which an alert may miss the labelled stretch."""
 
@@ -82,6 +83,7 @@ class Score:
         print()
         self._print_alerts_by_rule()
         self._print_any_warning()
+        self._print_halves()
 
     def _print_spikes(self) -> None:
         rules: dict[str, Callable[[Run], Steps]] = {
@@ -89,11 +91,10 @@ class Score:
             "6 sigma of 128 before": lambda run: sigma_rule(self._losses(run)),
             "3 sigma of 50 before": lambda run: sigma_rule(self._losses(run), 50, 3.0),
         }
-        wanted = {"weak", "cross_run_coincident_batch"}
         labels = [
             label
             for label in self.logs.labels
-            if label.name == "spike" and label.metric.endswith("loss") and label.status in wanted
+            if label.name == "spike" and label.metric.endswith("loss") and label.status in _WEAK_SPIKES
         ]
         by_eye = [label for label in self.logs.labels if label.name == "spike" and label.is_by_eye]
         print(f"{'loss spikes':24}{'recall':>18}{'clean runs':>16}{'bimodal runs':>16}{'by eye true':>14}{'false':>8}")
@@ -170,9 +171,54 @@ class Score:
         print(f"any warning: clean runs {_share(clean, len(self.clean))}, bimodal {_share(bimodal, len(self.bimodal))}")
         self._require("a warning on <= 3 % of the clean runs", clean <= 0.03 * len(self.clean))
 
+    def _print_halves(self) -> None:
+        """Print the main figures for each half of the runs."""
+        planned = {label.run for label in self.logs.labels if label.status == "hard_negative_scheduled_change"}
+        overfit = {label.run for label in self.logs.labels if label.name == "overfit" and label.status != "false"}
+        warned = {
+            run: {alert["rule"] for alert in alerts if alert["severity"] != "info"}
+            for run, alerts in self.alerts.items()
+        }
+        spikes = [label for label in self.logs.labels if label.name == "spike" and label.status in _WEAK_SPIKES]
+        spikes = [label for label in spikes if label.metric.endswith("loss")]
+        print(f"\n{'by half of the runs':44}{'tuned':>16}{'held out':>16}")
+        rows: dict[str, list[str]] = defaultdict(list)
+        for half in (0, 1):
+            labels = [label for label in spikes if half_of(label.run[1]) == half]
+            hits = sum(self._is_hit(label, spikes_of(self.alerts[label.run])) for label in labels)
+            rows["spikes"].append(_share(hits, len(labels)))
+            for name, runs, is_counted in (
+                ("clean runs with a spike", self.clean, lambda run: "loss_spike" in warned[run]),
+                ("clean runs with any warning", self.clean, lambda run: bool(warned[run])),
+                ("mixed losses with any warning", self.bimodal, lambda run: bool(warned[run])),
+                ("planned schedules with a warning", planned, lambda run: bool(warned[run])),
+                ("labelled overfitting with a warning", overfit, lambda run: "overfitting" in warned[run]),
+            ):
+                part = [run for run in runs if half_of(run[1]) == half]
+                rows[name].append(_share(sum(map(is_counted, part)), len(part)))
+        for name, shares in rows.items():
+            print(f"{name:44}" + "".join(f"{share:>16}" for share in shares))
+
     def real_bases(self) -> list[Base]:
         """Return clean runs to inject faults into."""
         return real_bases(self.logs.runs[run] for run in self.clean)
+
+
+def print_small_models(runs: dict[Run, list[Record]]) -> None:
+    """Print how many alerts the rules open on runs without labels, by half; look at the curves to judge them."""
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    most: dict[str, int] = defaultdict(int)
+    for (_, run), records in runs.items():
+        opened = Counter(
+            (alert["rule"], alert["severity"]) for alert in diagnose(records) if alert["status"] == "opened"
+        )
+        for key, count in opened.items():
+            counts[key][half_of(run)] += count
+            most[key[0]] = max(most[key[0]], count)
+    sizes = [sum(half_of(run) == half for _, run in runs) for half in (0, 1)]
+    print(f"small models, alerts opened in {sizes[0]} tuned and {sizes[1]} held-out runs, and the most in one run:")
+    for (rule, severity), (tuned, held_out) in sorted(counts.items()):
+        print(f"  {rule:24}{severity:10}{tuned:>6}{held_out:>6}{most[rule]:>6}")
 
 
 def _share(part: int, whole: int) -> str:
@@ -189,6 +235,8 @@ def main() -> int:
         score = Score(load(path), targets)
         score.print()
         real = score.real_bases()
+        print()
+        print_small_models(load_small_models(path))
         print()
     print_faults(real, targets.require)
     print()

@@ -279,3 +279,12 @@ def test_sudden_entropy_collapse_is_a_fault_while_reward_rises(source: random.Ra
 def test_falling_entropy_of_supervised_training_is_healthy(source: random.Random) -> None:
     entropies = [2.0 * math.exp(-at / 100) + 0.05 for at in range(600)]
     assert diagnose(series("entropy", entropies, loss=lambda at: 2.0 * math.exp(-at / 100) + 0.1)) == []
+
+
+def test_single_kl_outliers_are_info_and_several_a_warning(source: random.Random) -> None:
+    values = level(source, 400, 0.02, 0.1)
+    values[100] = values[200] = 2.0
+    assert {alert["severity"] for alert in diagnose(series("kl", values))} == {"info"}
+    values[300:306] = [2.0] * 6
+    history = alerts_of_rule(diagnose(series("kl", values)), "kl_outlier")[-1]
+    assert any(alert["severity"] == "warning" and alert["global_step"] == 303 for alert in history)

@@ -75,6 +75,7 @@ _PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new lev
 _NO_METRICS = frozenset({"event", "time", "global_step", "epoch", "window_steps"})
 _MAX_OTHER_METRICS = 64
 _INTERVAL_FACTOR = 5
+_MIN_REGULAR = 32
 _NUM_FIRST_STEPS = 64
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
@@ -446,22 +447,27 @@ class _IntervalDetector:
     def __init__(self) -> None:
         self._last: int | None = None
         self._gap: int | None = None  # usual number of steps between two records
+        self._num_usual = 0
         self._other_gap: int | None = None  # the last one, if it was far from usual
 
     def add(self, step: int) -> bool:
-        """Add the step of a record; return whether it is the second one at another distance than usual."""
+        """Add the step of a record; return whether it is the second one at another distance than 32 or more before."""
         last, self._last = self._last, step
         if last is None or step <= last:
             return False
         gap, usual = step - last, self._gap
         if usual is None or (gap < _INTERVAL_FACTOR * usual and usual < _INTERVAL_FACTOR * gap):
             self._gap, self._other_gap = gap, None
+            self._num_usual += 1
             return False
         is_confirmed = self._other_gap is not None and 0.5 * self._other_gap <= gap <= 2 * self._other_gap
         self._other_gap = gap
-        if is_confirmed:
-            self._gap, self._other_gap = gap, None
-        return is_confirmed
+        if not is_confirmed:
+            return False
+        # Records at irregular distances have no usual one.
+        was_regular, self._num_usual = self._num_usual >= _MIN_REGULAR, 0
+        self._gap, self._other_gap = gap, None
+        return was_regular
 
     def add_many(self, steps: Sequence[int]) -> list[int]:
         """Add the steps of several records; return the indices of those for which `add` returns True."""
@@ -470,6 +476,7 @@ class _IntervalDetector:
             expected = range(last + gap, last + gap * (len(steps) + 1), gap)
             if len(expected) == len(steps) and all(map(eq, steps, expected)):
                 self._last = steps[-1]
+                self._num_usual += len(steps)
                 return []
         return [index for index, step in enumerate(steps) if self.add(step)]
 
