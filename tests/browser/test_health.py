@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from playwright.sync_api import expect
 
+from tachograph.catalog import read_annotations
 from tests.browser.conftest import wait_for_fit
 from tests.browser.test_live import panel
 from tests.conftest import wait_for
@@ -106,8 +107,29 @@ def test_explain_command_is_copied(page, context, dashboard, logs):
     write(logs / "run", [START, alert()])
     page.goto(dashboard().url + "#/run/run/health")
     details_of(page, 1).get_by_role("button", name="Copy").click()
-    expect(details_of(page, 1).get_by_role("button")).to_have_text("Copied")
+    expect(details_of(page, 1).get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == "tacho doctor --explain loss_spike"
+
+
+def test_evidence_is_drawn_and_judged(page, dashboard, logs):
+    evidence = {"metric": "train_loss", "from_step": 110, "expected": [None, 4.0]}
+    run = write(logs / "run", [START, *steps(), alert(1, at=120, evidence=evidence), END])
+    page.goto(dashboard().url + "#/run/run/health")
+    details = details_of(page, 1)
+    expect(details.get_by_role("img", name="Chart of train_loss")).to_be_visible()
+    expect(details.locator("canvas")).to_be_visible()
+    expect(details.locator("figcaption")).to_contain_text("the green band is what the rule expected")
+    expect(details).to_contain_text("at most 4")
+    wrong = details.get_by_role("button", name="Wrong")
+    wrong.click()
+    expect(wrong).to_have_attribute("aria-pressed", "true")
+    field = "alert.loss_spike@120"
+    assert read_annotations(run).values[field] == "wrong"
+    page.reload()
+    expect(wrong).to_have_attribute("aria-pressed", "true")
+    wrong.click()  # takes it back
+    expect(wrong).to_have_attribute("aria-pressed", "false")
+    assert field not in read_annotations(run).values
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -133,7 +155,7 @@ def test_hostile_alerts_are_shown_as_text(page, dashboard, logs, width):
     expect(page.get_by_text("<script>alert(2)</script>")).to_be_visible()
     expect(page.get_by_role("heading", name=re.compile("Duplicate"))).to_have_count(2)
     assert page.locator("main img, main script").count() == 0
-    expect(details_of(page, 1).get_by_role("button")).to_have_count(0)  # no command to copy
+    expect(details_of(page, 1).get_by_role("button", name="Copy")).to_have_count(0)  # no command
     wait_for_fit(page)
     details_of(page, 1).get_by_role("link", name="Show in charts").click()
     expect(page.get_by_text("No metric matches")).to_be_visible()

@@ -3,6 +3,7 @@
 from tachograph.catalog._actions import ACTIONS, RunAction, parse_action
 from tachograph.catalog._annotations import (
     ANNOTATION_FIELDS,
+    JUDGEMENTS,
     AnnotationError,
     AnnotationOp,
     Annotations,
@@ -26,6 +27,7 @@ from tachograph.catalog._groups import (
     group_rows,
 )
 from tachograph.catalog._importance import KeyImportance, KeyRanking, UnrankedKey, rank_keys
+from tachograph.catalog._judgements import JudgedRule, count_judgements, export_cases, judgement_field, judgement_of
 from tachograph.catalog._lineage import (
     Origin,
     RelatedRun,
@@ -114,6 +116,12 @@ __all__ = [
     "RunRow",
     "RunsDiff",
     "SIGNAL_ANNOTATION",
+    "JUDGEMENTS",
+    "JudgedRule",
+    "count_judgements",
+    "export_cases",
+    "judgement_field",
+    "judgement_of",
     "SavedView",
     "TransferError",
     "TrashError",

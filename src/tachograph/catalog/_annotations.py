@@ -40,6 +40,7 @@ from tachograph.records import encode
 
 __all__ = [
     "ANNOTATION_FIELDS",
+    "JUDGEMENTS",
     "Annotations",
     "AnnotationError",
     "AnnotationOp",
@@ -66,6 +67,8 @@ ANNOTATION_FIELDS: dict[str, str] = {
     "color": "the color of the run in charts, such as #4477aa",
     "pinned": "whether the run is shown first and kept by pruning",
 }
+JUDGEMENTS = ("right", "wrong")
+"""What people say about an alert, in fields such as ``alert.loss_spike@120``; see `_judgements.py`."""
 _MAX_CHARS = {"display_name": 200, "note": 100_000, "group": 200, "project": 200, "tags": 100, "color": 30}
 _MAX_CUSTOM_CHARS = 1_000
 _MAX_MARK_CHARS = 10_000
@@ -229,6 +232,10 @@ def _check_value(field: str, value: Any) -> None:
         is_short = not isinstance(value, str) or len(value) <= _MAX_CUSTOM_CHARS
         if not is_short or not isinstance(value, (str, int, float, type(None))):
             raise AnnotationError(f"{field}: expected a number, true, false or at most {_MAX_CUSTOM_CHARS} characters")
+        return
+    if prefix == "alert" and rest:
+        if value is not None and value not in JUDGEMENTS:
+            raise AnnotationError(f"{field}: expected right, wrong or null, got {value!r}")
         return
     if field not in ANNOTATION_FIELDS or field == "tags":
         hint = "; use add and remove" if field == "tags" else did_you_mean(field, ANNOTATION_FIELDS)

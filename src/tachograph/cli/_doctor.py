@@ -11,15 +11,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tachograph.catalog import SIGNAL_ANNOTATION, annotate, read_annotations
-from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, safe
+from tachograph.catalog import (
+    JUDGEMENTS,
+    SIGNAL_ANNOTATION,
+    annotate,
+    count_judgements,
+    export_cases,
+    judgement_field,
+    read_annotations,
+)
+from tachograph.cli._compare import write_file
+from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._terminal import echo
-from tachograph.diagnostics import RULES, explain, resolve_signals, threshold_table
+from tachograph.diagnostics import RULES, explain, looser_setting, resolve_signals, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError, RunNotFoundError
-from tachograph.journal import RunState, find_run
-from tachograph.reader import Alert
+from tachograph.journal import RunState, find_run, list_runs
+from tachograph.reader import Alert, read
 from tachograph.records import SEVERITIES, SIGNALS, severity_rank
 from tachograph.settings import Settings, parse_switch
 
@@ -60,6 +69,18 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     help="Like --signal, and remember it as an annotation of the run, which the runs table uses too.",
 )
 @click.option(
+    "--judge",
+    "judgements",
+    metavar="RULE[@STEP]=right|wrong",
+    multiple=True,
+    help="Say whether an alert of the run is right or wrong; STEP is the step at which it was opened.",
+)
+@click.option(
+    "--feedback",
+    type=click.Path(dir_okay=False),
+    help="Write the judged alerts of RUN, or of all runs, to a file that you may share: numbers only, no names.",
+)
+@click.option(
     "--require-signals", is_flag=True, help="Exit with status 1 if the run has no metric that a rule can check."
 )
 @click.option(
@@ -76,6 +97,8 @@ def doctor(
     settings: tuple[str, ...],
     signals: tuple[str, ...],
     mapped_signals: tuple[str, ...],
+    judgements: tuple[str, ...],
+    feedback: str | None,
     require_signals: bool,
     fail_on: str | None,
 ) -> None:
@@ -90,8 +113,13 @@ def doctor(
     if lists_rules:
         new_console().print(_render_rules())
         return
+    if feedback is not None:
+        _write_feedback(feedback, run, log_dir)
+        return
     if run is None:
-        raise click.UsageError("specify a run or a log file, or use --explain RULE or --rules")
+        raise click.UsageError("specify a run or a log file, or use --explain RULE, --rules or --feedback FILE")
+    if judgements:
+        _judge(run, log_dir, judgements)
     signal_names = _remembered_signals(run, log_dir, _parse_signals(mapped_signals, "--map"))
     for signal, metrics in _parse_signals(signals, "--signal").items():
         signal_names[signal] = [*metrics, *signal_names.get(signal, ())]
@@ -101,6 +129,7 @@ def doctor(
     else:
         where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
         new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
+        _print_judged_rules(log_dir)
     if require_signals and not diagnosis.signals:
         raise SystemExit(1)
     if fail_on is not None:
@@ -153,6 +182,50 @@ def _parse_signals(texts: tuple[str, ...], option: str) -> dict[str, list[str]]:
     return signals
 
 
+def _judge(run: str, log_dir: str, judgements: tuple[str, ...]) -> None:
+    """Remember which alerts of a run are right or wrong."""
+    folder = find_run(run, log_dir)
+    alerts = read(folder.path).alerts
+    changes = []
+    for text in judgements:
+        alert_name, _, judgement = text.rpartition("=")
+        rule, at, step = alert_name.partition("@")
+        if judgement not in JUDGEMENTS or (at and not step.isdecimal()):
+            raise ConfigError(f"--judge {text}: expected RULE=wrong or RULE@STEP=right, as in loss_spike@120=wrong")
+        matches = [alert for alert in alerts if alert.rule == rule and (not at or alert.opened_step == int(step))]
+        if len(matches) != 1:
+            names = ", ".join(f"{alert.rule}@{alert.opened_step}" for alert in matches or alerts) or "none"
+            problem = "several alerts match; they are" if matches else "no such alert; the run has"
+            raise ConfigError(f"--judge {text}: {problem}: {safe(names, 400)}")
+        field = judgement_field(rule, matches[0].opened_step)
+        changes.append({"op": "set", "field": field, "value": judgement})
+    annotate(folder, changes)
+
+
+def _write_feedback(path: str, run: str | None, log_dir: str) -> None:
+    """Write the judged alerts of a run, or of all runs, as JSON lines."""
+    folders = list_runs(log_dir) if run is None else [find_run(run, log_dir)]
+    cases = list(export_cases(folders))
+    if not cases:
+        raise ConfigError(
+            "--feedback: no alert was judged; do it in the dashboard, or with tacho doctor RUN --judge RULE=wrong"
+        )
+    write_file(path, "".join(msgspec.json.encode(case).decode() + "\n" for case in cases))
+    num_wrong = sum(case["judgement"] == "wrong" for case in cases)
+    echo(f"{plural(len(cases), 'alert')} written to {path}, {num_wrong} of them wrong. The file has numbers only.")
+
+
+def _print_judged_rules(log_dir: str) -> None:
+    """Name the rules whose alerts people found mostly wrong in this folder, with a looser setting."""
+    for judged in count_judgements(log_dir):
+        if judged.is_mostly_wrong:
+            num_judged = judged.num_right + judged.num_wrong
+            looser = looser_setting(judged.rule)
+            advice = f"--set {looser}, or " if looser else ""
+            summary = f"{judged.num_wrong} of {num_judged} judged alerts of {judged.rule} were wrong"
+            new_console().print(Text(f"{summary}: {advice}--set {judged.rule}=off", style="yellow"))
+
+
 def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
     parts: list[RenderableType] = []
     failures = []
@@ -202,7 +275,8 @@ def _render_alert(alert: Alert) -> RenderableType:
     body: list[RenderableType] = []
     if alert.message:
         body.append(Text(safe(alert.message, 1000)))
-    facts = {safe(name): safe(_format_value(value), 200) for name, value in alert.evidence.items() if name != "metric"}
+    evidence = {name: value for name, value in alert.evidence.items() if name != "metric"}
+    facts = {safe(name): safe(_format_evidence(name, value), 200) for name, value in evidence.items()}
     body += [grid(list(facts.items())), Text.assemble(("Meaning  ", "dim"), safe(alert.meaning, 2000))]
     for index, line in enumerate(alert.advice):
         body.append(Text.assemble(("Advice   " if index == 0 else "         ", "dim"), f"- {safe(line, 500)}"))
@@ -226,6 +300,15 @@ def alert_lines(alerts: list[Alert]) -> Table:
         severity = Text(alert.severity, style=_STYLES.get(alert.severity, ""))
         add_row(table, severity, safe(alert.title, 200), number(alert.opened_step))
     return table
+
+
+def _format_evidence(name: str, value: Any) -> str:
+    if name != "expected" or not isinstance(value, list) or len(value) != 2:
+        return _format_value(value)
+    low, high = value
+    if low is None or high is None:
+        return f"at most {_format_value(high)}" if low is None else f"at least {_format_value(low)}"
+    return f"{_format_value(low)} to {_format_value(high)}"
 
 
 def _format_value(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from tachograph.diagnostics._engine import RuleEngine
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._settings import ThresholdRow, explain, resolve_rules, threshold_table
+from tachograph.diagnostics._settings import ThresholdRow, explain, looser_setting, resolve_rules, threshold_table
 from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._signals import SIGNALS, SignalNames, resolve_signals
 from tachograph.diagnostics.rules import RULES
@@ -17,6 +17,7 @@ __all__ = [
     "SignalStats",
     "ThresholdRow",
     "explain",
+    "looser_setting",
     "resolve_rules",
     "resolve_signals",
     "threshold_table",

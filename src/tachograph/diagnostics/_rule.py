@@ -113,7 +113,8 @@ class Rule(SignalListener):
             message: one or two sentences more.
             key: distinguishes several alerts of one rule, such as one per GPU.
             severity: overrides the severity of the rule.
-            evidence: numbers, window and steps; `metric` names the chart to look at.
+            evidence: numbers, window and steps; `metric` names the chart to look at, `expected` is the lowest and the
+                highest value that would have been fine (None: any), and `from_step` or `since_step` the onset.
             occurrence: facts about this occurrence of a fault that comes and goes while the alert is open.
         """
         self.tracker.report(self._info, Finding(title, message, key, severity or self.severity, evidence, occurrence))

@@ -12,7 +12,7 @@ from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics.rules import RULES
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["ThresholdRow", "explain", "resolve_rules", "threshold_table"]
+__all__ = ["ThresholdRow", "explain", "looser_setting", "resolve_rules", "threshold_table"]
 
 
 class ThresholdRow(msgspec.Struct, frozen=True):
@@ -99,3 +99,36 @@ def explain(name: str) -> type[Rule]:
         ConfigError: if the rule does not exist or cannot be loaded.
     """
     return RULES.load(name)
+
+
+_LOOSER: dict[str, tuple[str, float]] = {
+    "data_stall": ("share", 1.5),
+    "divergence": ("share_of_best", 1.5),
+    "entropy_collapse": ("share", 0.5),
+    "exploding_gradients": ("factor", 2.0),
+    "hang": ("least_s", 2.0),
+    "kl_outlier": ("sigmas", 1.5),
+    "loss_shift": ("rise", 2.0),
+    "loss_spike": ("sigmas", 1.6),
+    "low_gpu_utilisation": ("least_pct", 0.6),
+    "memory_growth": ("least_growth", 2.0),
+    "overfitting": ("rise", 2.0),
+    "plateau": ("least_gain", 0.5),
+    "reward_drop": ("share", 1.5),
+    "slower_than_baseline": ("rise", 2.0),
+    "step_outliers": ("least_share", 2.0),
+    "step_time_change": ("rise", 2.0),
+    "throughput_regression": ("rise", 2.0),
+    "validation_blow_up": ("factor", 2.0),
+    "vanishing_gradients": ("share", 0.1),
+}
+"""For each rule the threshold that makes it speak less often, and a factor."""
+
+
+def looser_setting(rule: str) -> str:
+    """Return a setting with which a rule speaks less often, such as ``loss_spike.sigmas=8``; empty if there is none."""
+    if rule not in _LOOSER:
+        return ""
+    name, factor = _LOOSER[rule]
+    default = next(row.default for row in threshold_table(explain(rule)) if row.name == name)
+    return f"{rule}.{name}={default * factor:g}"

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from tachograph.catalog import Annotations, judgement_of, read_annotations
 from tachograph.reader import Alert
 from tachograph.records import mark_non_finite
 from tachograph.server._copy_fields import copy_fields
@@ -32,6 +33,7 @@ _MAX_DEPTH = 2
 
 def build_alerts_page(run: StoredRun) -> AlertsPage:
     """Return a run's alerts: open ones first, most severe first, then closed ones, newest first."""
+    annotations = read_annotations(run.folder)
     with run.lock:
         alerts = run.digest.open_alerts
         num_open, num_critical = len(alerts), sum(alert.severity == "critical" for alert in alerts)
@@ -40,7 +42,7 @@ def build_alerts_page(run: StoredRun) -> AlertsPage:
         size_bytes = 0
         for alert in alerts[:_MAX_ALERTS]:
             # Shortened alerts can still add up: the page ends where its size limit is reached.
-            view = _build_alert(alert)
+            view = _build_alert(alert, annotations)
             size_bytes += len(msgspec.json.encode(view))
             if size_bytes > _MAX_PAGE_BYTES:
                 break
@@ -54,7 +56,7 @@ def build_alerts_page(run: StoredRun) -> AlertsPage:
         )
 
 
-def _build_alert(alert: Alert) -> AlertView:
+def _build_alert(alert: Alert, annotations: Annotations) -> AlertView:
     return copy_fields(
         AlertView,
         alert,
@@ -68,6 +70,7 @@ def _build_alert(alert: Alert) -> AlertView:
         evidence=_shorten_values(alert.evidence),
         occurrences=[_shorten_values(occurrence) for occurrence in alert.occurrences[-_MAX_OCCURRENCES:]],
         outcome=_truncate(alert.outcome, _MAX_TEXT_CHARS),
+        judgement=judgement_of(alert, annotations),
     )
 
 

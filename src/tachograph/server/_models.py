@@ -492,6 +492,8 @@ class AlertView(msgspec.Struct, kw_only=True):
     """Why the alert was resolved."""
     is_open: bool
     """False once the alert is resolved, or once the run resumes after its attempt ended."""
+    judgement: Literal["", "right", "wrong"]
+    """What somebody said about the alert, as the annotation `alert.<rule>@<opened_step>`."""
 
 
 class AlertsPage(msgspec.Struct, kw_only=True):

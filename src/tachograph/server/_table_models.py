@@ -200,7 +200,8 @@ class AnnotationsView(msgspec.Struct):
     """What people said about a run, next to its journal."""
 
     values: dict[str, Any]
-    """`display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned` and `custom.*`, if set."""
+    """Fields that are set: `display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned`,
+    `custom.*`, and `alert.*` with judgements of alerts."""
     tags: list[str]
     """The tags of the training code and those added later, without those removed."""
     marks: list[MarkView]

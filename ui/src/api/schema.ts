@@ -469,6 +469,8 @@ export interface AlertView {
   outcome: string;
   /** False once the alert is resolved, or once the run resumes after its attempt ended. */
   is_open: boolean;
+  /** What somebody said about the alert, as the annotation `alert.<rule>@<opened_step>`. */
+  judgement: "" | "right" | "wrong";
 }
 
 /** Sampled prompts and completions, newest first. */
@@ -931,7 +933,8 @@ export interface UnrankedKey {
 
 /** What people said about a run, next to its journal. */
 export interface AnnotationsView {
-  /** `display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned` and `custom.*`, if set. */
+  /** Fields that are set: `display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned`,
+`custom.*`, and `alert.*` with judgements of alerts. */
   values: JsonObject;
   /** The tags of the training code and those added later, without those removed. */
   tags: string[];

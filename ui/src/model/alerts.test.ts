@@ -8,6 +8,8 @@ import {
   alertBadge,
   closedAs,
   evidenceRows,
+  evidenceView,
+  judgementField,
   explainCommand,
   hasEnded,
   withKeys,
@@ -40,6 +42,7 @@ const alert = (more: Partial<AlertView> = {}): AlertView => ({
   resolved_step: null,
   outcome: "",
   is_open: true,
+  judgement: "",
   ...more,
 });
 const resolved = (more: Partial<AlertView> = {}): AlertView =>
@@ -192,4 +195,30 @@ describe("alert marks", () => {
     expect(marksNear(found, 11, 100).map((mark) => mark.x)).toEqual([10, 12]);
     expect(marksNear(found, null, 100)).toEqual([]);
   });
+});
+
+test("the chart of evidence shows the onset, what came before, and the expected values", () => {
+  const evidence = { metric: "train_loss", from_step: 1150, expected: [1.5, 2.5] };
+  expect(evidenceView("run", alert({ evidence }), 2000)).toEqual({
+    metric: "train_loss",
+    low: 1050,
+    high: 1300,
+    mark: { run: "run", title: "Loss spike", tone: "warn", x: 1150, end: null },
+    expected: { low: 1.5, high: 2.5 },
+  });
+  const view = evidenceView("run", resolved({ evidence: { metric: "m", expected: [null, 3] } }), 1360);
+  expect(view).toMatchObject({ low: 1050, high: 1360, expected: { low: null, high: 3 }, mark: { x: 1200, end: 1350 } });
+  expect(evidenceView("run", alert({ evidence: { metric: "m", expected: "soon" } }), null)?.expected).toBeNull();
+  expect(evidenceView("run", alert({ evidence: {} }), null)).toBeNull();
+  expect(evidenceView("run", alert({ opened_step: null }), null)).toBeNull();
+});
+
+test("expected values are shown as a range", () => {
+  const text = (expected: (number | null)[]) => evidenceRows(alert({ evidence: { expected } }))[0]?.[1];
+  expect([text([1, 2.5]), text([null, 3]), text([0.5, null])]).toEqual(["1 to 2.5", "at most 3", "at least 0.5"]);
+});
+
+test("a judgement belongs to the rule and the step of an alert", () => {
+  expect(judgementField(alert())).toBe("alert.loss_spike@1200");
+  expect(judgementField(alert({ opened_step: null }))).toBe("alert.loss_spike@");
 });

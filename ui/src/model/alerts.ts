@@ -87,6 +87,7 @@ export function evidenceRows(alert: AlertView): [string, string][] {
   return Object.entries(alert.evidence)
     .filter(([, value]) => value !== null && value !== "")
     .map(([name, value]) => {
+      if (name === "expected" && Array.isArray(value)) return ["expected", rangeText(value)];
       for (const [suffix, format] of units)
         if (name.endsWith(suffix) && typeof value === "number")
           return [words(name.slice(0, -suffix.length)), format(value)];
@@ -99,6 +100,12 @@ const units: [string, (value: number) => string][] = [
   ["_ms", (value) => duration(value / 1000)],
   ["_bytes", bytes],
 ];
+
+/** A range whose ends may be missing: `1.2 to 3`, `at most 3`, `at least 1.2`. */
+function rangeText([low = null, high = null]: Json[]): string {
+  if (low === null) return `at most ${formatEvidence(high)}`;
+  return high === null ? `at least ${formatEvidence(low)}` : `${formatEvidence(low)} to ${formatEvidence(high)}`;
+}
 
 function formatEvidence(value: Json): string {
   if (value === "NaN" || value === "Infinity" || value === "-Infinity") return number(value);
@@ -148,6 +155,46 @@ export function chartViewFor(alert: AlertView, view: ChartView, lastStep: number
   }
   return metric === null ? null : { ...view, search, low: null, high: null };
 }
+
+/** What a chart of the evidence shows: the metric around the alert, and what the rule expected. */
+export interface EvidenceView {
+  metric: string;
+  low: number;
+  high: number;
+  mark: AlertMark;
+  /** The values that the rule expected; null on a side without a limit. */
+  expected: { low: number | null; high: number | null } | null;
+}
+
+/** The chart of an alert's evidence; null if the alert names no metric or has no step. */
+export function evidenceView(run: string, alert: AlertView, lastStep: number | null): EvidenceView | null {
+  const metric = affectedMetric(alert);
+  if (metric === null || alert.opened_step === null) return null;
+  const ofEvidence = ["from_step", "since_step", "best_step", "peak_step"].map((name) => alert.evidence[name]);
+  const onset = known(ofEvidence.slice(0, 2))[0] ?? alert.opened_step;
+  const steps = known([alert.opened_step, alert.updated_step, alert.resolved_step, ...ofEvidence]);
+  const [first, last] = [Math.min(...steps), Math.max(...steps)];
+  const margin = Math.ceil(Math.max(40, last - first, (lastStep ?? last) / 20));
+  const end = alert.is_open ? null : (alert.resolved_step ?? alert.updated_step ?? onset);
+  return {
+    metric,
+    low: Math.max(Math.min(0, first), first - margin),
+    high: Math.max(last + 1, Math.min(last + margin, lastStep ?? Infinity)),
+    mark: { run, title: alert.title, tone: toneOf(alert.severity), x: onset, end },
+    expected: expectedRange(alert),
+  };
+}
+
+function expectedRange(alert: AlertView): EvidenceView["expected"] {
+  const expected = alert.evidence["expected"];
+  if (!Array.isArray(expected) || expected.length !== 2) return null;
+  const [low, high] = expected.map((end) => (typeof end === "number" ? end : null));
+  return low == null && high == null ? null : { low: low ?? null, high: high ?? null };
+}
+
+/** The annotation that says whether an alert is right. */
+export const judgementField = (alert: Pick<AlertView, "rule" | "opened_step">): string =>
+  `alert.${alert.rule}@${alert.opened_step ?? ""}`;
 
 const known = (values: (Json | undefined)[]): number[] =>
   values.filter((value) => typeof value === "number" && Number.isFinite(value)) as number[];

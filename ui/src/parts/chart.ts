@@ -39,6 +39,8 @@ export interface ChartContent {
   isLog: boolean;
   /** The visible range of values; null fits all of them. */
   values: ValueRange | null;
+  /** Values that were expected, drawn as a band; null on a side without a limit. */
+  expected?: { low: number | null; high: number | null } | null;
 }
 
 export interface ChartEvents {
@@ -193,7 +195,7 @@ export class Chart {
           (plot) =>
             this.#on.cursor((plot.cursor.left ?? -1) < 0 ? null : plot.posToVal(plot.cursor.left as number, "x")),
         ],
-        drawAxes: [(plot) => this.#drawAlerts(plot)], // behind the lines
+        drawAxes: [(plot) => this.#drawExpected(plot), (plot) => this.#drawAlerts(plot)], // behind the lines
         draw: [(plot) => this.#drawMarks(plot)],
       },
     };
@@ -206,8 +208,10 @@ export class Chart {
   }
 
   #valueRange(low: number | null, high: number | null): [number, number] {
-    const { values = null, isLog = false } = this.#content ?? {};
-    return values && !isLog ? valueRange(values.low, values.high, false) : valueRange(low, high, isLog);
+    const { values = null, isLog = false, expected = null } = this.#content ?? {};
+    if (values && !isLog) return valueRange(values.low, values.high, false);
+    const ends = [low, high, expected?.low, expected?.high].filter((end) => typeof end === "number");
+    return ends.length ? valueRange(Math.min(...ends), Math.max(...ends), isLog) : valueRange(low, high, isLog);
   }
 
   #zoomToSelection(plot: uPlot): void {
@@ -229,6 +233,32 @@ export class Chart {
     const middle = (low + high) / 2;
     if (high - low < minWidth) this.#on.zoom(middle - minWidth / 2, middle + minWidth / 2);
     else this.#on.zoom(low, high);
+  }
+
+  /** A band of the expected values, with lines at its limits. */
+  #drawExpected(plot: uPlot): void {
+    const expected = this.#content?.expected;
+    if (!expected) return;
+    const { ctx, bbox } = plot;
+    const bottom = bbox.top + bbox.height;
+    const at = (value: number | null, edge: number): number =>
+      value === null ? edge : Math.min(bottom, Math.max(bbox.top, plot.valToPos(value, "y", true)));
+    const [top, low] = [at(expected.high, bbox.top), at(expected.low, bottom)];
+    ctx.save();
+    ctx.fillStyle = ctx.strokeStyle = colour("good");
+    ctx.globalAlpha = 0.1;
+    ctx.fillRect(bbox.left, top, bbox.width, low - top);
+    ctx.globalAlpha = 0.6;
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+    for (const y of [expected.high === null ? null : top, expected.low === null ? null : low]) {
+      if (y === null) continue;
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   /** A line where an alert opened, and a tint until it was resolved. */

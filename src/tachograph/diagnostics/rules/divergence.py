@@ -246,6 +246,7 @@ class Divergence(Rule):
             "step": self.context.step,
             "threshold": limit,
             "window_values": window,
+            "expected": [None, limit],
         }
         best = f"best was {figure(self._best)} at step {self._best_step}"
         message = f"Most of the last {window} values are above {figure(limit)}."

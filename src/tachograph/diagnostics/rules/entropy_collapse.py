@@ -100,6 +100,7 @@ class EntropyCollapse(Rule):
                 "share": share,
                 "reward": self._reward.level,
                 "step": self.context.step,
+                "expected": [self._opened_at * first, None],
             }
             verb = "has collapsed to" if has_collapsed else "keeps falling and is at"
             title = f"Entropy {verb} {percent(share)} of its initial value: {figure(stats.level)}"

@@ -162,7 +162,13 @@ class ExplodingGradients(Rule):
             self._opened_at, self._resolve_below = stats.num_added, 0.1 * limit
             middle = median(sorted(last))
             title = f"Gradients are too large from the start: norm {figure(middle)} up to step {self.context.step}"
-            evidence = {"metric": stats.metric, "level": middle, "limit": limit, "step": self.context.step}
+            evidence = {
+                "metric": stats.metric,
+                "level": middle,
+                "limit": limit,
+                "step": self.context.step,
+                "expected": [None, limit],
+            }
             self.report(title, f"Norms above {figure(limit)} are rarely healthy.", evidence=evidence)
         elif not self._levels:
             usual = sorted(value for value in self._first if 0 < value <= self._limit)
@@ -189,6 +195,7 @@ class ExplodingGradients(Rule):
             "largest_lately": largest,
             "step": step,
             "window_values": len(sorted_norms),
+            "expected": [None, self.thresholds.factor * usual],
         }
         title = f"Gradients explode: norm {figure(middle)} at step {step}, {factor(middle / usual)} the usual"
         self.report(title, f"The usual norm in this run is {figure(usual)}.", evidence=evidence)

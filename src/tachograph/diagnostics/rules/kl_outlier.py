@@ -89,7 +89,7 @@ class KlOutlier(Rule):
         title = f"KL divergence of {figure(value)} at step {step}{times}"
         if self._count > 1:
             title = f"{self._count} KL divergence outliers, most recently {figure(value)} at step {step}"
-        evidence = {"metric": stats.metric, "count": self._count, **occurrence}
+        evidence = {"metric": stats.metric, "count": self._count, **occurrence, "expected": [None, stats.outlier_above]}
         severity = "warning" if self._is_frequent else None
         self.report(title, severity=severity, evidence=evidence, occurrence=occurrence)
         return True

@@ -144,6 +144,9 @@ class LossShift(Rule):
             "from_step": since,
             "step": self.context.step,
             "window_values": BLOCK * num,
+            "expected": [None, old * (1 + self.thresholds.rise)]
+            if new > old
+            else [old * (1 - self.thresholds.drop), None],
         }
         title = f"Loss has been {change} since about step {since}: {figure(new)}, from {figure(old)}"
         message = f"It has stayed there for {BLOCK * num} values.{note}"

@@ -249,7 +249,9 @@ class LossSpike(Rule):
             "not recovering": f"{no_recovery} and stays at {figure(stats.level)}.",
         }[spike["class"]]
         severity = "critical" if spike["class"] == "not recovering" else None
-        evidence = {"metric": stats.metric, "num_spikes": self._num_spikes, **spike}
+        level = spike["level_before"]
+        highest = level + 2 * (self._calm_below - level)  # a value is calm halfway up to an outlier
+        evidence = {"metric": stats.metric, "num_spikes": self._num_spikes, **spike, "expected": [None, highest]}
         self.report(title, message, severity=severity, evidence=evidence, occurrence=dict(spike))
 
 

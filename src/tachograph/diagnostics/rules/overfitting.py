@@ -285,6 +285,7 @@ class Overfitting(Rule):
             "train_loss": train.level if train is not None else None,
             "train_loss_at_best": at_best.level if at_best is not None else None,
             "window_values": rise.num_values,
+            "expected": [None, best + self.thresholds.rise * abs(best)],
         }
         message = f"The checkpoint closest to step {step} is the best one. "
         message += f"The level of the last {rise.num_values} evaluations is {figure(rise.level)}."

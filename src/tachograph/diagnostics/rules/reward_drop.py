@@ -76,7 +76,7 @@ class RewardDrop(Rule):
         self._low_values = [*self._low_values, value] if stats.num_added == self._low_at + 1 else [value]
         self._low_at = stats.num_added
         if len(self._low_values) >= _NUM_LOW and not self.is_open() and self._peak is not None:
-            self._report(stats, sum(self._low_values) / len(self._low_values), False)
+            self._report(stats, sum(self._low_values) / len(self._low_values), False, stats.low)
         return False
 
     def _watch_low(self, stats: SignalStats, sigma: float) -> None:
@@ -116,9 +116,9 @@ class RewardDrop(Rule):
             if drop < 0.5 * limit:  # clearly smaller, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(level)}")
         elif drop > limit > 0:
-            self._report(stats, level, has_gained)
+            self._report(stats, level, has_gained, self._peak - limit)
 
-    def _report(self, stats: SignalStats, level: float, has_gained: bool) -> None:
+    def _report(self, stats: SignalStats, level: float, has_gained: bool, lowest: float) -> None:
         peak, initial = self._peak or 0.0, self._initial or 0.0
         evidence = {
             "metric": stats.metric,
@@ -127,6 +127,7 @@ class RewardDrop(Rule):
             "peak_step": self._peak_step,
             "initial": self._initial,
             "step": self.context.step,
+            "expected": [lowest, None],
         }
         title = f"Reward fell to {figure(level)} from its peak of {figure(peak)} at step {self._peak_step}"
         message = f"It started at {figure(initial)}."

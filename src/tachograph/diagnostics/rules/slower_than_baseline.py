@@ -129,6 +129,7 @@ class SlowerThanBaseline(Rule):
                 "rise": rise,
                 "num_runs": count,
                 "step": self.context.step,
+                "expected": [None, before * (1 + self.thresholds.rise)],
             },
         )
 

@@ -121,6 +121,7 @@ class StepOutliers(Rule):
                 "lost_s": lost_s,
                 "steps": steps,
                 "window_values": limits.window_values,
+                "expected": [None, level * (1 + limits.least_share)],
             }
             title = f"Step {self.context.step} took {duration(value)}, {factor(value / level)} the usual"
             if len(recent) > 1:
@@ -154,6 +155,7 @@ class StepOutliers(Rule):
             "usual_s": level,
             "period": self._period,
             "lost": lost_share,
+            "expected": [None, level * (1 + limits.least_regular_share)],
         }
         title = f"A slow step every {self._period} steps takes {percent(lost_share)} of the time"
         message = f"It takes {duration(level + excess_s)}, the others {duration(level)}."

@@ -109,6 +109,7 @@ class StepTimeChange(Rule):
             "from_step": shift.step,
             "step": self.context.step,
             "plan": plan,
+            "expected": [None, shift.before * (1 + self.thresholds.rise)],
         }
         times = factor(shift.after / shift.before)
         title = f"Steps take {times} as long since step {shift.step}: {duration(shift.after)}"

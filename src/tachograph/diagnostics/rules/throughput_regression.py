@@ -134,12 +134,14 @@ class ThroughputRegression(StepTimeRule):
             "rise": rise,
             "from_step": from_step,
             "step": self.context.step,
+            "expected": [None, old * (1 + self.thresholds.rise)],
         }
         before, after = self.describe(stats, old), self.describe(stats, new)
         title = f"Steps take {percent(rise)} longer {since}: {after}"
         message = f"They took {before} before."
         if stats.signal != "step_s":
-            evidence |= {"before": 1 / old, "after": 1 / new}
+            least = 1 / (old * (1 + self.thresholds.rise))
+            evidence |= {"before": 1 / old, "after": 1 / new, "expected": [least, None]}
             title, message = (
                 f"Throughput is {percent(1 - old / new)} lower {since}: {after}",
                 f"It was {before} before.",

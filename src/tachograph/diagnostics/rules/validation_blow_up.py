@@ -124,6 +124,7 @@ class ValidationBlowUp(Rule):
             "level_before": normal,
             "threshold": limit,
             "step": self.context.step,
+            "expected": [None, limit],
         }
         self.report(
             f"{metric} is {factor(value / normal)} as high as before: {figure(value)}, from {figure(normal)}",

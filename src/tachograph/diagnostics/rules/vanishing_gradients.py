@@ -77,6 +77,7 @@ class VanishingGradients(Rule):
             "usual": usual,
             "step": step,
             "window_values": num_values,
+            "expected": [self.thresholds.share * usual, None] if usual is not None else None,
         }
         title = f"Gradients have been zero for {num_values} values, up to step {step}"
         if largest != 0:
