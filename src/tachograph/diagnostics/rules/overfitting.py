@@ -93,6 +93,8 @@ class _Evaluations:
     def noise(self) -> float:
         """Return the spread of single evaluations, from their distance to the midpoint of their neighbours."""
         values = list(self.recent)[-_NUM_NOISE:]
+        if self.num_values < _MIN_PERSISTENT:
+            values = values[-self.num_since_best - 1 :]  # the bend of the curve at its best is no noise
         distances = sorted(
             abs(before + after - 2 * value) / 2.45  # the standard deviation of this, for noise of one
             for before, value, after in zip(values, values[1:], values[2:], strict=False)
