@@ -50,6 +50,10 @@ class DenseMixerPlugin(BasePlugin):
     name = "densemixer"
     Options = DenseMixerOptions
     slots = (Slots.EXPERTS,)
+    measured = (
+        "time: 1.66x per step on an H200, Qwen3-MoE with 2.5 billion parameters, 64 experts, 8 per token, 4,096 tokens",
+        "memory: 1.00x",
+    )
 
     options: DenseMixerOptions
 

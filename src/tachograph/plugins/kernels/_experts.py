@@ -77,7 +77,7 @@ def scatter_experts_forward(
     routing = Routing.sort(top_k_index, self.num_experts, getattr(self, "_is_expert_parallel", False))
     tiles = cut_tiles(routing, compute_dtype)
     projected = _GatherProduct.apply(tokens, up_weights.to(compute_dtype), routing, tiles)
-    activated = _activate(self, projected)
+    activated = _activate(self, projected).to(compute_dtype)
     weighted = _WeightedProduct.apply(activated, down_weights.to(compute_dtype), top_k_weights, routing, tiles)
     return weighted.to(hidden_states.dtype)
 
@@ -151,7 +151,7 @@ class _GatherProduct(torch.autograd.Function):
         from tachograph.plugins.kernels._triton import grouped_matmul, grouped_weight_gradient
 
         tokens, weights = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        gradient = gradient.to(tokens.dtype).contiguous()
         token_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             pairs = grouped_matmul(gradient, weights.transpose(1, 2), ctx.routing, ctx.tiles, scatter=True)
@@ -181,7 +181,7 @@ class _WeightedProduct(torch.autograd.Function):
         from tachograph.plugins.kernels._triton import grouped_matmul, grouped_weight_gradient, weigh_rows
 
         rows, weights, scale = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        gradient = gradient.to(rows.dtype).contiguous()
         # The gradient of a factor is the product of a row with its gradient before the factor, so that the products
         # of the forward pass need not be kept.
         row_gradient = grouped_matmul(gradient, weights.transpose(1, 2), ctx.routing, ctx.tiles, gather=True)
@@ -210,4 +210,4 @@ class _SiluGate(torch.autograd.Function):
 
 
 def _sum_pairs(pairs: torch.Tensor, top_k: int) -> torch.Tensor:
-    return pairs.view(-1, top_k, pairs.shape[1]).sum(1)
+    return pairs.view(-1, top_k, pairs.shape[1]).sum(1, dtype=pairs.dtype)  # autocast would return 32 bits

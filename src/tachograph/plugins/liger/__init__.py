@@ -77,6 +77,10 @@ class LigerPlugin(BasePlugin):
     requires = ("liger_kernel",)
     extra = "liger"
     needs = ("a GPU",)
+    measured = (
+        "memory: 0.37x on an H200, Llama with 372 million parameters, a vocabulary of 128,256, 8 x 1024 tokens",
+        "time: 1.05x per step there, between 0.91x and 1.22x",
+    )
 
     options: LigerOptions
 
