@@ -61,9 +61,8 @@ class _Scale:
         changes = sorted(after - before for before, after in itertools.pairwise(self.windows))
         if len(changes) < 4:
             return None
-        middle = median(changes)
-        # Not the median: changes have heavy tails where losses wander.
-        return sorted(abs(change - middle) for change in changes)[len(changes) * 4 // 5] / 1.28
+        # Only rises count: a loss that wanders rises as much as it falls, but the fall at the start is no scatter.
+        return max(0.0, changes[len(changes) * 9 // 10]) / 1.28
 
 
 class _Evaluations:
