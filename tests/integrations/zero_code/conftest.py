@@ -74,7 +74,13 @@ def program_stderr(err: bytes) -> bytes:
     """Return what the program wrote to standard error: everything but the last line, which is ours."""
     lines = err.splitlines(keepends=True)
     assert lines[-1].startswith(b"[telemetry] "), err
-    return b"".join(lines[:-1])
+    return without_leaks(b"".join(lines[:-1]))
+
+
+def without_leaks(err: bytes) -> bytes:
+    """Return standard error without the objects that Triton may list when a process ends: which ones is chance."""
+    kinds = (b"nanobind: ", b" - leaked ", b" - ... skipped remainder", b"See https://nanobind.")
+    return b"".join(line for line in err.splitlines(keepends=True) if not line.startswith(kinds))
 
 
 Start = Callable[..., "subprocess.CompletedProcess[bytes]"]
