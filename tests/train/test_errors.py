@@ -68,6 +68,7 @@ CONFIGS = {
         {"experts_implementation": "batched_mm"},
         "LlamaForCausalLM has no experts whose implementation can be",
     ),
+    "experts of a plugin": ({"experts_implementation": "scattermoe"}, "add the plugin kernels to `plugins`"),
     "quantisation": (
         {"model_quantization_config": "Mxfp4Confg"},
         "model_quantization_config='Mxfp4Confg': transformers has no such quantisation; did you mean 'Mxfp4Config'?",

@@ -260,6 +260,8 @@ def build_meta_model(config: TrainConfig, model_config: Any, tokenizer: Any, num
     """
     import torch
 
+    if config.experts_implementation == "scattermoe":
+        raise ConfigError("experts_implementation='scattermoe': add the plugin kernels to `plugins`, which has it")
     try:
         with torch.device("meta"):
             options = {"experts_implementation": config.experts_implementation} if config.experts_implementation else {}

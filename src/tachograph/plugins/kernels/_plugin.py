@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from functools import partial
 from typing import Any
 
 import torch
 from pydantic import BaseModel, Field, model_validator
 
+from tachograph._base.guard import warn
 from tachograph.plugins._base import BasePlugin, PluginConfig, Slots, TrainingSetup
 from tachograph.plugins._device_timer import DeviceTimer
 from tachograph.plugins.kernels._experts import prefers_grouped_mm, register_scattermoe, unsupported_reason
@@ -121,16 +121,14 @@ class KernelsPlugin(BasePlugin):
             self._observe(experts)
         self.report.changed(f"experts computed by {implementation}", layers)
         if implementation == "scattermoe" and device.type != "cuda":
-            warnings.warn(
+            warn(
                 f"plugin kernels: the training runs on {device.type}, where ScatterMoE has no kernels: experts are "
-                "computed in plain torch",
-                stacklevel=2,
+                "computed in plain torch"
             )
         elif implementation == "scattermoe" and self.options.scattermoe_auto and trainer.args.torch_compile:
-            warnings.warn(
+            warn(
                 "plugin kernels: torch_compile is on, and grouped_mm is faster in compiled models, so it is used; set "
-                "`scattermoe_auto: false` to use ScatterMoE, which needs less memory",
-                stacklevel=2,
+                "`scattermoe_auto: false` to use ScatterMoE, which needs less memory"
             )
 
     # Checks ----------------------------------------------------------------------------------------------------------
