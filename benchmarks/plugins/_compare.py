@@ -10,11 +10,11 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Loss", "Measurement", "add_arguments", "compare", "complete"]
+__all__ = ["Loss", "Measurement", "add_arguments", "compare", "complete", "describe_ratios", "time_step"]
 
 Loss = Callable[[], torch.Tensor]
 
@@ -45,6 +45,34 @@ def complete(arguments: argparse.Namespace) -> None:
     arguments.hidden = arguments.hidden or ([2048, 4096] if is_cuda else [256])
     arguments.dtype = getattr(torch, arguments.dtype or ("bfloat16" if is_cuda else "float32"))
     print(f"torch {torch.__version__}" + (f", {torch.cuda.get_device_name()}" if is_cuda else ""))
+
+
+def time_step(trainer: Any, model: Any, batch: Mapping[str, torch.Tensor]) -> Measurement:
+    """Run a training step and return its time and peak memory above the weights; the gradients stay."""
+    is_cuda = batch["input_ids"].is_cuda
+    num_items = torch.tensor(batch["input_ids"].numel() - 1)
+    before = 0
+    if is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    start_s = perf_counter()
+    trainer.training_step(model, dict(batch), num_items_in_batch=num_items)
+    if is_cuda:
+        torch.cuda.synchronize()
+    ms = (perf_counter() - start_s) * 1e3
+    return Measurement(ms, (torch.cuda.max_memory_allocated() - before) / 2**20 if is_cuda else float("nan"))
+
+
+def describe_ratios(measurements: Sequence[Measurement], base: Sequence[Measurement]) -> str:
+    """Return time, its quartiles, memory, and both beside the measurements of the same rounds; not the first round."""
+    rounds, base_rounds = measurements[1:], base[1:]
+    times = [entry.ms for entry in rounds]
+    low, _, high = statistics.quantiles(times, n=4)
+    ratio = statistics.median(entry.ms / other.ms for entry, other in zip(rounds, base_rounds, strict=True))
+    memory = statistics.median(entry.peak_mib for entry in rounds)
+    memory_ratio = memory / statistics.median(entry.peak_mib for entry in base_rounds)
+    return f"{statistics.median(times):8.2f} {low:8.2f}-{high:8.2f} {ratio:6.3f}x {memory:8.0f} {memory_ratio:6.3f}x"
 
 
 def _run(loss: Loss, leaves: Sequence[torch.Tensor]) -> Measurement:
@@ -112,17 +140,9 @@ def compare(
     gradients = sum(leaf.numel() * leaf.itemsize for leaf in leaves) / 2**20
     print(f"gradients: {gradients:.0f} MiB")
     print(f"{'':24}{'ms':>8} {'quartiles':>17} {'ratio':>7} {'MiB':>8} {'ratio':>7}   errors: loss, gradients")
-    base = next(iter(results.values()))[1:]
+    base = next(iter(results.values()))
     for name, measured in results.items():
-        times = [entry.ms for entry in measured[1:]]
-        low, _, high = statistics.quantiles(times, n=4)
-        ratio = statistics.median(entry.ms / other.ms for entry, other in zip(measured[1:], base, strict=True))
-        memory = statistics.median(entry.peak_mib for entry in measured[1:])
-        memory_ratio = memory / statistics.median(entry.peak_mib for entry in base)
         accuracy = ", ".join(f"{value:.1e}" for value in errors[name])
-        print(
-            f"{name:24}{statistics.median(times):8.2f} {low:8.2f}-{high:8.2f} {ratio:6.3f}x {memory:8.0f} "
-            f"{memory_ratio:6.3f}x   {accuracy}"
-        )
+        print(f"{name:24}{describe_ratios(measured, base)}   {accuracy}")
     for name, problem in failed.items():
         print(f"{name}: failed: {problem}")

@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
 import sys
 import tempfile
 import zipfile
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.plugins._compare import Loss, Measurement, add_arguments, compare, complete
+from benchmarks.plugins._compare import (
+    Loss,
+    Measurement,
+    add_arguments,
+    compare,
+    complete,
+    describe_ratios,
+    time_step,
+)
 from tachograph.plugins.cut_cross_entropy._chunked import linear_cross_entropy, plan_chunks
 
 _SLICE = 512
@@ -100,28 +106,18 @@ def measure_step(arguments: argparse.Namespace) -> None:
         trainer = transformers.Trainer(model=model, args=args, train_dataset=[{}])
         trainer.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for _ in range(arguments.rounds + 1):
-            for name, measured in results.items():
+            for name, measurements in results.items():
                 options = {"cut_cross_entropy_impl": name}
                 applied = apply(trainer, ["cut_cross_entropy"], options) if name != "usual" else None
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                start_s = perf_counter()
-                trainer.training_step(model, dict(batch), num_items_in_batch=torch.tensor(arguments.tokens - 1))
-                torch.cuda.synchronize()
-                ms = (perf_counter() - start_s) * 1e3
-                measured.append(Measurement(ms, (torch.cuda.max_memory_allocated() - before) / 2**20))
+                measurements.append(time_step(trainer, model, batch))
                 model.zero_grad(set_to_none=True)
                 if applied is not None:
                     applied.undo()
     parameters = sum(value.numel() for value in model.parameters()) / 1e9
     print(f"\ntraining step of a Llama with {parameters:.1f} billion parameters, {arguments.tokens} tokens, bfloat16")
-    for name, measured in results.items():
-        pairs = zip(measured[1:], results["usual"][1:], strict=True)
-        times = [entry.ms for entry in measured[1:]]
-        ratio = statistics.median(entry.ms / other.ms for entry, other in pairs)
-        memory = statistics.median(entry.peak_mib for entry in measured[1:])
-        print(f"{name:24}{statistics.median(times):8.1f} ms {ratio:6.3f}x {memory:8.0f} MiB above weights")
+    print(f"{'':28}{'ms':>8} {'quartiles':>17} {'ratio':>7} {'MiB':>8} {'ratio':>7}   memory above the weights")
+    for name, measurements in results.items():
+        print(f"{name:28}{describe_ratios(measurements, results['usual'])}")
 
 
 def main() -> None:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import tempfile
 import warnings
-from time import perf_counter
 
 import torch
 import transformers
 
-from benchmarks.plugins._compare import Measurement
+from benchmarks.plugins._compare import Measurement, describe_ratios, time_step
 from tachograph.plugins import PluginSession, apply
 
 
@@ -124,18 +122,7 @@ def measure_steps(arguments: argparse.Namespace) -> None:
                     model.gradient_checkpointing_enable({"use_reentrant": False})
                 has_plugin = name.startswith("densemixer")
                 with apply(trainer, ["densemixer"]) if has_plugin else contextlib.nullcontext():
-                    before = 0
-                    if is_cuda:
-                        torch.cuda.synchronize()
-                        torch.cuda.reset_peak_memory_stats()
-                        before = torch.cuda.memory_allocated()
-                    start_s = perf_counter()
-                    trainer.training_step(model, dict(batch), num_items_in_batch=torch.tensor(arguments.tokens - 1))
-                    if is_cuda:
-                        torch.cuda.synchronize()
-                    ms = (perf_counter() - start_s) * 1e3
-                    peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if is_cuda else float("nan")
-                measurements.append(Measurement(ms, peak))
+                    measurements.append(time_step(trainer, model, batch))
                 model.zero_grad(set_to_none=True)
                 model.gradient_checkpointing_disable()
     num_parameters = sum(value.numel() for value in model.parameters()) / 1e9
@@ -143,18 +130,10 @@ def measure_steps(arguments: argparse.Namespace) -> None:
         f"\ntraining step of a Qwen3-MoE with {num_parameters:.2f} billion parameters, {arguments.experts} experts, "
         f"{arguments.top_k} per token, {arguments.layers} layers, {arguments.tokens} tokens, {arguments.dtype}"
     )
+    print(f"{'':28}{'ms':>8} {'quartiles':>17} {'ratio':>7} {'MiB':>8} {'ratio':>7}   memory above the weights")
     for name, measurements in results.items():
-        base = results["usual, checkpointed" if "checkpointed" in name else "usual"][1:]
-        rounds = measurements[1:]
-        times = [entry.ms for entry in rounds]
-        low, _, high = statistics.quantiles(times, n=4)
-        ratio = statistics.median(entry.ms / other.ms for entry, other in zip(rounds, base, strict=True))
-        memory = statistics.median(entry.peak_mib for entry in rounds)
-        memory_ratio = memory / statistics.median(entry.peak_mib for entry in base)
-        print(
-            f"{name:28}{statistics.median(times):8.1f} ms {low:8.1f}-{high:8.1f} {ratio:6.3f}x {memory:8.0f} MiB above "
-            f"weights {memory_ratio:6.3f}x"
-        )
+        base = results["usual, checkpointed" if "checkpointed" in name else "usual"]
+        print(f"{name:28}{describe_ratios(measurements, base)}")
 
 
 def main() -> None:

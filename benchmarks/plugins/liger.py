@@ -16,18 +16,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import statistics
 import sys
 import tempfile
 import warnings
 import zipfile
 from pathlib import Path
-from time import perf_counter
 
 import torch
 import transformers
 
-from benchmarks.plugins._compare import Measurement
+from benchmarks.plugins._compare import Measurement, describe_ratios, time_step
 
 _TYPES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "qwen3_moe")
 _SIZES = {
@@ -139,15 +137,7 @@ def measure_steps(arguments: argparse.Namespace, label: str, config: transformer
                     continue
                 try:
                     with apply(trainer, ["liger"], options) if options else contextlib.nullcontext():
-                        torch.cuda.synchronize()
-                        torch.cuda.reset_peak_memory_stats()
-                        before = torch.cuda.memory_allocated()
-                        start_s = perf_counter()
-                        trainer.training_step(model, dict(batch), num_items_in_batch=torch.tensor(arguments.tokens - 1))
-                        torch.cuda.synchronize()
-                        ms = (perf_counter() - start_s) * 1e3
-                        peak_mib = (torch.cuda.max_memory_allocated() - before) / 2**20
-                    results[name].append(Measurement(ms, peak_mib))
+                        results[name].append(time_step(trainer, model, batch))
                 except Exception as failure:  # another variant may work
                     failures[name] = f"{type(failure).__name__}: {str(failure)[:200]}"
                 model.zero_grad(set_to_none=True)
@@ -156,22 +146,12 @@ def measure_steps(arguments: argparse.Namespace, label: str, config: transformer
         f"\ntraining step of a {label} with {num_parameters:.1f} billion parameters, "
         f"{arguments.tokens} tokens, bfloat16"
     )
-    print(f"{'':28}{'ms':>8} {'quartiles':>17} {'ratio':>7} {'MiB above weights':>18} {'ratio':>7}")
-    usual = results["usual"][1:]
+    print(f"{'':28}{'ms':>8} {'quartiles':>17} {'ratio':>7} {'MiB':>8} {'ratio':>7}   memory above the weights")
     for name, measurements in results.items():
         if name in failures or len(measurements) < 3:
             print(f"{name}: failed: {failures.get(name, 'too few rounds')}")
             continue
-        rounds = measurements[1:]
-        times = [entry.ms for entry in rounds]
-        low, _, high = statistics.quantiles(times, n=4)
-        ratio = statistics.median(entry.ms / other.ms for entry, other in zip(rounds, usual, strict=True))
-        memory = statistics.median(entry.peak_mib for entry in rounds)
-        memory_ratio = memory / statistics.median(entry.peak_mib for entry in usual)
-        print(
-            f"{name:28}{statistics.median(times):8.1f} {low:8.1f}-{high:8.1f} {ratio:6.3f}x {memory:18.0f} "
-            f"{memory_ratio:6.3f}x"
-        )
+        print(f"{name:28}{describe_ratios(measurements, results['usual'])}")
 
 
 def main() -> None:

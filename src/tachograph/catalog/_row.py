@@ -135,9 +135,9 @@ class RunRow:
     def loss_name(self) -> str | None:
         """The name of the training loss, the best one if there are several."""
         if self._loss_name == "":
-            chosen = self.annotations.values.get(f"{SIGNAL_ANNOTATION}loss")
-            has_chosen = chosen in self.summary.metrics
-            self._loss_name = chosen if has_chosen else next(iter(loss_names_in(self.summary.metrics)), None)
+            mapped_name = self.annotations.values.get(f"{SIGNAL_ANNOTATION}loss")
+            metrics = self.summary.metrics
+            self._loss_name = mapped_name if mapped_name in metrics else next(iter(loss_names_in(metrics)), None)
         return self._loss_name
 
     def missing_values(self, step_values: Iterable[StepValue]) -> list[StepValue]:

@@ -42,7 +42,7 @@ class StepDifference(NamedTuple):
     norms: tuple[float, float]
     """The norms of their gradients."""
     gradient: float | None
-    """The largest relative difference between gradients; None if there are none in common."""
+    """The largest relative difference between gradients; None if no parameter has a gradient in both."""
     worst: str
     """The parameter with this difference."""
 

@@ -158,8 +158,8 @@ class DenseMixerPlugin(BasePlugin):
         load = self._loads.get(block.name)
         if load is None:
             load = self._loads[block.name] = torch.zeros(block.num_experts, device=top_k_index.device)
-        chosen = top_k_index.detach().reshape(-1)
-        load.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=load.dtype))
+        expert_ids = top_k_index.detach().reshape(-1)
+        load.scatter_add_(0, expert_ids, torch.ones_like(expert_ids, dtype=load.dtype))
 
 
 class _ExpertBlock(NamedTuple):

@@ -493,7 +493,7 @@ class AlertView(msgspec.Struct, kw_only=True):
     is_open: bool
     """False once the alert is resolved, or once the run resumes after its attempt ended."""
     judgement: Literal["", "right", "wrong"]
-    """What somebody said about the alert, as the annotation `alert.<rule>@<opened_step>`."""
+    """Whether a person called the alert right or wrong: the annotation `alert.<rule>@<opened_step>`."""
 
 
 class AlertsPage(msgspec.Struct, kw_only=True):

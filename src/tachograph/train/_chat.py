@@ -311,9 +311,9 @@ class ChatFormat:
     def _end_of_turn(self, text: str, message: dict[str, Any], start: int, content_end: int | None) -> int:
         """Return the end of a message: of its content, the calls of tools after it, and the token that ends it."""
         if content_end is None:
-            answer = _answer_of(message["content"])
-            answer_start = text.find(answer, start)
-            content_end = answer_start + len(answer) if answer_start >= 0 else start
+            answer_text = _answer_of(message["content"])
+            answer_start = text.find(answer_text, start)
+            content_end = answer_start + len(answer_text) if answer_start >= 0 else start
         match = self._end.search(text, content_end)
         if match is not None and (message.get("tool_calls") or not text[content_end : match.start()].strip()):
             return match.end()

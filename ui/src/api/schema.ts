@@ -469,7 +469,7 @@ export interface AlertView {
   outcome: string;
   /** False once the alert is resolved, or once the run resumes after its attempt ended. */
   is_open: boolean;
-  /** What somebody said about the alert, as the annotation `alert.<rule>@<opened_step>`. */
+  /** Whether a person called the alert right or wrong: the annotation `alert.<rule>@<opened_step>`. */
   judgement: "" | "right" | "wrong";
 }
 

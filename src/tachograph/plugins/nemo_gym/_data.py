@@ -165,15 +165,15 @@ def prompt_of(values: Mapping[str, Any], *, is_multi_turn: bool) -> Prompt:
 
 
 def _message_of(item: Any, number: int, is_multi_turn: bool) -> dict[str, Any] | None:
-    place = f"'responses_create_params.input', item {number}"
+    location = f"'responses_create_params.input', item {number}"
     if not isinstance(item, dict):
-        raise ValueError(f"{place}: expected an object, got {item!r:.40}")
+        raise ValueError(f"{location}: expected an object, got {item!r:.40}")
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
-            raise ValueError(f"{place}: unknown role {role!r:.40}; expected {', '.join(_ROLES)}")
-        return {"role": role, "content": _text_of(item.get("content"), place)}
+            raise ValueError(f"{location}: unknown role {role!r:.40}; expected {', '.join(_ROLES)}")
+        return {"role": role, "content": _text_of(item.get("content"), location)}
     if kind == "function_call":
         arguments = item.get("arguments")
         with contextlib.suppress(ValueError):  # templates also print texts
@@ -191,16 +191,16 @@ def _message_of(item: Any, number: int, is_multi_turn: bool) -> dict[str, Any] |
         return {"role": "tool", "content": content, "tool_call_id": str(item.get("call_id") or "")}
     if kind == "reasoning" or is_multi_turn:
         return None
-    raise ValueError(f"{place}: items of type {kind!r:.40} need `nemo_gym_multi_turn: true`")
+    raise ValueError(f"{location}: items of type {kind!r:.40} need `nemo_gym_multi_turn: true`")
 
 
-def _text_of(content: Any, place: str) -> str:
+def _text_of(content: Any, location: str) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{place}: 'content' must be a text, or a list of parts with 'text', got {content!r:.60}")
+        raise ValueError(f"{location}: 'content' must be a text, or a list of parts with 'text', got {content!r:.60}")
     return "".join(str(text) for text in texts)
 
 

@@ -148,14 +148,14 @@ def parse_rollout(response: Mapping[str, Any], *, vocab_size: int, max_turns: in
     for number, item in enumerate(output, 1):
         if not isinstance(item, dict) or item.get("generation_token_ids") is None:
             continue
-        place = f"response.output, item {number}"
-        start = _token_ids(item.get("prompt_token_ids"), f"{place}, prompt_token_ids", vocab_size)
-        ids = _token_ids(item["generation_token_ids"], f"{place}, generation_token_ids", vocab_size)
-        logprobs = _logprobs(item.get("generation_log_probs"), place, len(ids))
+        location = f"response.output, item {number}"
+        start = _token_ids(item.get("prompt_token_ids"), f"{location}, prompt_token_ids", vocab_size)
+        ids = _token_ids(item["generation_token_ids"], f"{location}, generation_token_ids", vocab_size)
+        logprobs = _logprobs(item.get("generation_log_probs"), location, len(ids))
         if not ids or (start, ids) == previous_turn:  # a call and its message may both have the tokens of the turn
             continue
         previous_turn = (start, ids)
-        rollout = _add_turn(rollout, start, ids, logprobs, place)
+        rollout = _add_turn(rollout, start, ids, logprobs, location)
     if not rollout.num_turns:
         raise GymError(
             "the response of the agent has no tokens: set `return_token_id_information: true` of its model server"
@@ -165,18 +165,18 @@ def parse_rollout(response: Mapping[str, Any], *, vocab_size: int, max_turns: in
     return rollout
 
 
-def _add_turn(rollout: Rollout, start: list[int], ids: list[int], logprobs: list[float], place: str) -> Rollout:
+def _add_turn(rollout: Rollout, start: list[int], ids: list[int], logprobs: list[float], location: str) -> Rollout:
     if not rollout.num_turns:
         if not start:
-            raise GymError(f"{place}: prompt_token_ids is empty")
+            raise GymError(f"{location}: prompt_token_ids is empty")
         return rollout._replace(
             prompt_ids=start, completion_ids=ids, logprobs=logprobs, env_mask=[1] * len(ids), num_turns=1
         )
     sequence = rollout.prompt_ids + rollout.completion_ids
     if start[: len(sequence)] != sequence:
         raise GymError(
-            f"{place}: its prompt does not begin with the {len(sequence)} tokens before it. The chat template of the "
-            "model server must not change earlier turns, such as by removing their reasoning"
+            f"{location}: its prompt does not begin with the {len(sequence)} tokens before it. The chat template of "
+            "the model server must not change earlier turns, such as by removing their reasoning"
         )
     between = start[len(sequence) :]
     return rollout._replace(
@@ -187,21 +187,21 @@ def _add_turn(rollout: Rollout, start: list[int], ids: list[int], logprobs: list
     )
 
 
-def _token_ids(value: Any, place: str, vocab_size: int) -> list[int]:
+def _token_ids(value: Any, location: str, vocab_size: int) -> list[int]:
     if not isinstance(value, list) or not all(type(entry) is int for entry in value):
-        raise GymError(f"{place}: expected a list of token ids, got {value!r:.40}")
+        raise GymError(f"{location}: expected a list of token ids, got {value!r:.40}")
     if value and not (min(value) >= 0 and max(value) < vocab_size):
         raise GymError(
-            f"{place}: the ids {safe(min(value), 20)} to {safe(max(value), 20)} do not fit the trained model, which "
+            f"{location}: the ids {safe(min(value), 20)} to {safe(max(value), 20)} do not fit the trained model, which "
             f"has {vocab_size} tokens: the model server must run the same model"
         )
     return value
 
 
-def _logprobs(value: Any, place: str, num_tokens: int) -> list[float]:
+def _logprobs(value: Any, location: str, num_tokens: int) -> list[float]:
     if not isinstance(value, list) or len(value) != num_tokens:
         size = len(value) if isinstance(value, list) else "no"
-        raise GymError(f"{place}: {size} generation_log_probs for {num_tokens} tokens")
+        raise GymError(f"{location}: {size} generation_log_probs for {num_tokens} tokens")
     if not all(type(entry) in (int, float) and math.isfinite(entry) for entry in value):
-        raise GymError(f"{place}: generation_log_probs are not all finite numbers")
+        raise GymError(f"{location}: generation_log_probs are not all finite numbers")
     return [float(entry) for entry in value]
