@@ -225,6 +225,17 @@ def lines_of(run_folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
+def wait_for_lines(run_folder: Path, count: int = 1) -> list[dict[str, Any]]:
+    """Wait until a running process has written this many whole lines; the line after them may be incomplete."""
+
+    def whole_lines() -> list[dict[str, Any]]:
+        journal = run_folder / "metrics.jsonl"
+        lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+        return [json.loads(line) for line in lines] if len(lines) >= count else []
+
+    return wait_for(whole_lines, f"{count} lines in {run_folder.name}")
+
+
 def wait_for(condition: Callable[[], Any], what: str = "the condition") -> Any:
     """Poll a condition until it is true and return its value."""
     deadline_s = time.monotonic() + HANG_S

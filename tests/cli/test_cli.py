@@ -14,7 +14,7 @@ import sys
 import pytest
 
 import tachograph
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for, wait_for_lines
 from tests.preloaded import preloaded
 
 
@@ -188,7 +188,7 @@ TRAIN = """
 
 def test_follow_and_control_a_running_run(logs, script):
     training = script(TRAIN, logs)
-    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 20)
+    wait_for_lines(logs / "live", 21)
     following = subprocess.Popen(
         [sys.executable, "-m", "tachograph", "tail", "live", "--log-dir", str(logs), "-f", "--json", "-n", "0"],
         stdout=subprocess.PIPE, text=True,
@@ -241,7 +241,7 @@ def test_control_rejects_invalid_values(runs, value):
 
 def test_follow_ends_when_run_is_killed(logs, script):
     training = script(TRAIN, logs)
-    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 5)
+    wait_for_lines(logs / "live", 6)
     following = subprocess.Popen(
         [sys.executable, "-m", "tachograph", "tail", str(logs / "live"), "-f"], stdout=subprocess.PIPE, text=True
     )
@@ -256,7 +256,7 @@ def test_follow_ends_when_run_is_killed(logs, script):
 def test_ctrl_c_ends_following_at_any_moment(logs, script):
     # The signal comes while a destructor runs, where Python drops the exception of its usual handler.
     script(TRAIN, logs)
-    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and lines_of(logs / "live"))
+    wait_for_lines(logs / "live")
     source = """
         import os, signal, sys
         from tachograph.cli import main
@@ -275,7 +275,7 @@ def test_ctrl_c_ends_following_at_any_moment(logs, script):
 def test_ctrl_c_ends_the_demo_as_interrupted(logs):
     command = [sys.executable, "-m", "tachograph", "demo", "--log-dir", str(logs), "--steps", "10000000"]
     demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (logs / "demo" / "metrics.jsonl").exists() and len(lines_of(logs / "demo")) > 20)
+    wait_for_lines(logs / "demo", 21)
     demo.send_signal(signal.SIGINT)
     _, err = demo.communicate(timeout=HANG_S)
     assert (demo.returncode, err) == (130, "")

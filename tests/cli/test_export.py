@@ -25,7 +25,7 @@ from tachograph.exceptions import TableExportError
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS, encode
 from tests.cli.test_cli import tacho
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, wait_for, wait_for_lines
 
 FORMATS = ["csv", "jsonl", "parquet"]
 PLACES = ("run", "attempt", "kind", "step", "time")
@@ -383,7 +383,7 @@ TRAIN = """
 
 def test_running_and_killed_runs_are_exported(logs, script, tmp_path):
     training = script(TRAIN, logs)
-    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 50)
+    wait_for_lines(logs / "live", 51)
     for name in FORMATS[:2]:
         rows = exported(tmp_path, name, "live", "--log-dir", logs)
         assert [row["step"] for row in rows] == [*range(len(rows))]

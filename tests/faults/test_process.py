@@ -16,7 +16,7 @@ import tachograph
 from tachograph.journal import RunState
 from tachograph.reader import read
 from tachograph.sinks._process import SinkProcess
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for, wait_for_lines
 
 WORKERS = """
     import multiprocessing, os, sys, tachograph
@@ -154,7 +154,7 @@ def test_ctrl_c_is_recorded(logs, script):
         """,
         logs,
     )
-    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 5)
+    wait_for_lines(logs / "x", 6)
     training.process.send_signal(signal.SIGINT)
     code, _out, err = training.wait()
     assert code in {1, -signal.SIGINT, 130}

@@ -16,7 +16,7 @@ import tachograph
 from tachograph.exceptions import LogDirError, RunNameError, RunNotFoundError
 from tachograph.journal import JournalFollower, RunState, list_runs, this_process
 from tachograph.reader import overview, read
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for, wait_for_lines
 
 
 def test_init_writes_files_and_says_where(logs, capsys):
@@ -66,7 +66,7 @@ def test_changing_the_working_directory_is_harmless(tmp_path, monkeypatch):
 def test_records_are_readable_while_running(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         run.log(train_loss=0.5, step=1)
-        wait_for(lambda: any(record["event"] == "step" for record in lines_of(logs / "x")))
+        wait_for_lines(logs / "x", 2)
         history = tachograph.read(logs / "x")
         assert history.state is RunState.RUNNING
         assert overview(history.folder).state is RunState.RUNNING
@@ -174,7 +174,7 @@ HOLD = """
 
 def test_two_processes_never_share_a_folder(logs, script):
     first = script(HOLD, logs)
-    assert wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and lines_of(logs / "x"))
+    assert wait_for_lines(logs / "x")
     for arguments in ([], ["resume"]):
         other = script(HOLD, logs, *arguments)
         code, out, err = *(other.process.communicate("\n", timeout=HANG_S)), ""
@@ -345,7 +345,7 @@ def test_state_is_known_without_the_private_folder(logs, script):
     import signal
 
     running = script(HOLD, logs)
-    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
+    wait_for_lines(logs / "x", 2)
     wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or not (logs / "x" / ".tacho").exists())
     assert read(logs / "x").state is RunState.RUNNING
     running.process.send_signal(signal.SIGKILL)
@@ -357,7 +357,7 @@ def test_deleted_private_folder_is_recreated_and_locked(logs, script):
     import shutil
 
     running = script(HOLD, logs)
-    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
+    wait_for_lines(logs / "x", 2)
     wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or not (logs / "x" / ".tacho").exists())
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:  # the start record shows the writer
         assert run.name == "x-2"
@@ -374,7 +374,7 @@ def test_suspended_process_is_stale_not_crashed(logs, script, monkeypatch):
     from tachograph.journal import _liveness
 
     running = script(HOLD, logs)
-    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
+    wait_for_lines(logs / "x", 2)
     running.process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(_liveness, "STALE_AFTER_S", 0.5)
     assert wait_for(lambda: read(logs / "x").state is RunState.STALE)
