@@ -4,6 +4,7 @@ import {
   groupsOf,
   interpolate,
   legendRows,
+  linesOutside,
   type Member,
   memberColour,
   moveCursor,
@@ -31,6 +32,45 @@ test("a run that diverged and single outliers are clipped, and counted", () => {
   expect(overlayRange([...runs, spike], 50, 99, false, true)?.high).toBe(2.7); // the spike is not in view
   expect(overlayRange([line([null])], 0, 1, false, true)).toBeNull();
   expect(overlayRange([line([-1, 0, 5])], 0, 9, true, true)).toMatchObject({ low: 5, high: 5 });
+});
+
+test("clipping leaves out a few lines at most, and names those that cannot be seen", () => {
+  const noise = (index: number): number => Math.sin(index * 12.9898) / 20;
+  const losses = (factor: number, count: number, diverges = false) =>
+    Array.from({ length: count }, (_, run) => ({
+      id: `${factor}x ${run}`,
+      points: line(
+        Array.from({ length: 200 }, (_, step) =>
+          diverges && step > 150 ? 1e9 * step : factor * (0.3 + run / 200 + 2 / (1 + step / 10) + noise(step + run)),
+        ),
+      ),
+    }));
+  const outside = (...sets: ReturnType<typeof losses>[]) => {
+    const lines = sets.flat();
+    const range = overlayRange(
+      lines.map(({ points }) => points),
+      0,
+      200,
+      false,
+      true,
+    );
+    return linesOutside(lines, 0, 200, { low: range?.low ?? 0, high: range?.high ?? 0, isLog: false });
+  };
+  // A fifth of the runs is a part of the data, however far it is away, above or below.
+  expect(outside(losses(1, 48), losses(10, 12))).toEqual([]);
+  expect(outside(losses(1, 48), losses(1e6, 12))).toEqual([]);
+  expect(outside(losses(1e6, 48), losses(1, 12))).toEqual([]);
+  expect(outside(losses(1, 2), losses(1e6, 1))).toEqual([]);
+  // So are runs that only begin far away, or diverge late.
+  expect(outside(losses(1, 57), losses(1, 3, true))).toEqual([]);
+  // A few that nobody could read beside the others are named.
+  expect(outside(losses(1, 57), losses(1e6, 3))).toEqual(["1000000x 0", "1000000x 1", "1000000x 2"]);
+  expect(outside(losses(1, 9), losses(-1e6, 1))).toEqual(["-1000000x 0"]);
+  // A logarithmic scale has no place for other values; a line without points between two positions is not outside.
+  const bad = { id: "bad", points: line([-1, 0, null]) };
+  expect(
+    linesOutside([bad, { id: "late", points: { x: [9], y: [5] } }], 0, 8, { low: 1, high: 10, isLog: true }),
+  ).toEqual(["bad"]);
 });
 
 test("the beginning of a loss is not clipped", () => {

@@ -99,15 +99,20 @@ export interface OverlayRange {
 /** Values this many times the usual height away from the usual range flatten the rest. */
 const maxHeights = 4;
 const minPoints = 20;
-/** A line with a larger share of its values outside is an outlier as a whole. */
+/** A line with a larger share of its values outside does not count for the range. */
 const maxShare = 0.02;
+/** Among at least this many lines, one that is far away from the others is an outlier. */
+const minLines = 5;
+/** At most this share of the lines is: more of them are a part of what the runs are like. */
+const maxLineShare = 0.1;
 
 /**
  * The range of values that an overlay shows.
  *
- * With clipping, the usual range of a line lies between its 1 % and 99 % quantiles, and the usual range of all lines
- * between the quartiles of those. Whatever is more than four times its height away is left outside: single values of
- * a line, or whole lines, such as that of a run that diverged. A logarithmic scale needs no clipping.
+ * With clipping, the usual range of a line lies between its 1 % and 99 % quantiles. The usual range of all lines spans
+ * those of at least nine tenths of the lines. Whatever is more than four times its height away is left outside: single
+ * values of a line, or a few lines, such as that of a run that diverged; `linesOutside` tells which lines cannot be seen
+ * at all. A logarithmic scale needs no clipping.
  */
 export function overlayRange(
   lines: Points[],
@@ -127,11 +132,9 @@ export function overlayRange(
   }
   const whole = { low: lowest, high: highest, numOutside: 0, numLines: 0 };
   if (!isClipped || isLog || count < minPoints) return whole;
+  const numCut = values.length < minLines ? 0 : Math.max(1, Math.floor(maxLineShare * values.length));
   const usual = (share: number): Float64Array => Float64Array.from(values, (each) => quantile(each, share)).sort();
-  const [bottom, top] = [
-    quantile(usual(0.01), values.length < 4 ? 0 : 0.25),
-    quantile(usual(0.99), values.length < 4 ? 1 : 0.75),
-  ];
+  const [bottom, top] = [usual(0.01)[numCut] as number, usual(0.99)[values.length - 1 - numCut] as number];
   const height = top - bottom;
   if (!(height > 0)) return whole;
   const [floor, ceiling] = [bottom - maxHeights * height, top + maxHeights * height];
@@ -149,6 +152,22 @@ export function overlayRange(
   }
   if (range.low > range.high) return whole;
   return range;
+}
+
+/** The ids whose lines have values between two positions, but none that the scale shows. */
+export function linesOutside(lines: Candidate[], low: number, high: number, scale: Scale): string[] {
+  const isVisible = new Map<string, boolean>();
+  for (const { id, points } of lines) {
+    if (isVisible.get(id)) continue;
+    for (let index = 0; index < points.x.length; index++) {
+      const value = points.y[index] ?? null;
+      const position = points.x[index] as number;
+      if (value === null || position < low || position > high) continue;
+      isVisible.set(id, value >= scale.low && value <= scale.high);
+      if (isVisible.get(id)) break;
+    }
+  }
+  return [...isVisible].flatMap(([id, visible]) => (visible ? [] : [id]));
 }
 
 /** The values in a range of x, sorted. */

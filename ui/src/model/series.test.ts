@@ -36,6 +36,35 @@ test("smoothing removes noise and keeps gaps", () => {
   expect(smooth(line([0, 1, 2], [1, null, 3]), 0.5).y[1]).toBeNull();
 });
 
+test("smoothed values stay inside the values of their neighbours", () => {
+  const quiet = (step: number): number => 0.1 + 0.001 * (step % 7);
+  const cases = {
+    "slow first step": steps(400).map((step) => (step === 0 ? 30 : quiet(step))),
+    "slow last step": steps(400).map((step) => (step === 399 ? 30 : quiet(step))),
+    "two spikes": steps(400).map((step) => (step === 3 || step === 200 ? 50 : quiet(step))),
+    "falls to a plateau": steps(400).map((step) => (step < 10 ? 40 - 4 * step : quiet(step))),
+    "gaps beside a spike": steps(400).map((step) => (step === 1 ? 30 : step % 5 === 2 ? null : quiet(step))),
+  };
+  for (const [title, y] of Object.entries(cases))
+    for (const weight of [0, 0.2, 0.9, 0.999, defaultWeight(400)]) {
+      const reach = weight > 0 ? Math.ceil(Math.log(0.01) / Math.log(weight)) : 0;
+      smooth(line(steps(400), y), weight).y.forEach((value, step) => {
+        if (value === null) return;
+        const near = y.slice(Math.max(0, step - reach), step + reach + 1).filter((each) => each !== null);
+        expect(value, `${title}, ${weight}, ${step}`).toBeGreaterThanOrEqual(Math.min(...near));
+        expect(value, `${title}, ${weight}, ${step}`).toBeLessThanOrEqual(Math.max(...near));
+      });
+    }
+  // Means of buckets, of which the first has the spike.
+  const means = {
+    mean_x: steps(100),
+    mean_y: steps(100).map((at) => (at ? 0.1 : 6)),
+    mean_count: steps(100).map(() => 5),
+  };
+  const smoothed = smooth(line([], [], means), defaultWeight(500)).y as number[];
+  expect(Math.min(...smoothed)).toBeCloseTo(0.1);
+});
+
 test("the default smooths over the same share of the points at any number", () => {
   const reach = (count: number): number => -1 / Math.log(defaultWeight(count)) / count;
   expect(reach(300)).toBeCloseTo(reach(1e6));

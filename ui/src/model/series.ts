@@ -15,6 +15,9 @@ export interface Points {
  * straight line where it is, up to both ends. The sums that a fit needs are updated from point to point, in one pass
  * over the line in each direction.
  *
+ * Next to a spike, such as the first step of a run, a straight line overshoots: it would give negative times. So the
+ * result is limited to the range of the neighbours whose weight is at least a hundredth (`limitsAround`).
+ *
  * Where the server left out points, it sends the means of equal buckets: a mean of n points counts n times. The smoothed
  * line has gaps where the recorded line has gaps.
  */
@@ -25,6 +28,7 @@ export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
   const counts = hasMeans ? line.mean_count : [];
   const before = sumsTo(x, y, counts, weight, 0, 1);
   const after = sumsTo(x, y, counts, weight, x.length - 1, -1);
+  const limits = limitsAround(y, counts, weight);
   const breaks = hasMeans ? marks.map((mark) => mark.x).sort((a, b) => a - b) : [];
   const result: Points = { x: [], y: [] };
   let next = 0;
@@ -36,7 +40,12 @@ export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
         put(result, breaks[next] as number, null);
       next++;
     }
-    put(result, position, point === null ? null : fitAt(index, point, counts[index] ?? 1, weight, before, after));
+    const fitted = point === null ? null : fitAt(index, point, counts[index] ?? 1, weight, before, after);
+    put(
+      result,
+      position,
+      fitted === null ? null : Math.min(limits.high[index] as number, Math.max(limits.low[index] as number, fitted)),
+    );
   }
   return result;
 }
@@ -89,6 +98,47 @@ function fitAt(index: number, value: number, count: number, weight: number, befo
   const spread = s0 * s2 - s1 * s1;
   // Without a spread of positions there is no slope to fit.
   return spread > 1e-12 * s0 * s2 ? (s2 * t0 - s1 * t1) / spread : t0 / s0;
+}
+
+/** Neighbours with less of the weight than this do not count as contributing to a smoothed value. */
+const minShare = 0.01;
+
+/** The lowest and the highest value among the neighbours that contribute to each smoothed value. */
+function limitsAround(
+  y: (number | null)[],
+  counts: number[],
+  weight: number,
+): { low: Float64Array; high: Float64Array } {
+  const reach = weight > 0 ? Math.log(minShare) / Math.log(weight) : 0;
+  // The middle of each bucket, counted in recorded points.
+  const middles = new Float64Array(y.length);
+  let total = 0;
+  for (let index = 0; index < y.length; index++) {
+    const count = counts[index] ?? 1;
+    middles[index] = total + count / 2;
+    total += count;
+  }
+  return { low: extremesWithin(y, middles, reach, -1), high: extremesWithin(y, middles, reach, 1) };
+}
+
+/** The highest value within `reach` of each place, or with a `sign` of -1 the lowest; one pass with a sliding window. */
+function extremesWithin(y: (number | null)[], places: Float64Array, reach: number, sign: 1 | -1): Float64Array {
+  const extremes = new Float64Array(y.length).fill(Number.NaN);
+  /** The indexes of values that are further out than all later ones in the window. */
+  const queue = new Int32Array(y.length);
+  let [first, end, next] = [0, 0, 0];
+  for (let index = 0; index < y.length; index++) {
+    const place = places[index] as number;
+    for (; next < y.length && (places[next] as number) - place <= reach; next++) {
+      const value = y[next] ?? null;
+      if (value === null) continue;
+      while (end > first && sign * (y[queue[end - 1] as number] as number) <= sign * value) end--;
+      queue[end++] = next;
+    }
+    while (first < end && place - (places[queue[first] as number] as number) > reach) first++;
+    if (first < end) extremes[index] = y[queue[first] as number] as number;
+  }
+  return extremes;
 }
 
 /** Smooth points of which none were left out; without a weight, gently. */
