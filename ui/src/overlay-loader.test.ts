@@ -94,3 +94,32 @@ test("a failed request and an incomplete answer are repeated after a pause", asy
   loader.close();
   vi.useRealTimers();
 });
+
+test("other runs leave alone what is loaded, and few runs are loaded more finely", async () => {
+  const asked: [string[], number][] = [];
+  let seen: string[] = [];
+  const loader = new OverlayLoader(
+    async (names, name, { points }) => {
+      asked.push([names, points]);
+      return names.map((run) => ({ run, series: series(name), isComplete: true }));
+    },
+    query,
+    () => {},
+  );
+  loader.subscribe("loss", (byRun) => (seen = Object.keys(byRun)));
+  const choose = async (runs: string[], points: number): Promise<void> => {
+    asked.length = 0;
+    loader.setQuery({ ...query, runs, points });
+    await settle();
+  };
+  await settle();
+  await choose(["run0", "run2"], 150);
+  expect([asked, seen]).toEqual([[], ["run0", "run2"]]);
+  await choose(["run0", "run2", "new"], 120);
+  expect([asked, seen]).toEqual([[[["new"], 120]], ["run0", "run2", "new"]]);
+  await choose(["run2"], 1000);
+  expect(asked).toEqual([[["run2"], 1000]]);
+  await choose(runs, 100);
+  expect([asked, seen]).toEqual([[], runs]);
+  loader.close();
+});

@@ -4,7 +4,8 @@
  * A chart subscribes to a metric. Its runs are loaded in batches, a few requests at a time, and the chart is called after
  * each batch, so that the first lines appear early. When a run has recorded more, its series are loaded again, at most
  * every few seconds. A different axis or range drops all requests and starts anew; charts keep their lines until then,
- * unless the axis has changed.
+ * unless the axis has changed. Other runs change nothing about those that stay: a run that is hidden and shown again is
+ * not loaded again, unless it has recorded more or was loaded much too coarsely.
  */
 
 import type { SeriesView, XAxis } from "./api";
@@ -29,15 +30,18 @@ export type SeriesByRun = Record<string, SeriesView>;
 type Listener = (byRun: SeriesByRun) => void;
 
 interface Entry {
+  /** The series of all runs that were loaded, also of those that are not asked for any more. */
   byRun: SeriesByRun;
-  /** The version of each run that was loaded or is being loaded. */
-  versions: Map<string, string>;
+  /** The version of each run that was loaded or is being loaded, and the number of points it was loaded with. */
+  versions: Map<string, { version: string; points: number }>;
   listeners: Set<Listener>;
 }
 
 const maxRequests = 2;
 const retryMs = 3000;
 const incompleteMs = 300;
+/** A run is loaded again if there is room for this many times its points. */
+const maxCoarseness = 3;
 
 export class OverlayLoader {
   readonly #entries = new Map<string, Entry>();
@@ -63,7 +67,8 @@ export class OverlayLoader {
     const entry = this.#entries.get(name) ?? { byRun: {}, versions: new Map(), listeners: new Set() };
     this.#entries.set(name, entry);
     entry.listeners.add(listener);
-    if (Object.keys(entry.byRun).length > 0) listener(entry.byRun);
+    const series = this.#seriesOf(entry);
+    if (Object.keys(series).length > 0) listener(series);
     queueMicrotask(() => this.#next());
     return () => void entry.listeners.delete(listener);
   }
@@ -76,17 +81,33 @@ export class OverlayLoader {
   setQuery(query: OverlayQuery): void {
     const before = this.#query;
     const isSameRuns = query.runs.length === before.runs.length && query.runs.every((run, i) => run === before.runs[i]);
-    if (isSameRuns && query.x === before.x && query.low === before.low && query.high === before.high) return;
+    const isSameRange = query.x === before.x && query.low === before.low && query.high === before.high;
+    if (isSameRuns && isSameRange) return;
     this.#query = query;
-    this.#aborter.abort();
-    this.#aborter = new AbortController();
+    if (!isSameRange) {
+      this.#aborter.abort();
+      this.#aborter = new AbortController();
+    }
     for (const [name, entry] of this.#entries) {
-      entry.versions.clear();
+      if (!isSameRange) entry.versions.clear();
       if (query.x !== before.x) entry.byRun = {};
-      if (entry.listeners.size === 0) this.#entries.delete(name);
-      else for (const listener of entry.listeners) listener(entry.byRun);
+      if (!isSameRange && entry.listeners.size === 0) this.#entries.delete(name);
+      else this.#notify(entry);
     }
     this.#next();
+  }
+
+  /** The series of the runs that are asked for. */
+  #seriesOf({ byRun }: Entry): SeriesByRun {
+    const found: SeriesByRun = {};
+    for (const run of this.#query.runs) if (byRun[run]) found[run] = byRun[run];
+    return found;
+  }
+
+  #notify(entry: Entry): void {
+    if (entry.listeners.size === 0) return;
+    const series = this.#seriesOf(entry);
+    for (const listener of entry.listeners) listener(series);
   }
 
   /** Load the series of runs whose version has changed. */
@@ -114,10 +135,15 @@ export class OverlayLoader {
     for (const name of new Set([...this.#order, ...this.#entries.keys()])) {
       const entry = this.#entries.get(name);
       if (!entry || entry.listeners.size === 0) continue;
-      const due = this.#query.runs.filter((run) => entry.versions.get(run) !== (this.#versions[run] ?? ""));
+      const due = this.#query.runs.filter((run) => this.#isDue(entry, run));
       if (due.length > 0) return { name, entry, runs: due.slice(0, this.#batchSize) };
     }
     return null;
+  }
+
+  #isDue({ versions }: Entry, run: string): boolean {
+    const loaded = versions.get(run);
+    return loaded?.version !== (this.#versions[run] ?? "") || loaded.points * maxCoarseness <= this.#query.points;
   }
 
   /** Send no requests for a while. */
@@ -130,7 +156,8 @@ export class OverlayLoader {
 
   async #load(name: string, entry: Entry, runs: string[]): Promise<void> {
     const { signal } = this.#aborter;
-    for (const run of runs) entry.versions.set(run, this.#versions[run] ?? "");
+    const { points } = this.#query;
+    for (const run of runs) entry.versions.set(run, { version: this.#versions[run] ?? "", points });
     this.#numRequests++;
     try {
       const found = await this.#fetch(runs, name, this.#query, signal);
@@ -138,7 +165,7 @@ export class OverlayLoader {
       // A run of which nothing has been read yet is not a run without points.
       const known = found.filter(({ series, isComplete }) => isComplete || series.lines.length > 0);
       entry.byRun = { ...entry.byRun, ...Object.fromEntries(known.map(({ run, series }) => [run, series])) };
-      for (const listener of entry.listeners) listener(entry.byRun);
+      this.#notify(entry);
       this.#onError(null);
       const incomplete = found.filter(({ isComplete }) => !isComplete);
       for (const { run } of incomplete) entry.versions.delete(run);
