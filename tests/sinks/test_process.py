@@ -31,6 +31,7 @@ import atexit, json, os, sys, threading, time
 
 class Recorder:
     name = "recorder"
+    on_rejected = None
 
     def __init__(self, path, trouble=None, gate=None):
         self.path, self.trouble, self.gate = path, trouble, gate
@@ -55,8 +56,14 @@ class Recorder:
     def write(self, records):
         if self.trouble == "write":
             time.sleep({FOREVER_S})
-        if self.trouble == "raise":
+        if self.trouble in ("raise late", "reject late"):
+            self.note(call="write")
+            while not os.path.exists(self.path + ".go"):
+                time.sleep(0.05)
+        if self.trouble in ("raise", "raise late"):
             raise ConnectionError("no route to the tool")
+        if self.trouble == "reject late":
+            self.on_rejected(len(records), "rows", "no such column")
         for record in records:
             self.note(record=record["event"], step=record.get("global_step"), status=record.get("status"))
 
@@ -247,6 +254,26 @@ def cli():
     from tachograph.cli._main import main
 
     return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments]).output
+
+
+def test_doctor_shows_errors_after_the_end(logs, notes, script, package, cli):
+    expected = {
+        "raise late": "recorder has not received 3 records: ConnectionError: no route to the tool",
+        "reject late": "recorder: the receiver rejected 3 rows for good: no such column",
+    }
+    code = FOLLOW.replace('"x"', 'trouble.replace(" ", "-")') + "run.log(train_loss=1.0, step=1)\nrun.finish()"
+    for trouble, message in expected.items():
+        name = trouble.replace(" ", "-")
+        out = script(code, logs, notes.with_name(name), trouble, env=package).ok()
+        pid = int(next(line for line in out.splitlines() if line.isdigit()))
+        assert not [record for record in lines_of(logs / name) if record["event"] == "telemetry_error"]
+        notes.with_name(f"{name}.go").touch()  # the training process has ended, and the client answers only now
+        wait_for(lambda pid=pid: not is_running(pid))
+        text = " ".join(cli("doctor", name, "--log-dir", logs).split())
+        assert message in text and "No problems found." not in text
+        problems = json.loads(cli("doctor", name, "--log-dir", logs, "--json"))["recording_problems"]
+        assert len(problems) == 1 and message in problems[0]
+        assert message in " ".join(cli("show", name, "--log-dir", logs).split())
 
 
 def test_death_of_the_sinks_process_is_recorded(logs, notes, importable):

@@ -23,6 +23,7 @@ from tachograph.catalog import (
 from tachograph.cli._compare import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
+from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
 from tachograph.diagnostics import RULES, explain, looser_setting, resolve_signals, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
@@ -124,11 +125,16 @@ def doctor(
     for signal, metrics in _parse_signals(signals, "--signal").items():
         signal_names[signal] = [*metrics, *signal_names.get(signal, ())]
     diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=signal_names)
+    history = read(run, log_dir) if diagnosis.state is not None else None
     if as_json:
-        echo(json_text(msgspec.to_builtins(diagnosis)))
+        content = msgspec.to_builtins(diagnosis)
+        if history is not None:
+            content["recording_problems"] = [line.plain for line in recording_problems(history)]
+        echo(json_text(content))
     else:
         where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
-        new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
+        problems = recording_problems(history) if history is not None else []
+        new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}", problems))
         _print_judged_rules(log_dir)
     if require_signals and not diagnosis.signals:
         raise SystemExit(1)
@@ -226,7 +232,7 @@ def _print_judged_rules(log_dir: str) -> None:
             new_console().print(Text(f"{summary}: {advice}--set {judged.rule}=off", style="yellow"))
 
 
-def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
+def _render_diagnosis(diagnosis: Diagnosis, show_command: str, recording: list[Text]) -> RenderableType:
     parts: list[RenderableType] = []
     failures = []
     if diagnosis.state is not None and diagnosis.state.is_failure:
@@ -244,10 +250,12 @@ def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType
     if closed_alerts:
         parts += [Text("Resolved or abandoned:", style="dim"), *(_summary(alert) for alert in closed_alerts), Text()]
     if not diagnosis.alerts and diagnosis.signals:
-        scope = " in its training metrics" if diagnosis.has_failed else ""
+        scope = " in its training metrics" if diagnosis.has_failed or recording else ""
         parts += [Text(f"No problems found{scope}.", style="green"), Text()]
     elif not diagnosis.alerts:
         parts += [Text("Nothing to diagnose: no known signal was recorded.", style="yellow"), Text()]
+    if recording:
+        parts += [Text("Recording and exporting:", style="bold yellow"), *recording, Text()]
     signals = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items()) or "none"
     records = "1 record" if diagnosis.num_records == 1 else f"{diagnosis.num_records} records"
     parts.append(Text(f"Checked {records}. Signals: {signals}.", style="dim"))

@@ -32,6 +32,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
 from tachograph.cli._time import MIN_LEAD_S, recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import (
@@ -52,7 +53,7 @@ from tachograph.reader import (
 )
 from tachograph.reader.captured_code import code_section, last_code
 from tachograph.records import flatten, loss_names_in
-from tachograph.sinks import read_lags
+from tachograph.sinks import read_lags, read_rejections
 
 __all__ = ["show", "summary"]
 
@@ -131,6 +132,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "telemetry_errors": history.latest("telemetry_error"),
         # While a run is recorded, its CSV mirror may be a moment behind: that is not worth reporting.
         "sink_lags": [lag._asdict() for lag in read_lags(history.folder)],
+        "sink_rejections": read_rejections(history.folder),
         "csv_is_current": is_csv_current(history.folder) if history.state is not RunState.RUNNING else None,
     }
 
@@ -401,22 +403,5 @@ def _error_lines(history: RunHistory) -> list[RenderableType]:
     # One exception is recorded twice, by the span it left and by the run: only more than two are repetitions.
     for error, count in list(collections.Counter(errors).items())[-3:]:
         lines.append(Text(f"{error}  ({count} records)" if count > 2 else error, style="red"))
-    if history.num_lost_records:
-        lines.append(Text(f"{plural(history.num_lost_records, 'record')} lost:", style="bold yellow"))
-    if history.num_bad_lines:
-        lines.append(Text(f"skipped {plural(history.num_bad_lines, 'unreadable line')} in the journal", style="yellow"))
-    for record in history.latest("telemetry_error")[-10:]:
-        field = f" {safe(record['field'])}:" if record.get("field") else ""
-        num_lost = record.get("num_records")
-        lost_text = f" {plural(num_lost, 'record')}:" if isinstance(num_lost, int) and num_lost else ""
-        reason = safe(record.get("reason", ""), 300)
-        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{field}{lost_text} {reason}", style="yellow"))
-    is_csv_behind = history.folder.csv.exists() and not is_csv_current(history.folder)
-    if history.state is not RunState.RUNNING and is_csv_behind:
-        hint = f"tacho show {safe(history.name)} --rebuild-csv"
-        lines.append(Text(f"metrics.csv is incomplete; rebuild it with: {hint}", style="yellow"))
-    for lag in read_lags(history.folder) if history.state is not RunState.RUNNING else ():
-        cause = f": {safe(lag.error, 300)}" if lag.error else ""
-        lag_text = f"{safe(lag.sink)} has not received {plural(lag.num_records, 'record')}{cause}"
-        lines.append(Text(f"{lag_text}; a resumed run exports them", style="yellow"))
+    lines += recording_problems(history)
     return [Text(), Rule(style="dim"), *lines] if lines else []

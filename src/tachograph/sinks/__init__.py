@@ -6,7 +6,7 @@ lets it catch up later. Sinks never import each other.
 """
 
 from tachograph.sinks._config import SINKS, build_sinks
-from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags
+from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags, read_rejections
 from tachograph.sinks._process import SinkProcess, start_sinks
 from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink, scalar_metrics
 from tachograph.sinks._tool_options import ToolOptions, read_tool_options
@@ -24,6 +24,7 @@ __all__ = [
     "build_sinks",
     "lock_export",
     "read_lags",
+    "read_rejections",
     "read_tool_options",
     "scalar_metrics",
     "start_sinks",

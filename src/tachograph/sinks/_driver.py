@@ -19,7 +19,8 @@ Each distinct error is reported once, as a `telemetry_error` record of kind `sin
 itself, so a sink that is down for hours costs no memory.
 
 Rejection. A receiver may refuse some records for good. The sink calls `on_rejected` and returns as usual; the driver
-reports each reason once, as a `telemetry_error` of kind `sink_rejected`, and the total when it ends.
+reports each reason once, as a `telemetry_error` of kind `sink_rejected`, and the total when it ends. The cursor file
+has them too, for `read_rejections`: a report that comes after the run has ended no longer reaches the journal.
 
 Replay. A `ReplayingSink` first gets the records before the cursor, once per driver.
 
@@ -54,7 +55,7 @@ try:
 except ImportError:  # Windows: two processes may export the same records
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["SinkDriver", "SinkLag", "backoff_s", "create_cursor", "lock_export", "read_lags"]
+__all__ = ["SinkDriver", "SinkLag", "backoff_s", "create_cursor", "lock_export", "read_lags", "read_rejections"]
 
 _POLL_INTERVAL_S = 1.0
 _MAX_BACKOFF_S = 60.0
@@ -68,6 +69,8 @@ class _Cursor(msgspec.Struct, omit_defaults=True):
     journal_bytes: int
     error: str = ""
     """Why the last attempt to export the records after the cursor failed."""
+    rejections: list[str] = []
+    """What the receiver rejected for good. The journal may lack a rejection that came after the run had ended."""
 
 
 class SinkLag(NamedTuple):
@@ -82,13 +85,23 @@ class SinkLag(NamedTuple):
 def read_lags(folder: RunFolder) -> list[SinkLag]:
     """Return the sinks that have not accepted every record of a run."""
     lags = []
-    for path in sorted(folder.private.glob("sink-*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            cursor = decode_json(read_small(path, _MAX_CURSOR_BYTES), _Cursor)
+    for sink, cursor in _read_cursors(folder):
+        with contextlib.suppress(OSError):
             num_records = count_records(folder.journal, cursor.journal_bytes)
             if num_records:
-                lags.append(SinkLag(path.stem.removeprefix("sink-"), num_records, cursor.error))
+                lags.append(SinkLag(sink, num_records, cursor.error))
     return lags
+
+
+def read_rejections(folder: RunFolder) -> list[tuple[str, str]]:
+    """Return what receivers rejected for good: pairs of the sink's name and a text with number and reason."""
+    return [(sink, text) for sink, cursor in _read_cursors(folder) for text in cursor.rejections]
+
+
+def _read_cursors(folder: RunFolder) -> Iterator[tuple[str, _Cursor]]:
+    for path in sorted(folder.private.glob("sink-*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            yield path.stem.removeprefix("sink-"), decode_json(read_small(path, _MAX_CURSOR_BYTES), _Cursor)
 
 
 def create_cursor(folder: RunFolder, sink: str) -> None:
@@ -142,6 +155,10 @@ class SinkDriver:
         self._reported_errors: set[str] = set()
         self._rejection_counts: dict[tuple[str, str], list[int]] = {}
         """By reason and kind of item: how many were rejected, and how many of them were reported."""
+        self._rejections: dict[tuple[str, str], str] = {}
+        """The reports of rejections, by the same key."""
+        self._earlier_rejections: list[str] = []
+        """The reports of earlier attempts."""
         self._num_failures = 0
         self._not_before_s = 0.0
         """When the receiver may be called again, on `time.monotonic`."""
@@ -151,6 +168,7 @@ class SinkDriver:
         cursor = self._background.load_cursor(folder) if self._background else self._load_cursor()
         if cursor is None:
             cursor = 0 if from_start or not folder.exists() else journal_size(folder.journal)
+        self._accepted_bytes = cursor
         self._follower = JournalFollower(folder.journal, cursor, block_bytes=_BLOCK_BYTES)
         if self._background is None:
             # With from_start=False the starting point must survive a crash before the first write.
@@ -224,6 +242,7 @@ class SinkDriver:
         self._report_rejections()
         with contextlib.suppress(Exception):
             self._sink.close()
+        self._report_rejections()
 
     def _requested_pause_s(self) -> float:
         """Return how long the receiver asked the driver to wait."""
@@ -293,20 +312,26 @@ class SinkDriver:
         counts, (reason, items) = self._rejection_counts[key], key
         counts[1] = counts[0]
         text = f"the receiver rejected {counts[0]} {items} for good: {reason}; the journal has the records"
+        self._rejections[key] = text
+        if self._background is None:  # before the report, which gets lost if the training process has ended
+            self._save_cursor(self._accepted_bytes)
         self._report("sink_rejected", self._sink.name, text)
 
     def _load_cursor(self) -> int | None:
         try:
-            return decode_json(read_small(self._cursor_path, _MAX_CURSOR_BYTES), _Cursor).journal_bytes
+            cursor = decode_json(read_small(self._cursor_path, _MAX_CURSOR_BYTES), _Cursor)
         except (OSError, msgspec.MsgspecError):
             return None
+        self._earlier_rejections = cursor.rejections[-_MAX_REPORTED:]
+        return cursor.journal_bytes
 
     def _save_cursor(self, journal_bytes: int, error: str = "") -> None:
+        self._accepted_bytes = journal_bytes
         if self._background is not None:
             self._background.save_cursor(journal_bytes)
             return
         with contextlib.suppress(OSError):  # costs no records: some are written twice after a restart
-            cursor = _Cursor(journal_bytes, error)
+            cursor = _Cursor(journal_bytes, error, [*self._earlier_rejections, *self._rejections.values()])
             replace_file(self._cursor_path, msgspec.json.encode(cursor), below=self._folder.path)
 
 
