@@ -109,6 +109,7 @@ def init(
     # Without a need, no rules: they are many modules.
     is_diagnosed = run_settings.diagnose and (run_settings.enabled or rules is not None)
     thresholds, signal_names = resolve_rules(rules) if is_diagnosed else None, resolve_signals(signals)
+    rule_facts = {"rules": dict(rules)} if rules else {}  # for `tacho doctor`
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
     records_run = run_settings.enabled and (any_rank or ranks.rank() == 0)
@@ -123,7 +124,7 @@ def init(
             config=config,
             resume=resume,
             tags=tags,
-            facts={**(facts or {}), **parents},
+            facts={**(facts or {}), **parents, **rule_facts},
             any_rank=any_rank,
             rules=thresholds,
             signals=signal_names,

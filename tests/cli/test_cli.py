@@ -309,9 +309,16 @@ def test_demo_trains_and_records_a_model(logs):
     rows = {row["name"]: row for row in json.loads(tacho("ls", "--log-dir", logs, "--json"))}
     assert rows.keys() == {"spirals", "spirals-low-lr", "spirals-high-lr"}
     assert all(row["state"] == "finished" for row in rows.values())
-    rules = {name: {record["rule"] for record in lines_of(logs / name) if record["event"] == "alert"} for name in rows}
-    assert rules["spirals"] == rules["spirals-low-lr"] == set()
-    assert "divergence" in rules["spirals-high-lr"] and len(rules["spirals-high-lr"]) <= 3
+    findings = {name: {alert.rule for alert in tachograph.read(logs / name).alerts} for name in rows}
+    assert findings == {"spirals": set(), "spirals-low-lr": set(), "spirals-high-lr": {"divergence"}}
+    for name, rules in findings.items():
+        diagnosis = json.loads(tacho("doctor", name, "--log-dir", logs, "--json"))
+        assert {alert["rule"] for alert in diagnosis["alerts"]} == rules
+    tacho(
+        "demo", "--live", "--log-dir", logs, "--steps", 150, "--name", "paced"
+    )  # has earlier runs to be compared with
+    paced = tachograph.read(logs / "paced")
+    assert (paced.alerts, paced.perf_tag) == ([], "demo-numpy-paced")
     assert "learning rate is too low" in tacho("note", "spirals-low-lr", "--log-dir", logs)
 
 

@@ -372,6 +372,16 @@ def test_command_shows_alerts(logs):
     assert json.loads(tacho("show", "x", "--log-dir", logs, "--json"))["alerts"][-1]["rule"] == "not_finite"
 
 
+def test_rules_of_the_run_apply_offline(logs):
+    rules = {"divergence": False, "exploding_gradients": False, "loss_spike": {"sigmas": 1e6}, "not_finite": True}
+    with tachograph.init("x", log_dir=str(logs), console=False, rules=rules) as run:
+        for step in range(300):
+            run.log(train_loss=1.0 / (step + 1) if step < 200 else float(step), step=step)
+    quiet = {alert.rule for alert in tachograph.diagnose(logs / "x").alerts}
+    assert not quiet & {"divergence", "loss_spike"}
+    assert "divergence" in {alert.rule for alert in tachograph.diagnose(logs / "x", rules={"divergence": True}).alerts}
+
+
 @pytest.mark.parametrize(
     ("ending", "message"),
     [

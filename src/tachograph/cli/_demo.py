@@ -79,13 +79,15 @@ def _train_all(name: str, *, live: bool, log_dir: str, num_steps: int, **options
     with Progress(*columns, console=console, transient=True) as progress:
         for suffix in ("-low-lr", "-high-lr", "") if live else schedules:
             task = progress.add_task(f"training {name}{suffix}", total=num_steps, loss="")
-            run_options = {
+            run_options: dict[str, Any] = {
                 "schedule": schedules[suffix],
                 "console": not suffix,
                 "log_dir": log_dir,
                 "num_steps": num_steps,
             }
             pause_s = _STEP_S if live and not suffix else 0.0
+            if pause_s:  # its speed says nothing about the others
+                run_options["perf_tag"] = "demo-numpy-paced"
             run_path = _train(f"{name}{suffix}", _report(progress, task, pause_s), {**options, **run_options})
             first_path = run_path if not suffix else first_path
             _write_note(run_path, _NOTES[suffix])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tachograph.diagnostics import RuleEngine, resolve_rules, resolve_signals
-from tachograph.exceptions import RunNotFoundError
+from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
 from tachograph.reader import Alert, AlertHistory, RankView, overview, read_ranks, worst_first
@@ -62,7 +63,8 @@ def diagnose(
         source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
             `trainer_state.json` of another tool; or records, whose values are converted as `Run.log` does.
         log_dir: the folder that contains the runs.
-        rules: the rules to use and their thresholds, as for `init`.
+        rules: the rules to use and their thresholds, as for `init`. They take precedence over those that the run was
+            started with.
         signals: more metric names by signal, as for `init`.
 
     Raises:
@@ -75,6 +77,8 @@ def diagnose(
     """
     thresholds, signal_names = resolve_rules(rules), resolve_signals(signals)
     name, records, folder = _open_source(source, log_dir)
+    if folder is not None:
+        thresholds = resolve_rules({**_rules_of_run(folder), **(rules or {})})
     engine, history, num_records = RuleEngine(thresholds, signals=signal_names), AlertHistory(), 0
     has_recorded_hang = False
     for record in records:
@@ -112,6 +116,18 @@ def _open_source(
         if describe(source) is None and os.path.isdir(source):
             raise
         return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source), None
+
+
+def _rules_of_run(folder: RunFolder) -> dict[str, Any]:
+    """Return the rules that `init` got, without those that this installation does not know or cannot use."""
+    start = next((record for record in read_records(folder.journal) if record["event"] == "start"), {})
+    rules = start.get("rules")
+    usable_rules = {}
+    for name, setting in rules.items() if isinstance(rules, Mapping) else ():
+        with contextlib.suppress(ConfigError):
+            resolve_rules({name: setting})
+            usable_rules[name] = setting
+    return usable_rules
 
 
 def _to_plain_record(record: dict[str, Any]) -> dict[str, Any]:
