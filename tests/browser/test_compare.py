@@ -202,3 +202,23 @@ def test_verdict_judges_groups_and_keeps_them_in_the_address(page, dashboard, lo
     expect(card.get_by_role("heading", level=2)).to_have_text(re.compile("^Faster by 4"))
     page.set_viewport_size({"width": 400, "height": 800})
     wait_for_fit(page)
+
+
+def test_verdict_groups_runs_that_differ_only_in_seeds(page, dashboard, logs):
+    names = []
+    for width, level in ((64, 1.0), (128, 0.9), (256, 0.8)):
+        for seed in range(2):
+            names.append(f"w{width}-{seed}")
+            start = {"config": {"width": width, "seed": seed}}
+            write_run(logs, names[-1], seed=width + seed, factor=width / 64, level=level, start=start)
+    page.goto(f"{dashboard().url}#/compare/verdict?" + "&".join(f"run={name}" for name in names))
+    card = page.locator("[data-verdict]")
+    expect(card).to_contain_text("tacho compare w128-0 w128-1 --against w64-0 w64-1")
+    expect(card.get_by_role("row", name=re.compile("^training loss"))).to_contain_text("better")
+    speed = card.get_by_role("row", name=re.compile(r"^step time \d"))
+    expect(speed).to_contain_text("not comparable: different config.width")
+    page.get_by_label("Group after").select_option("width 256 (2)")
+    expect(card).to_contain_text("tacho compare w256-0 w256-1 --against w64-0 w64-1")
+    card.get_by_label("judge also what is not comparable").check()
+    expect(speed).to_contain_text("slower")
+    expect(card).to_contain_text("--anyway")

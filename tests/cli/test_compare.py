@@ -111,9 +111,16 @@ def test_groups_of_repeats(logs):
 
 
 def test_the_first_of_several_runs_is_judged_against_each_other(logs):
+    found = json.loads(run_compare(logs, "old-0", "old-1", "old-2", "--json"))
+    assert [report["direction"] for report in found["comparisons"]] == [
+        "old-0 judged against old-1",
+        "old-0 judged against old-2",
+    ]
+    # Repeats are one group, if there are others.
     found = json.loads(run_compare(logs, "old-0", "old-1", "new-0", "--json"))
-    assert [report["metrics"][0]["verdict"] for report in found["comparisons"]] == ["unknown", "faster"]
-    output = run_compare(logs, "old-0", "old-1", "new-0")
+    assert found["direction"] == "old-0 and 1 more judged against new-0"
+    assert found["metrics"][0]["verdict"] == "faster"
+    output = run_compare(logs, "old-0", "old-1", "old-2")
     assert output.count("old-0 judged against") == 2
 
 
@@ -178,3 +185,23 @@ def test_noise_is_learned_from_runs_with_the_same_tag(tmp_path):
     write_run(tmp_path, "new", seed=30, factor=1.02, start=start)
     speed = json.loads(run_compare(tmp_path, "new", "night-6", "--json"))["metrics"][0]
     assert (speed["verdict"], speed["noise_source"]) == ("slower", "6 earlier runs")
+
+
+def test_different_models_are_judged_by_their_loss(tmp_path):
+    for width, level in ((64, 1.0), (128, 0.9)):
+        for seed in range(3):
+            config = {"lr": 1e-3, "width": width, "seed": seed}
+            write_run(tmp_path, f"w{width}-s{seed}", seed=width + seed, level=level, start={"config": config})
+    names = [f"w{width}-s{seed}" for width in (128, 64) for seed in range(3)]
+    for arguments in (names, [*names, "--group"], ["--where", "steps>0", "--group"]):
+        report = json.loads(run_compare(tmp_path, *arguments, "--json"))
+        verdicts = {metric["name"]: metric["verdict"] for metric in report["metrics"]}
+        assert {len(report["a"]["runs"]), len(report["b"]["runs"])} == {3}
+        assert verdicts["train_loss"] in {"better", "worse"}
+        assert verdicts["step_time"] == "not_comparable"
+    output = run_compare(tmp_path, "w128-s0", "w64-s0")
+    assert "different config.width" in output
+    assert "--anyway" in output
+    output = run_compare(tmp_path, "w128-s0", "w64-s0", "--anyway")
+    assert "not comparable" not in output
+    assert "speed and memory: judged in spite of different config.width" in " ".join(output.split())

@@ -205,3 +205,93 @@ def test_validation_that_disagrees_gives_no_headline():
     found = compare_groups(runs["a"], runs["b"])
     assert (found.metric("train_loss").verdict, found.metric("val_loss").verdict) == ("worse", "better")
     assert "disagree" in found.headline
+
+
+def test_what_is_judged_decides_what_is_comparable():
+    cases = {  # a config key: the quantities that another value makes incomparable
+        "width": {"step_time"},
+        "model.n_layer": {"step_time"},
+        "lr": set(),
+        "weight_decay": set(),
+        "data_workers": set(),
+        "dataset": {"train_loss", "val_loss"},
+        "dataset_name": {"train_loss", "val_loss"},
+        "data.path": {"train_loss", "val_loss"},
+        "train_file": {"train_loss"},
+        "val_data": {"val_loss"},
+        "eval.dataset.name": {"val_loss"},
+        "tokenizer_name": {"train_loss", "val_loss"},
+        "vocab_size": {"step_time", "train_loss", "val_loss"},
+        "loss_fn": {"train_loss", "val_loss"},
+        "loss.reduction": {"train_loss", "val_loss"},
+        "label_smoothing": {"train_loss", "val_loss"},
+    }
+    for key, expected in cases.items():
+        sides = [
+            [
+                make_run(f"{value}{seed}", seed=seed, config={key: value}, **_both_losses(seed))
+                for seed in (first, first + 1)
+            ]
+            for value, first in (("a", 1), ("b", 3))
+        ]
+        verdicts = {metric.name: metric for metric in compare_groups(*sides).metrics if metric.verdict}
+        refused = {name for name, metric in verdicts.items() if metric.verdict == "not_comparable"}
+        assert refused == expected, key
+        assert all(verdicts[name].reason == f"different config.{key}" for name in refused)
+        forced = compare_groups(*sides, ignores_refusals=True)
+        assert "not_comparable" not in {metric.verdict for metric in forced.metrics}
+        assert len([line for line in forced.warnings if f"config.{key}" in line]) >= bool(expected)
+
+
+def _both_losses(seed):
+    steps = np.arange(0.0, 1_000.0, 100.0)
+    return {"loss": training_curve(seed, 1_000), "val_loss": Points(steps, 2.0 + 1e-3 * np.sin(steps + seed))}
+
+
+def test_padded_vocabulary_of_one_tokenizer_is_comparable():
+    sides = [
+        [make_run(str(size), seed=size, config={"vocab_size": size, "tokenizer": "gpt2"}, loss=training_curve(size))]
+        for size in (50257, 50304)
+    ]
+    metric = compare_groups(*sides).metric("train_loss")
+    assert metric.verdict != "not_comparable"
+
+
+def test_better_model_is_found_with_three_seeds_each():
+    sides = [
+        [
+            make_run(f"{width}-{seed}", seed=width + seed, config={"width": width, "seed": seed}, loss=curve)
+            for seed in range(3)
+            for curve in [training_curve(width + seed, level=level, batches=width + seed)]
+        ]
+        for width, level in ((64, 1.0), (128, 0.95))
+    ]
+    report = compare_groups(*sides)
+    assert report.metric("train_loss").verdict == "better"
+    assert report.metric("step_time").verdict == "not_comparable"
+    assert report.headline.startswith("Better training loss (")
+    one_each = compare_groups(sides[0][:1], sides[1][:1])
+    assert one_each.metric("train_loss").verdict == "unknown"
+    assert one_each.headline.endswith("not comparable: step time")
+
+
+def test_spread_of_one_training_says_nothing_about_another():
+    def run(width, seed, level):
+        curve = training_curve(seed, level=level, batches=seed)
+        return make_run(
+            f"{width}-{seed}", seed=seed, config={"width": width, "seed": seed}, loss=curve, started=float(seed)
+        )
+
+    quiet = [run(64, seed, 1.0) for seed in range(8)]
+    first, earlier = quiet[:3], quiet[3:]
+    one = [run(128, 20, 0.97)]
+    metric = compare_groups(first, one, earlier=earlier).metric("train_loss")
+    assert metric.verdict == "unknown"
+    assert metric.noise_source == "assumed: fewer than three seeds"
+    # With its own earlier seeds, which are as quiet, one run is enough; the models do not count as noise.
+    others = [run(128, seed, 0.97) for seed in range(21, 26)]
+    metric = compare_groups(first, one, earlier=[*earlier, *others]).metric("train_loss")
+    assert (metric.verdict, metric.noise_source) == ("better", "10 earlier runs")
+    # Earlier seeds that differ by much leave it open.
+    others = [run(128, seed, level) for seed, level in zip(range(21, 26), (0.9, 1.0, 1.1, 0.95, 1.05), strict=True)]
+    assert compare_groups(first, one, earlier=[*earlier, *others]).metric("train_loss").verdict == "unknown"

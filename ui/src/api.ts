@@ -128,7 +128,7 @@ export const api = {
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
-  compare: (run: string[], against: string[]) => get("/api/v1/compare", {}, { run, against }),
+  compare: (run: string[], against: string[], anyway: boolean) => get("/api/v1/compare", {}, { run, against, anyway }),
   getTable: (query: TableQuery, signal?: AbortSignal) => get("/api/v1/table", {}, query, signal),
   getGroups: (query: GroupQuery) => get("/api/v1/table/groups", {}, query),
   getDiff: (query: DiffQuery) => get("/api/v1/diff", {}, query),

@@ -32,6 +32,7 @@ _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan",
 _MAX_COMPARISONS = 50
 _MAX_LEARN_S = 10.0
 """How long the summaries of earlier runs are read for a comparison; they are stored, so the next one has more."""
+_SAME_CONFIG = "config"
 _FAILURES = ("worse", "slower", "more", "worse-loss", "different", "unknown")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -99,11 +100,19 @@ def _parse_failures(context: click.Context, parameter: click.Parameter, values: 
 )
 @click.option(
     "--group",
-    metavar="FIELD",
-    help="Put runs with the same value of this field, such as config.lr, into one group, and compare the groups.",
+    metavar="[FIELD]",
+    is_flag=False,
+    flag_value=_SAME_CONFIG,
+    help="Put runs with the same value of this field, such as config.lr, into one group, and compare the groups. "
+    "Without FIELD: runs whose configs differ only in their seeds. Three or more runs are grouped so by default.",
 )
 @where_option
 @seed_spread_option
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Judge also what is not comparable, such as the speed of different models or losses on different data.",
+)
 @click.option(
     "--fail-on",
     metavar="VERDICTS",
@@ -122,6 +131,7 @@ def compare(
     group: str | None,
     where: str | None,
     seed_spread: float | None,
+    anyway: bool,
     fail_on: list[str],
     log_dir: str,
     as_json: bool,
@@ -139,7 +149,7 @@ def compare(
     With --fail-on, exits with 2 if a run cannot be read.
     """
     try:
-        reports = _compare(runs, against, group, where, log_dir, seed_spread, html_file)
+        reports = _compare(runs, against, group, where, log_dir, seed_spread, html_file, anyway=anyway)
     except (TachographError, OSError, click.ClickException) as error:
         if not fail_on or isinstance(error, click.UsageError):
             raise
@@ -156,6 +166,8 @@ def compare(
         console = new_console()
         for report in reports:
             print_report(console, report, is_brief=len(reports) > 1)
+        if any(metric.verdict == "not_comparable" for report in reports for metric in report.metrics):
+            console.print(Text("Add --anyway to judge also what is not comparable.", style="dim"))
         if len(reports) > 1:
             console.print(Text(f"Compare two of them for details: tacho compare {safe(reports[0].b.runs[0])} OTHER"))
     raise SystemExit(_exit_code(reports, fail_on))
@@ -188,13 +200,15 @@ def _compare(
     log_dir: str,
     seed_spread: float | None,
     html_file: str | None,
+    *,
+    anyway: bool,
 ) -> list[ComparisonReport]:
     pairs = _make_pairs(runs, against, group, where, log_dir)
     from tachograph.comparison import compare_groups, html_report
 
     similar, has_all = _similar_runs(pairs, log_dir)
     reports = [
-        compare_groups(first, second, earlier=earlier, seed_spread=seed_spread)
+        compare_groups(first, second, earlier=earlier, seed_spread=seed_spread, ignores_refusals=anyway)
         for (first, second), earlier in zip(pairs, similar, strict=True)
     ]
     if not has_all:
@@ -203,8 +217,9 @@ def _compare(
                 "the summaries of some earlier runs were not read yet: the noise may change when you repeat this"
             )
     if not against and group is None:
-        for ([reference], [judged]), report in zip(pairs, reports, strict=True):
-            if judged.started < reference.started:
+        for (references, judged_runs), report in zip(pairs, reports, strict=True):
+            reference, judged = references[0], judged_runs[0]
+            if len(references) == len(judged_runs) == 1 and judged.started < reference.started:
                 report.warnings.append(
                     f"{judged.name!r} is judged because it is named first, but started before {reference.name!r}"
                 )
@@ -232,8 +247,21 @@ def _make_pairs(
         raise click.UsageError("name at least two runs: the one to judge, then those to compare with")
     if len(names) > _MAX_COMPARISONS:
         raise click.UsageError(f"{len(names)} runs; compare at most {_MAX_COMPARISONS} at once, or use --group FIELD")
+    if len(names) > 2 and (pairs := _repeats_as_pairs(names, log_dir)):
+        return pairs
     judged, *others = load_runs(names, log_dir)
     return [([other], [judged]) for other in others]
+
+
+def _repeats_as_pairs(names: Sequence[str], log_dir: str) -> list[Pair]:
+    """Return the pairs of groups if some of the runs are repeats of each other, and others are not."""
+    from tachograph.comparison import training_key
+
+    members: dict[Any, list[RunEvidence]] = {}
+    for run in load_runs(names, log_dir):
+        members.setdefault(training_key(run.config), []).append(run)
+    judged, *others = members.values()
+    return [(other, judged) for other in others] if len(members) < len(names) else []
 
 
 def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: str) -> list[Pair]:

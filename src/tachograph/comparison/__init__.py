@@ -16,6 +16,7 @@ from tachograph.comparison._earlier import earlier_rows, similar_rows
 from tachograph.comparison._equal_weights import EqualWeightsLevel, add_equal_weights, judge_equal_weights
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 from tachograph.comparison._gate import CHECKED_METRICS, CheckResult, check_run, junit_error, junit_report
+from tachograph.comparison._groups import training_key
 from tachograph.comparison._history import HistoryChange, HistoryReport, judge_history
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
@@ -114,6 +115,7 @@ __all__ = [
     "save_baseline",
     "similar_rows",
     "student_quantile",
+    "training_key",
     "verdict_rows",
     "verdict_text",
 ]

@@ -25,7 +25,7 @@ from msgspec import Meta
 from tachograph._base.files import read_small, replace_file
 from tachograph._base.typed import decode_json
 from tachograph.catalog import describes_training, is_seed
-from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparability
+from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparability, describes_model
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
 from tachograph.comparison._loss import block_means, have_same_batches
@@ -210,6 +210,8 @@ class Baseline(msgspec.Struct, kw_only=True):
         if not self.runs:
             return failures
         report = compare_groups(self.evidence(), [self.comparable(run)], margins=self.margins)
+        if models := [change.name for change in report.config_diff if describes_model(change.name)]:
+            failures.append(f"it has another model ({', '.join(f'config.{name}' for name in models[:3])})")
         return failures + [
             f"{metric.title} {metric.verdict.replace('_', ' ')}"
             + (f" ({metric.reason})" if metric.reason else f" ({metric.effect:+.1%})" if metric.effect else "")

@@ -1,13 +1,15 @@
 """Decide which quantities of two groups of runs can be compared at all.
 
-Runs with a common `perf_tag` are meant to be equally fast, whatever else differs. Otherwise facts and config keys
-decide: other devices, ranks, precision, batch or sequence length make speeds incomparable, and other data, models or
-losses make losses incomparable. What may explain a difference without excluding a comparison is a warning.
+What is judged decides. Runs with a common `perf_tag` are meant to be equally fast, whatever else differs; otherwise
+other devices, ranks, models, precision, batch or sequence length make speeds incomparable. Losses of different models
+on the same data are comparable, and are the usual question; only other data, another tokenizer or another loss function
+give the number another meaning. Other training data leave the validation loss comparable, and the other way round. What
+may explain a difference without excluding a comparison is a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
@@ -16,7 +18,14 @@ import msgspec
 from tachograph.catalog import describes_training, is_seed
 from tachograph.comparison._evidence import RunEvidence
 
-__all__ = ["COMPARED_FACTS", "Comparability", "ConfigChange", "check_comparable", "decides_comparability"]
+__all__ = [
+    "COMPARED_FACTS",
+    "Comparability",
+    "ConfigChange",
+    "check_comparable",
+    "decides_comparability",
+    "describes_model",
+]
 
 _MAX_CHANGES = 20
 _WARNED_FACTS = {
@@ -44,12 +53,36 @@ _SEQUENCE = {
 } | {
     *("context_length", "max_seq_len", "n_ctx"),
 }
-_DATA = {"dataset", "datasets", "data", "data_path", "data_file", "train_file", "train_data", "corpus"}
 _MODEL = {"hidden_size", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "n_embd", "d_model", "dim"} | {
     *("n_head", "n_heads", "num_heads", "num_attention_heads", "depth", "width", "vocab_size", "model", "model_name"),
     *("base_model", "model_type", "model_name_or_path", "arch", "architecture", "intermediate_size", "d_ff"),
 }
-_LOSS = {"loss", "loss_fn", "loss_type", "criterion", "label_smoothing", "objective"}
+_PRETRAINED = {"base_model", "model_name_or_path", "pretrained_model", "pretrained_model_name_or_path"}
+"""Keys whose model usually brings its own tokenizer."""
+_IDENTITY = {
+    "name",
+    "names",
+    "path",
+    "paths",
+    "file",
+    "files",
+    "dir",
+    "root",
+    "id",
+    "type",
+    "fn",
+    "func",
+    "function",
+} | {
+    *("version", "config", "split", "subset", "set", "or", "class"),
+}
+"""Words that say which one, in a key such as `dataset_name`; `data_workers` is not about which data."""
+_DATA = {"data", "dataset", "datasets", "corpus"}
+_TRAINING = {"train", "training"}
+_VALIDATION = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+_TOKENIZER = {"tokenizer", "vocab", "vocabulary"}
+_LOSS_WORDS = {"loss", "criterion", "objective", "reduction", "weight", "weights"}
+_LOSS_KEYS = {"label_smoothing", "label_smoothing_factor"}
 
 
 class ConfigChange(msgspec.Struct, frozen=True):
@@ -70,6 +103,11 @@ class Comparability(NamedTuple):
     speed_refusal: str | None
     """Why speed and memory cannot be compared."""
     loss_refusal: str | None
+    """Why training losses cannot be compared."""
+    val_loss_refusal: str | None
+    """Why validation losses cannot be compared."""
+    is_same_model: bool
+    """Whether no config key of the model differs."""
     is_same_machine: bool
     changes: list[ConfigChange]
     """Config keys that differ and describe the training, at most twenty."""
@@ -80,14 +118,19 @@ class Comparability(NamedTuple):
 
 
 def check_comparable(
-    first: Sequence[RunEvidence], second: Sequence[RunEvidence], *, is_deliberate: bool = False
+    first: Sequence[RunEvidence],
+    second: Sequence[RunEvidence],
+    *,
+    is_deliberate: bool = False,
+    ignores_refusals: bool = False,
 ) -> Comparability:
     """Decide which quantities of two groups of runs can be compared.
 
     Args:
         first: the runs to compare with.
         second: the runs to judge.
-        is_deliberate: the config differs on purpose; another precision then refuses nothing.
+        is_deliberate: the config differs on purpose; another precision or model then refuses nothing.
+        ignores_refusals: compare everything; what would refuse is a warning then.
     """
     runs = [*first, *second]
     tags = [set(run.perf_tags) for run in runs]
@@ -102,19 +145,55 @@ def check_comparable(
             *_config_names(names, _is_about_work if is_deliberate else _is_about_speed),
         ]
         refusal = f"different {_join(reasons)}" if reasons else None
-    loss_reasons = _config_names([change.name for change in changes if not _is_same_place(change)], _is_about_loss)
-    warnings = _warnings(first, second)
+    # A path that differs only in its folder is the same file on another machine.
+    meanings = [change.name for change in changes if not _is_same_place(change)]
+    if any(_is_tokenizer(name) for run in runs for name in run.config) and not any(map(_is_tokenizer, meanings)):
+        meanings = [name for name in meanings if not _words(name) & _TOKENIZER]  # padded, with the same tokens
+    speed_refusal = None if has_other_tags else refusal
+    loss_refusal = _refusal(meanings, lambda name: _changes_loss(name, _VALIDATION))
+    val_loss_refusal = _refusal(meanings, lambda name: _changes_loss(name, _TRAINING))
+    warnings = [*_warnings(first, second), *_tokenizer_warnings(runs, changes)]
+    if ignores_refusals:
+        quantities_by_reason: dict[str, list[str]] = {}
+        refusals = {
+            "speed and memory": speed_refusal,
+            "training loss": loss_refusal,
+            "validation loss": val_loss_refusal,
+        }
+        for quantity, reason in refusals.items():
+            if reason is not None:
+                quantities_by_reason.setdefault(reason, []).append(quantity)
+        warnings += [
+            f"{', '.join(quantities)}: judged in spite of {reason}"
+            for reason, quantities in quantities_by_reason.items()
+        ]
+        speed_refusal = loss_refusal = val_loss_refusal = None
     return Comparability(
         min(common) if common else None,
         has_other_tags,
-        None if has_other_tags else refusal,
-        f"different {_join(loss_reasons)}" if loss_reasons else None,
+        speed_refusal,
+        loss_refusal,
+        val_loss_refusal,
+        not any(map(describes_model, names)),
         len({_machine(run) for run in runs}) == 1 and _machine(runs[0])[0] is not None,
         changes[:_MAX_CHANGES],
         max(0, len(changes) - _MAX_CHANGES),
         warnings,
         _batch_sizes(first, second),
     )
+
+
+def _refusal(names: Iterable[str], is_about: Callable[[str], bool]) -> str | None:
+    reasons = _config_names(names, is_about)
+    return f"different {_join(reasons)}" if reasons else None
+
+
+def _tokenizer_warnings(runs: Sequence[RunEvidence], changes: Sequence[ConfigChange]) -> list[str]:
+    has_tokenizer = any(_is_tokenizer(name) for run in runs for name in run.config)
+    models = [change.name for change in changes if change.name.rpartition(".")[2].lower() in _PRETRAINED]
+    if has_tokenizer or not models:
+        return []
+    return [f"config.{models[0]} differs: if the tokenizers differ too, losses per token are not comparable"]
 
 
 def _machine(run: RunEvidence) -> tuple[Any, ...]:
@@ -176,7 +255,8 @@ def _config_names(names: Iterable[str], is_about: Callable[[str], bool]) -> list
 
 
 def _is_about_speed(name: str) -> bool:
-    return _is_about_work(name) or bool(_PRECISION & set(name.rpartition(".")[2].lower().split("_")))
+    is_precision = bool(_PRECISION & set(name.rpartition(".")[2].lower().split("_")))
+    return _is_about_work(name) or describes_model(name) or is_precision
 
 
 def _is_about_work(name: str) -> bool:
@@ -184,14 +264,51 @@ def _is_about_work(name: str) -> bool:
     return name.rpartition(".")[2].lower() in _BATCH | _SEQUENCE
 
 
-def _is_about_loss(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return last in _DATA | _MODEL | _LOSS or last.startswith("tokenizer")
+def describes_model(name: str) -> bool:
+    """Return whether runs with different values of a config key have different models."""
+    return name.rpartition(".")[2].lower() in _MODEL
+
+
+def _changes_loss(name: str, other_side: Set[str]) -> bool:
+    """Return whether a loss means something else with another value of a config key.
+
+    Args:
+        name: the config key.
+        other_side: words for data that the loss is not computed on.
+    """
+    words = _words(name)
+    is_data = words & (_DATA | _TRAINING | _VALIDATION) and words <= _DATA | _TRAINING | _VALIDATION | _IDENTITY
+    if is_data:
+        return len(words - _TRAINING - _VALIDATION) > 0 and not words & other_side
+    is_loss = words & (_LOSS_WORDS - {"weight", "weights"}) and words <= _LOSS_WORDS | _IDENTITY
+    return (
+        bool(is_loss)
+        or name.rpartition(".")[2].lower() in _LOSS_KEYS
+        or bool(words & {"vocab", "vocabulary"})
+        or (_is_tokenizer(name))
+    )
+
+
+def _is_tokenizer(name: str) -> bool:
+    words = _words(name)
+    return "tokenizer" in words and words <= _TOKENIZER | _IDENTITY | {"model", "base"}
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a config key, with those of its parent if the key itself only says *name* or *path*.
+
+    A parent also tells that data are for validation, as in `eval.dataset`.
+    """
+    parts = name.lower().split(".")
+    words: set[str] = set()
+    while parts and words <= _IDENTITY:
+        words |= set(filter(None, parts.pop().replace("-", "_").split("_")))
+    return words | (_VALIDATION & set(parts))
 
 
 def decides_comparability(name: str) -> bool:
     """Return whether runs with different values of a config key cannot be compared in speed or in loss."""
-    return _is_about_speed(name) or _is_about_loss(name)
+    return _is_about_speed(name) or _changes_loss(name, frozenset())
 
 
 def _is_same_place(change: ConfigChange) -> bool:

@@ -57,6 +57,7 @@ def compare_groups(
     is_deliberate: bool = False,
     is_same_data: bool | None = None,
     seed_spread: float | None = None,
+    ignores_refusals: bool = False,
 ) -> ComparisonReport:
     """Compare two groups of repeated runs, often of one run each.
 
@@ -69,11 +70,12 @@ def compare_groups(
         is_deliberate: as for `check_comparable`.
         is_same_data: whether the runs saw the same batches; by default, the losses tell.
         seed_spread: the relative standard deviation of final losses between seeds, if the user states it.
+        ignores_refusals: as for `check_comparable`.
     """
     margins = {**DEFAULT_MARGINS, **(margins or {})}
     a, notes_a = independent_runs(first)
     b, notes_b = independent_runs(second)
-    comparable = check_comparable(a, b, is_deliberate=is_deliberate)
+    comparable = check_comparable(a, b, is_deliberate=is_deliberate, ignores_refusals=ignores_refusals)
     faults, early = _faults(a, b), _early_ends(a, b)
     sessions = {run.session_tag for run in (*a, *b)} - {None}
     others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
@@ -242,16 +244,17 @@ class _Maker:
                 have_same_batches(recorded_curves) if self._is_same_data is None else self._is_same_data
             )
             # The earlier runs have one of the two batch sizes.
-            earlier = self._repeats_of_the_training() if scaled_curves is curves else []
+            earlier = self._repeats_of_the_trainings() if scaled_curves is curves else []
             metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
             self._judge_loss(
                 metric,
                 scaled_curves,
+                self._comparable.loss_refusal,
                 lambda: measure_loss(
                     *scaled_curves,
                     is_same_data=is_same,
-                    earlier=[run.loss for run in earlier],
+                    earlier=[[run.loss for run in repeats] for repeats in earlier],
                     seed_spread=self._seed_spread,
                 ),
             )
@@ -261,10 +264,11 @@ class _Maker:
         if any(len(curve.steps) for curve in (*validations[0], *validations[1])):
             metric = self._metric("val_loss", "validation loss")
             metrics.append(metric)
-            earlier_validations = [run.val_loss for run in self._repeats_of_the_training()]
+            earlier_validations = [[run.val_loss for run in repeats] for repeats in self._repeats_of_the_trainings()]
             self._judge_loss(
                 metric,
                 validations,
+                self._comparable.val_loss_refusal,
                 lambda: measure_final(
                     *validations, is_same_data=is_same, earlier=earlier_validations, seed_spread=self._seed_spread
                 ),
@@ -276,14 +280,26 @@ class _Maker:
             )
         return metrics
 
-    def _repeats_of_the_training(self) -> list[RunEvidence]:
-        """Return earlier runs that differ from those compared only in their seed, oldest first."""
-        keys = {training_key(run.config) for run in (*self._a, *self._b)}
-        repeats = sorted(
-            (run for run in self._earlier if training_key(run.config) in keys), key=lambda run: run.started
-        )
+    def _repeats_of_the_trainings(self) -> list[list[RunEvidence]]:
+        """Return earlier runs that differ from those compared only in their seed, oldest first.
+
+        One list if both groups have the same config, else one for each group: another model or another learning rate
+        has another loss, and another spread.
+        """
+        keys_of_sides = [{training_key(run.config) for run in runs} for runs in (self._a, self._b)]
+        if keys_of_sides[0] == keys_of_sides[1]:
+            del keys_of_sides[1]
         has_one_seed = len({seeds_of(run) for run in (*self._a, *self._b)}) == 1
-        return [runs[-1] for runs in group_by_seed(repeats, has_one_seed=has_one_seed)]
+        by_start = sorted(self._earlier, key=lambda run: run.started)
+        return [
+            [
+                runs[-1]
+                for runs in group_by_seed(
+                    [run for run in by_start if training_key(run.config) in keys], has_one_seed=has_one_seed
+                )
+            ]
+            for keys in keys_of_sides
+        ]
 
     def _recorded_losses(self) -> tuple[list[Points], list[Points]]:
         first, second = (
@@ -302,14 +318,18 @@ class _Maker:
         return first, second
 
     def _judge_loss(
-        self, metric: MetricVerdict, curves: tuple[list[Points], list[Points]], measure: Callable[[], LossLevels]
+        self,
+        metric: MetricVerdict,
+        curves: tuple[list[Points], list[Points]],
+        refusal: str | None,
+        measure: Callable[[], LossLevels],
     ) -> None:
         non_finite_losses = _broken_losses(self._a, curves[0]), _broken_losses(self._b, curves[1])
         if non_finite_losses[1] and not non_finite_losses[0]:
             metric.verdict, metric.reason = "worse", non_finite_losses[1][0]
             return
-        if self._comparable.loss_refusal is not None:
-            metric.verdict, metric.reason = "not_comparable", self._comparable.loss_refusal
+        if refusal is not None:
+            metric.verdict, metric.reason = "not_comparable", refusal
             return
         is_single = len(curves[0]) == len(curves[1]) == 1 and not (self._a[0].is_summary or self._b[0].is_summary)
         agreement = agree(curves[0][0], curves[1][0]) if is_single else None

@@ -154,9 +154,16 @@ def _levels(name: str, runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, f
     elif name == "step_time":
         run_levels = _speed_levels(runs)
     else:
-        comparable = [run for run in runs if check_comparable([run], [runs[-1]]).loss_refusal is None]
+        comparable = [run for run in runs if _has_same_loss(run, runs[-1])]
         run_levels = _loss_levels(comparable) if name == "train_loss" else _validation_levels(comparable)
     return run_levels if run_levels and run_levels[-1][0] is runs[-1] else []
+
+
+def _has_same_loss(run: RunEvidence, other: RunEvidence) -> bool:
+    """Return whether a change of the loss would be a change of the code: of the same model, on the same data."""
+    comparability = check_comparable([run], [other])
+    is_comparable = comparability.loss_refusal is None and comparability.val_loss_refusal is None
+    return is_comparable and comparability.is_same_model
 
 
 def _speed_levels(runs: Sequence[RunEvidence]) -> list[tuple[RunEvidence, float]]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from tachograph.comparison._spread import EarlierSpread, Spread, measure_spread
+from tachograph.comparison._spread import EarlierSpread, measure_spread
 from tachograph.comparison._student import student_quantile
 
 __all__ = [
@@ -23,9 +23,12 @@ __all__ = [
     "Direction",
     "Judgement",
     "Noise",
+    "Side",
     "conclude",
     "judge",
+    "judge_sides",
     "learned_noise",
+    "measure_side",
     "quantile_for",
 ]
 
@@ -101,7 +104,10 @@ def judge(
     sd = max(math.sqrt(squares / degrees), noise.resolution)
     error = sd * math.sqrt(1 / reference.num_runs + 1 / len(second))
     if not noise.degrees and min(reference.num_runs, len(second)) >= _MIN_WELCH:
-        error, degrees = _welch(reference, second, noise.resolution)
+        groups = ((reference.squares, reference.num_runs), (_squares(second), len(second)))
+        error, degrees = _welch(
+            [(max(squares / (size - 1), noise.resolution**2), size, size - 1) for squares, size in groups]
+        )
     # One run of the smaller group may be as far off as single runs have been.
     offset = max(noise.max_deviation, reference.max_deviation) / min(reference.num_runs, len(second))
 
@@ -109,6 +115,55 @@ def judge(
         return _runs_needed(size, sd, noise.degrees, limit, confidence)
 
     return conclude(difference, error, degrees, sd, margin, confidence, count_needed, offset)
+
+
+class Side(NamedTuple):
+    """The level of a group with a spread of its own."""
+
+    mean: float
+    sd: float
+    degrees: float
+    """The degrees of freedom of the spread; 0 if it is not known."""
+    num_runs: int
+    max_deviation: float
+    """How far single runs are known to be off all others."""
+
+
+def measure_side(levels: Sequence[float], earlier: EarlierSpread | None, resolution: float) -> Side:
+    """Measure the level of a group, and its spread together with earlier runs of the same kind.
+
+    Args:
+        levels: the levels of the runs.
+        earlier: the spread of the earlier runs, if it is known.
+        resolution: as for `Noise`.
+    """
+    own = measure_spread(levels)
+    degrees, squares = own.num_runs - 1.0, own.squares
+    max_deviation = own.max_deviation
+    if earlier is not None:
+        degrees, squares = degrees + earlier.degrees, squares + earlier.degrees * earlier.sd**2
+        max_deviation = max(max_deviation, earlier.max_deviation)
+    sd = math.sqrt(squares / degrees) if degrees else 0.0
+    return Side(own.mean, max(sd, resolution), degrees, own.num_runs, max_deviation)
+
+
+def judge_sides(first: Side, second: Side, margin: float, confidence: float = 0.99) -> Judgement:
+    """Judge the difference between two groups whose spreads are known and may differ: Welch's test.
+
+    Args:
+        first: the group to compare with.
+        second: the group to judge.
+        margin: as for `judge`.
+        confidence: as for `judge`.
+    """
+    error, degrees = _welch([(side.sd**2, side.num_runs, side.degrees) for side in (first, second)])
+    sd = math.sqrt((first.sd**2 + second.sd**2) / 2)
+    offset = max(side.max_deviation / side.num_runs for side in (first, second))
+
+    def count_needed(size: float, limit: float) -> int | None:
+        return _runs_needed(size, sd, 0.0, limit, confidence)
+
+    return conclude(second.mean - first.mean, error, degrees, sd, margin, confidence, count_needed, offset)
 
 
 def conclude(
@@ -164,14 +219,17 @@ def _runs_needed(size: float, sd: float, degrees: float, limit: float, confidenc
     return None
 
 
-def _welch(reference: Spread, second: Sequence[float], resolution: float) -> tuple[float, float]:
-    """Return the standard error of a difference and its degrees of freedom, if each group has a spread of its own."""
-    sides = ((reference.squares, reference.num_runs), (_squares(second), len(second)))
-    variances = [(max(squares / (count - 1), resolution**2) / count, count) for squares, count in sides]
-    total = math.fsum(variance for variance, _ in variances)
+def _welch(sides: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
+    """Return the standard error of a difference and its degrees of freedom, if each group has a spread of its own.
+
+    Args:
+        sides: of each group, the variance between runs, the number of runs, and the degrees of freedom of the variance.
+    """
+    errors = [(variance / num_runs, degrees) for variance, num_runs, degrees in sides]
+    total = math.fsum(error for error, _ in errors)
     if not total:
         return 0.0, 1.0
-    return math.sqrt(total), total**2 / math.fsum(variance**2 / (count - 1) for variance, count in variances)
+    return math.sqrt(total), total**2 / math.fsum(error**2 / degrees for error, degrees in errors)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,6 +6,9 @@ does not show within a run and depends on the training (0.05 to 5 % in public lo
 from the runs of the groups, from earlier runs with the same config, or from the user. Between two single runs without
 either, there is no verdict. Runs that saw the same batches in the same order, which shows as losses that go up and down
 together, differ several times less, so that smaller differences matter.
+
+Two trainings with different configs, such as two models, may also differ in how much their seeds differ. The spread of
+one of them says nothing about the other, so each needs three seeds of its own, among the runs compared or earlier ones.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import numpy as np
 
 from tachograph.comparison._blocks import Onset, find_onset
 from tachograph.comparison._evidence import Floats, Points
-from tachograph.comparison._judge import Judgement, Noise, judge, learned_noise
+from tachograph.comparison._judge import Judgement, Noise, Side, judge, judge_sides, learned_noise, measure_side
 from tachograph.comparison._speed import TooShort
-from tachograph.comparison._spread import spread_of_earlier
+from tachograph.comparison._spread import EarlierSpread, spread_of_earlier
 
 __all__ = [
     "Agreement",
@@ -46,8 +49,11 @@ _SAME_BATCHES_MARGIN = 0.005
 _MARGIN = 0.01
 _SAME_BATCHES_SD = 0.003
 _OTHER_BATCHES_SD = 0.015
+_OTHER_TRAINING_SD = 0.02
+"""Of a training of which nothing is known; the seeds of four in five trainings in public logs differ by less."""
 _ASSUMED_DEGREES = 4.0
 _MIN_SEEDS = 3
+_NUM_SIDES = 2
 _STATED_DEGREES = 20.0
 _STATED = "stated"
 
@@ -83,6 +89,8 @@ class LossLevels(NamedTuple):
     """What differences are divided by if levels are no logarithms."""
     is_same_data: bool
     """Whether all runs saw the same batches."""
+    earlier_spreads: tuple[EarlierSpread | None, EarlierSpread | None] | None
+    """What earlier runs show of each group, if these are different trainings."""
 
 
 def agree(first: Points, second: Points) -> Agreement | None:
@@ -141,7 +149,7 @@ def measure_loss(
     second: Sequence[Points],
     *,
     is_same_data: bool | None = None,
-    earlier: Sequence[Points] = (),
+    earlier: Sequence[Sequence[Points]] = (),
     seed_spread: float | None = None,
 ) -> LossLevels:
     """Measure the final training losses of two groups of runs.
@@ -150,7 +158,8 @@ def measure_loss(
         first: the curves to compare with.
         second: the curves to judge.
         is_same_data: whether the runs saw the same batches; by default, the curves tell.
-        earlier: curves of runs that differ from these only in their seed, oldest first.
+        earlier: curves of runs that differ from these only in their seed, oldest first: one list, or one for each group
+            if these are different trainings.
         seed_spread: the standard deviation between seeds, if the user states it.
 
     Raises:
@@ -172,11 +181,13 @@ def measure_loss(
     blocks = np.array([block_means(curve.finite, edges) for curve in curves])
     is_positive = bool((means > 0).all() and (blocks[np.isfinite(blocks)] > 0).all())
     scale = None if is_positive else _range_of(first[0].between(low, high).finite.values)
-    usable = [curve for curve in earlier if len(curve.steps) and curve.steps[-1] >= high]
-    if len(usable) > 1 and not is_same and have_same_batches(usable):
-        usable = []  # these differ less than the runs compared do
-    earlier_tails = [curve.between(tail_start, high).finite.values for curve in usable]
-    earlier_means = np.array([tail.mean() for tail in earlier_tails if len(tail) >= _MIN_TAIL])
+    earlier_means = []
+    for earlier_curves in earlier:
+        usable = [curve for curve in earlier_curves if len(curve.steps) and curve.steps[-1] >= high]
+        if len(usable) > 1 and not is_same and have_same_batches(usable):
+            usable = []  # these differ less than the runs compared do
+        earlier_tails = [curve.between(tail_start, high).finite.values for curve in usable]
+        earlier_means.append(np.array([tail.mean() for tail in earlier_tails if len(tail) >= _MIN_TAIL]))
     levels = _levels_of(means, len(first), earlier_means, scale, seed_spread, is_same_data=is_same)
     block_levels = np.log(blocks) if scale is None else blocks / scale
     return levels._replace(onset=_find_onset(block_levels, len(first), edges, levels))
@@ -214,7 +225,7 @@ def measure_final(
     second: Sequence[Points],
     *,
     is_same_data: bool,
-    earlier: Sequence[Points] = (),
+    earlier: Sequence[Sequence[Points]] = (),
     seed_spread: float | None = None,
 ) -> LossLevels:
     """Measure the mean of the last three validations that all runs have at the same steps.
@@ -238,8 +249,10 @@ def measure_final(
     last = [curve.values[np.isin(curve.steps, common[-3:])] for curve in curves]
     means = np.array([values.mean() for values in last])
     scale = None if (means > 0).all() else _range_of(curves[0].values)
-    earlier_last = [curve.finite.values[np.isin(curve.finite.steps, common[-3:])] for curve in earlier]
-    earlier_means = np.array([values.mean() for values in earlier_last if len(values) == 3])
+    earlier_means = []
+    for earlier_curves in earlier:
+        earlier_last = [curve.finite.values[np.isin(curve.finite.steps, common[-3:])] for curve in earlier_curves]
+        earlier_means.append(np.array([values.mean() for values in earlier_last if len(values) == 3]))
     levels = _levels_of(means, len(first), earlier_means, scale, seed_spread, is_same_data=is_same_data)
     resolution = _resolution(np.concatenate(last)) / (scale or float(means.min()))
     return levels._replace(noise=levels.noise._replace(resolution=resolution))
@@ -259,7 +272,7 @@ def _range_of(values: Floats) -> float:
 def _levels_of(
     means: Floats,
     num_first: int,
-    earlier_means: Floats,
+    earlier_means: Sequence[Floats],
     scale: float | None,
     seed_spread: float | None,
     *,
@@ -268,27 +281,32 @@ def _levels_of(
     """Return the levels of the final losses of both groups; without a scale, they are logarithms."""
     levels = np.log(means) if scale is None else means / scale
     margin = _SAME_BATCHES_MARGIN if is_same_data else _MARGIN
-    if scale is None:
-        earlier_means = earlier_means[earlier_means > 0]
-    earlier_levels = np.log(earlier_means) if scale is None else earlier_means / scale
+    earlier_levels = [np.log(each[each > 0]) if scale is None else each / scale for each in earlier_means]
+    spreads = [spread_of_earlier(each.tolist(), margin) for each in earlier_levels]
     return LossLevels(
         levels[:num_first].tolist(),
         levels[num_first:].tolist(),
         (float(means[:num_first].mean()), float(means[num_first:].mean())),
-        _noise(earlier_levels.tolist(), seed_spread, margin),
+        _noise(spreads, sum(map(len, earlier_levels)), seed_spread),
         margin,
         None,
         scale is None,
         scale or 1.0,
         is_same_data,
+        (spreads[0], spreads[1]) if len(spreads) == _NUM_SIDES else None,
     )
 
 
-def _noise(earlier_levels: Sequence[float], seed_spread: float | None, margin: float) -> Noise:
+def _noise(spreads: Sequence[EarlierSpread | None], num_earlier: int, seed_spread: float | None) -> Noise:
     if seed_spread is not None:
         return Noise(seed_spread, _STATED, _STATED_DEGREES)
-    spread = spread_of_earlier(earlier_levels, margin)
-    return Noise(0.0, "between these runs", 0.0) if spread is None else learned_noise(spread, len(earlier_levels))
+    known_spreads = [spread for spread in spreads if spread is not None]
+    degrees = sum(spread.degrees for spread in known_spreads)
+    if not degrees:
+        return Noise(0.0, "between these runs", 0.0)
+    sd = math.sqrt(math.fsum(spread.degrees * spread.sd**2 for spread in known_spreads) / degrees)
+    pooled = EarlierSpread(sd, degrees, max(spread.max_deviation for spread in known_spreads))
+    return learned_noise(pooled, num_earlier)
 
 
 def judge_losses(
@@ -312,6 +330,8 @@ def judge_losses(
     noise = levels.noise
     if not noise.degrees and len(first) == len(second) == 1:
         return None
+    if levels.earlier_spreads is not None and noise.source != _STATED:
+        return _judge_trainings(first, second, levels, levels.earlier_spreads, margin, confidence)
     judgement = judge(first, second, noise, margin, confidence)
     if min(len(first), len(second)) >= _MIN_SEEDS or noise.source == _STATED:
         return judgement, noise
@@ -329,3 +349,36 @@ def judge_losses(
     if judgement.direction != "unknown":
         num_needed = _MIN_SEEDS
     return wider._replace(runs_needed=num_needed), wider_noise
+
+
+def _judge_trainings(
+    first: Sequence[float],
+    second: Sequence[float],
+    levels: LossLevels,
+    earlier_spreads: tuple[EarlierSpread | None, EarlierSpread | None],
+    margin: float,
+    confidence: float,
+) -> tuple[Judgement, Noise]:
+    """Judge two different trainings: Welch's test, with the earlier seeds of each group in its spread.
+
+    With fewer than three seeds of a group, its spread is not known; it is assumed to be what is usual, with few degrees
+    of freedom, so that only large differences count.
+    """
+    noise = levels.noise
+    a, b = (
+        measure_side(own_levels, earlier, noise.resolution)
+        for own_levels, earlier in zip((first, second), earlier_spreads, strict=True)
+    )
+    if min(a.degrees, b.degrees) >= _MIN_SEEDS - 1:
+        return judge_sides(a, b, margin, confidence), noise
+    usual_sd = _SAME_BATCHES_SD if levels.is_same_data else _OTHER_TRAINING_SD
+    careful = judge_sides(_assume_spread(a, usual_sd), _assume_spread(b, usual_sd), margin, confidence)
+    if careful.direction in {"equal", "unknown"}:
+        careful = careful._replace(direction="unknown", runs_needed=max(_MIN_SEEDS, careful.runs_needed or 0))
+    return careful, Noise(careful.sd, "assumed: fewer than three seeds", _ASSUMED_DEGREES)
+
+
+def _assume_spread(side: Side, usual_sd: float) -> Side:
+    if side.degrees >= _MIN_SEEDS - 1:
+        return side
+    return side._replace(sd=max(side.sd, usual_sd), degrees=_ASSUMED_DEGREES)

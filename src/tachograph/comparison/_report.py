@@ -174,11 +174,14 @@ def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_si
             for metric in judged_metrics
             if metric.is_settled and not metric.is_different
         ]
-        open_questions = [metric.title for metric in judged_metrics if not metric.is_settled]
+        open_questions = [metric.title for metric in judged_metrics if metric.verdict in {"unknown", "different"}]
+        refused_metrics = [metric.title for metric in judged_metrics if metric.verdict == "not_comparable"]
         if same:
             parts.append(f"no difference: {', '.join(same)}")
         if open_questions:
             parts.append(f"not enough evidence{' from one run each' if is_single else ''}: {', '.join(open_questions)}")
+        if refused_metrics:
+            parts.append(f"not comparable: {', '.join(refused_metrics)}")
     text = "; ".join([*faults[:1], *parts])
     return text[:1].upper() + text[1:]
 

@@ -70,7 +70,10 @@ def build_comparison_page(
     evidence = {name: load_evidence(run) for name, run in runs.items()}
     earlier, indexed_share = _load_earlier(store, catalog, list(evidence.values()))
     report = compare_groups(
-        [evidence[name] for name in query.against], [evidence[name] for name in query.run], earlier=earlier
+        [evidence[name] for name in query.against],
+        [evidence[name] for name in query.run],
+        earlier=earlier,
+        ignores_refusals=query.anyway,
     )
     if indexed_share < 1.0:
         report.warnings.append(_UNREAD)

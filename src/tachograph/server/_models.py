@@ -325,6 +325,8 @@ class CompareQuery(msgspec.Struct):
     """A run to judge; can be repeated, for repeats of one training."""
     against: Annotated[list[Name], Meta(min_length=1, max_length=200)]
     """A run to compare with; can be repeated."""
+    anyway: bool = False
+    """Whether to judge also what is not comparable."""
 
 
 class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

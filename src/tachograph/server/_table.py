@@ -139,6 +139,9 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
     fields, columns = list(dict.fromkeys(query.by)), list(dict.fromkeys(query.column))
     needed_fields = [*columns, *(field for field in fields if field != "config"), "config.*"]
     rows, problems, indexed_share = _select(catalog, query.filter, needed_fields, query.archived)
+    if query.run:
+        names = set(query.run)
+        rows = [row for row in rows if row.id in names]
     groups = group_rows(rows, fields, columns)
     return TableGroupsPage(
         by=list(groups[0].key) if groups else fields,

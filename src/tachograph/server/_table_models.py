@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from tachograph.catalog import FactKind, TrashedRun
 from tachograph.journal import RunState
+from tachograph.server._models import Name
 
 __all__ = [
     "AnnotationChange",
@@ -78,6 +79,8 @@ class GroupQuery(msgspec.Struct):
     """A field to group by; can be repeated. `config` stands for the whole config except seeds, names and paths."""
     filter: Expression = ""
     """An expression that selects runs."""
+    run: Annotated[list[Name], Meta(max_length=1_000)] = []
+    """A run to group; can be repeated. Default: all that match."""
     column: Annotated[list[Field], Meta(max_length=100)] = []
     """A field of which mean, spread and best are returned; can be repeated."""
     archived: Archived = "no"

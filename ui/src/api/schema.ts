@@ -1258,7 +1258,7 @@ export interface Routes {
   /** Judge whether runs differ from others in speed, memory and loss. */
   "GET /api/v1/compare": {
     path: {};
-    query: { run: string[]; against: string[] };
+    query: { run: string[]; against: string[]; anyway?: boolean | null };
     body: null;
     response: ComparisonPage;
   };
@@ -1314,7 +1314,7 @@ export interface Routes {
   /** Group the runs that match an expression; return mean, spread and best of fields. */
   "GET /api/v1/table/groups": {
     path: {};
-    query: { by: string[]; filter?: string | null; column?: string[] | null; archived?: "all" | "no" | "only" | null };
+    query: { by: string[]; filter?: string | null; run?: string[] | null; column?: string[] | null; archived?: "all" | "no" | "only" | null };
     body: null;
     response: TableGroupsPage;
   };

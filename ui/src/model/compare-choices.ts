@@ -25,10 +25,12 @@ export interface SweepView {
 }
 
 export interface VerdictView {
-  /** The runs to compare with; null: the first one. */
+  /** The runs to compare with; null: the repeats of the first one. */
   before: string[] | null;
   /** Runs that are left out. */
   out: string[];
+  /** Whether quantities that are not comparable are judged, too. */
+  isForced: boolean;
 }
 
 export const defaultDifferences: DifferencesView = {
@@ -40,7 +42,7 @@ export const defaultDifferences: DifferencesView = {
   other: null,
 };
 export const defaultSweep: SweepView = { result: null, brushes: {}, keys: {} };
-export const defaultVerdict: VerdictView = { before: null, out: [] };
+export const defaultVerdict: VerdictView = { before: null, out: [], isForced: false };
 
 const unique = (names: string[]): string[] => [...new Set(names.filter(Boolean))];
 
@@ -91,11 +93,12 @@ export function writeSweep(view: SweepView, parameters: URLSearchParams): void {
 export function readVerdict(parameters: URLSearchParams): VerdictView {
   // An empty name: no run is to be compared with, yet.
   const before = parameters.has("before") ? unique(parameters.getAll("before")) : null;
-  return { before, out: unique(parameters.getAll("out")) };
+  return { before, out: unique(parameters.getAll("out")), isForced: parameters.get("anyway") === "1" };
 }
 
 export function writeVerdict(view: VerdictView, parameters: URLSearchParams): void {
   if (view.before?.length === 0) parameters.set("before", "");
   for (const run of view.before ?? []) parameters.append("before", run);
   for (const run of view.out) parameters.append("out", run);
+  if (view.isForced) parameters.set("anyway", "1");
 }

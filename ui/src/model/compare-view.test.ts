@@ -45,10 +45,10 @@ test("the address holds the whole view", () => {
       brushes: { "a,b": { low: 0, high: 0.25 }, lr: { low: 0.5, high: 1 } },
       keys: { "+odd": true, lr: false },
     },
-    verdict: { before: ["b", "c"], out: ["a&b"] },
+    verdict: { before: ["b", "c"], out: ["a&b"], isForced: true },
   };
   expect(roundTrip(view)).toEqual(view);
-  const nothingBefore = { ...defaultCompareView, verdict: { before: [], out: [] } };
+  const nothingBefore = { ...defaultCompareView, verdict: { before: [], out: [], isForced: false } };
   expect(roundTrip(nothingBefore)).toEqual(nothingBefore);
 });
 
