@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph._base.config import parse_yaml
+from tachograph._base.guard import faults
 from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
@@ -307,7 +308,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    except faults(OSError) as error:
         raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         # The parser's own message quotes the surrounding lines, which may contain a secret.

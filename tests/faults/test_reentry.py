@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import tachograph
 from tests.conftest import HANG_S, Script
 
 _SWEEP = """
@@ -75,7 +77,8 @@ _SWEEP = """
         except EXCEPTIONS as error:
             is_raised = str(error) == "from the handler"
         sys.settrace(None)
-        assert is_raised == (handler_kind == "raise" and line_number > 0), "the exception of the handler was suppressed"
+        is_sent = 0 < line_number <= num_lines  # another time there may be fewer lines
+        assert is_raised == (handler_kind == "raise" and is_sent), "the exception of the handler was suppressed"
         run.finish()
         return num_lines
 
@@ -112,7 +115,7 @@ _SWEEP = """
         records = [json.loads(line) for line in open(f"{root}/{name}/metrics.jsonl")]
         steps = [record["global_step"] for record in records if record["event"] == "step"]
         statuses = [record["status"] for record in records if record["event"] == "end"]
-        is_terminated = handler_kind == "terminate" and name != "run-0"
+        is_terminated = handler_kind == "terminate" and os.path.getsize(f"{root}/{name}.txt") > 0  # a signal was sent
         if code != (-signal.SIGTERM if is_terminated else 0):
             problems.append(f"exit code {code}")
         if steps[:NUM_STEPS] != list(range(NUM_STEPS)):
@@ -299,6 +302,87 @@ _FACADES = """
 def test_signal_in_facades_and_usage(script: Callable[..., Script], logs: Path, num_lines: int) -> None:
     logs.mkdir()
     script(_FACADES, logs, int(HANG_S), num_lines, preload="tachograph").ok()
+
+
+_INIT = """
+    import ast, os, signal, sys
+    from pathlib import Path
+    import tachograph
+
+    root, num_lines = sys.argv[1], int(sys.argv[2])
+    package = os.path.dirname(tachograph.__file__)
+
+    # The lines in blocks whose `OSError` is handled.
+    lines = set()
+    for path in Path(package).rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("_base", "journal", "recorder", "sinks"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                head = node.items if isinstance(node, ast.With) else getattr(node, "handlers", [])
+                if any("OSError" in ast.unparse(getattr(part, "type", part) or part) for part in head):
+                    lines |= {(str(path), part.lineno) for item in node.body for part in ast.walk(item)
+                              if hasattr(part, "lineno")}
+
+    def init(line, reached):
+        def trace(frame, event, argument):
+            place = frame.f_code.co_filename, frame.f_lineno
+            if not place[0].startswith(package):
+                return None
+            if event == "line" and place in lines:
+                reached.add(place)
+                if place == line:
+                    sys.settrace(None)
+                    signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        def handle(number, frame):
+            raise TimeoutError("from the handler")
+
+        signal.signal(signal.SIGUSR1, handle)
+        sys.settrace(trace)
+        try:
+            tachograph.init("x", log_dir=root, console=False, git=False, code=False)
+        except TimeoutError as error:
+            return str(error)
+        finally:
+            sys.settrace(None)
+
+    def exit_code_of(line):
+        pid = os.fork()
+        if pid == 0:
+            reached = set()
+            is_raised = init(line, reached) == "from the handler"
+            if line is None:
+                Path(root, "reached").write_text(repr(sorted(reached)))
+            os._exit(0 if is_raised == (line in reached) else 1)
+        return os.waitpid(pid, 0)[1]
+
+    assert exit_code_of(None) == 0
+    reached = eval(Path(root, "reached").read_text())
+    assert len(reached) > 20
+    suppressed = [line for line in reached[:: max(len(reached) // num_lines, 1)] if exit_code_of(line)]
+    assert not suppressed, suppressed
+"""
+
+
+@pytest.mark.parametrize("num_lines", [12, pytest.param(1000, marks=pytest.mark.long)])
+def test_timeout_of_a_handler_ends_init(script: Callable[..., Script], logs: Path, num_lines: int) -> None:
+    logs.mkdir()
+    script(_INIT, logs, num_lines, preload="tachograph").ok()
+
+
+def test_handled_os_errors_exclude_those_of_signal_handlers() -> None:
+    """All code that the main thread of a training may run uses `faults` and `suppress` of the guard."""
+    root = Path(tachograph.__file__).parent
+    packages = ("_base", "journal", "one_logger", "reader", "recorder", "records", "sinks", "spans", "usage")
+    other_processes = ("_csv_main.py", "_process_main.py")
+    unguarded = []
+    for path in (path for package in packages for path in sorted((root / package).rglob("*.py"))):
+        if path == root / "_base" / "guard.py" or path.name in other_processes:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"contextlib\.suppress\(|except [^f].*(OSError|FileNotFoundError|FileExistsError)", line):
+                unguarded.append(f"{path.relative_to(root)}:{number}: {line.strip()}")
+    assert not unguarded
 
 
 def test_only_exceptions_of_signal_handlers_propagate(script: Callable[..., Script], logs: Path) -> None:

@@ -10,7 +10,6 @@ lines of text. A process whose pipe of requests ends knows that this process is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -18,6 +17,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
+
+from tachograph._base.guard import faults, suppress
 
 __all__ = ["DetachedProcess", "ReplyChannel", "is_orphan", "read_requests"]
 
@@ -86,7 +87,7 @@ class DetachedProcess:
             Exception: if the request cannot be pickled.
         """
         data = pickle.dumps(request)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while data:
                 data = data[os.write(self._requests, data) :]
 
@@ -99,13 +100,13 @@ class DetachedProcess:
             yield from lines
         os.close(self._replies)
         with self._lock:
-            with contextlib.suppress(OSError):  # the program may have collected it
+            with suppress(OSError):  # the program may have collected it
                 os.waitpid(self.pid, 0)
             self._is_collected = True
 
     def close_requests(self) -> None:
         """Send no more requests, so that the process finds the end of them."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.close(self._requests)
 
     def terminate(self) -> None:
@@ -120,7 +121,7 @@ class DetachedProcess:
         if self._lock.acquire(blocking=False):  # otherwise it has ended and is being collected
             try:
                 if not self._is_collected:
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         os.kill(self.pid, signum)
             finally:
                 self._lock.release()
@@ -129,7 +130,7 @@ class DetachedProcess:
         """Leave the process to itself: send no more requests, and ignore its replies."""
         self.close_requests()
         reaper = threading.Thread(target=lambda: list(self.replies()), name="tachograph-reaper", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is exiting, so nothing is left to collect
+        with suppress(RuntimeError):  # the interpreter is exiting, so nothing is left to collect
             reaper.start()
 
 
@@ -138,7 +139,7 @@ def read_requests(requests: BinaryIO, handle: Callable[[Any], None]) -> None:
     try:
         while True:
             handle(pickle.load(requests))  # noqa: S301 - from the process that started this one
-    except (EOFError, OSError):
+    except faults(EOFError, OSError):
         pass
     except Exception as error:  # noqa: BLE001 - an option may be an object that this process cannot build
         handle(error)

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from tachograph._base.guard import faults, suppress
+
 __all__ = [
     "UnsafeFileError",
     "add_file",
@@ -80,7 +82,7 @@ class _DirEntry(NamedTuple):
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
     def unlink(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(self.name, dir_fd=self.folder)
 
 
@@ -123,7 +125,7 @@ def exclusive_lock(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[No
     """
     descriptor = open_lock(path, below=below, mode=mode)
     try:
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             import fcntl
 
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -195,7 +197,7 @@ def open_user_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> Binary
 
 def check_file(path: Path, *, below: Path) -> None:
     """Raise `UnsafeFileError` if there is something at the path that `open_to_update` would reject."""
-    with contextlib.suppress(FileNotFoundError), _resolve(path, below) as entry:
+    with suppress(FileNotFoundError), _resolve(path, below) as entry:
         _check_ours(entry.lstat(), entry)
 
 
@@ -232,7 +234,7 @@ def add_file(path: Path, data: bytes | memoryview, *, below: Path, mode: int = 0
         temporary = _write_temporary(entry, data, mode)
         try:
             _rename_to_new(temporary, entry)
-        except FileExistsError:
+        except faults(FileExistsError):
             return False
         finally:
             temporary.unlink()
@@ -294,7 +296,7 @@ def add_name(source: Path, target: Path, *, below: Path) -> None:
     """
     with _resolve(source, below) as old, _resolve(target, below) as new:
         _check_kind(old.lstat(), source)
-        with contextlib.suppress(OSError):  # a file system without hard links, or a file of another user
+        with suppress(OSError):  # a file system without hard links, or a file of another user
             os.link(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder, follow_symlinks=False)
             return
     with open_to_read(source, below=below) as file:
@@ -328,7 +330,7 @@ def link_file(path: Path, new: Path, *, below: Path) -> None:
     """
     with _resolve(path, below) as source, _resolve(new, below) as target:
         _check_kind(source.lstat(), path)
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             os.link(
                 source.name,
                 target.name,
@@ -350,9 +352,9 @@ def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
         with _resolve(folder, below) as entry:
             try:
                 os.mkdir(entry.name, mode, dir_fd=entry.folder)
-            except FileExistsError:
+            except faults(FileExistsError):
                 _check_folder(entry.lstat(), folder)
-            except OSError as error:
+            except faults(OSError) as error:
                 raise _with_path(error, folder) from None
 
 
@@ -371,13 +373,13 @@ def move_folder(source: Path, target: Path, *, below: Path, target_below: Path |
     """
     with _resolve(source, below) as old, _resolve(target, target_below or below) as new:
         _check_folder(old.lstat(), source)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             new.lstat()
             raise FileExistsError(errno.EEXIST, "exists already", str(target))
         try:
             # A folder that appears in the meantime is replaced only if it is empty.
             os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
-        except OSError as error:
+        except faults(OSError) as error:
             raise _with_path(error, source) from None
 
 
@@ -416,7 +418,7 @@ def _resolve(path: Path, below: Path) -> Iterator[_DirEntry]:
             outer = current
             try:
                 current = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
-            except OSError as error:
+            except faults(OSError) as error:
                 _check_folder(os.stat(part, dir_fd=outer, follow_symlinks=False), folder)
                 raise _with_path(error, folder) from None
             os.close(outer)
@@ -432,7 +434,7 @@ def _open_or_create(
         for _ in range(100):  # the file may appear and disappear between the two attempts
             try:
                 descriptor = _open(entry, flags, mode)
-            except FileNotFoundError:
+            except faults(FileNotFoundError):
                 if must_exist:
                     raise
             else:
@@ -443,7 +445,7 @@ def _open_or_create(
                     os.close(descriptor)
                     raise
                 return descriptor
-            with contextlib.suppress(FileExistsError):
+            with suppress(FileExistsError):
                 return _open(entry, flags | os.O_CREAT | os.O_EXCL, mode)
     raise OSError(errno.EAGAIN, "is created and deleted by another process all the time", str(path))
 
@@ -453,9 +455,9 @@ def _open(entry: _DirEntry, flags: int, mode: int) -> int:
         if not _HAS_DIR_FD and not flags & os.O_EXCL:
             _check_kind(entry.lstat(), entry.path)
         return os.open(entry.name, flags | _SAFE_FLAGS, mode, dir_fd=entry.folder)
-    except OSError as error:
+    except faults(OSError) as error:
         if not flags & os.O_EXCL:
-            with contextlib.suppress(FileNotFoundError):  # name its kind: the error of the system does not
+            with suppress(FileNotFoundError):  # name its kind: the error of the system does not
                 _check_kind(entry.lstat(), entry.path)
         raise _with_path(error, entry.path) from None
 
@@ -477,8 +479,8 @@ def _write_temporary(entry: _DirEntry, data: bytes | memoryview, mode: int) -> _
 def _rename(source: _DirEntry, target: _DirEntry) -> None:
     try:
         os.replace(source.name, target.name, src_dir_fd=source.folder, dst_dir_fd=target.folder)
-    except OSError as error:
-        with contextlib.suppress(FileNotFoundError):
+    except faults(OSError) as error:
+        with suppress(FileNotFoundError):
             if stat.S_ISDIR(target.lstat().st_mode):
                 _check_kind(target.lstat(), target.path)
         raise _with_path(error, target.path) from None
@@ -492,9 +494,9 @@ def _rename_to_new(source: _DirEntry, target: _DirEntry) -> None:
     """
     try:
         os.link(source.name, target.name, src_dir_fd=source.folder, dst_dir_fd=target.folder)
-    except FileExistsError as error:
+    except faults(FileExistsError) as error:
         raise _with_path(error, target.path) from None
-    except OSError:  # a file system without hard links
+    except faults(OSError):  # a file system without hard links
         _rename(source, target)
     else:
         source.unlink()

@@ -7,6 +7,9 @@ Not every exception inside telemetry is a fault of it. Python calls a signal han
 main thread, and a handler may raise: a timeout, or a request to stop. Such an exception belongs to the program and
 propagates. One that is no subclass of `Exception`, such as `KeyboardInterrupt`, always does. Others are recognised by
 their traceback: Python passes the interrupted frame to a handler, and no other function gets the frame of its caller.
+
+An `except OSError` would catch them too, if a handler raises a `TimeoutError`. So code that the main thread may run
+writes `except faults(OSError)` and `with suppress(OSError)`, which let them pass.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from typing import Any, TypeVar
 
 from tachograph._base.printable import safe_lines
 
-__all__ = ["Guard", "guard", "guarded", "guarded_callback", "reraise_from_signal_handler", "warn"]
+__all__ = ["Guard", "faults", "guard", "guarded", "guarded_callback", "reraise_from_signal_handler", "suppress", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Exception = TypeVar("_Exception", bound=BaseException)
 
 _MAX_FAULTS = 100
 _MAX_FAULT_CHARS = 1_000
@@ -109,6 +113,35 @@ def reraise_from_signal_handler(fault: BaseException) -> None:
     for exception in _chain(fault):
         if _is_from_signal_handler(exception):
             raise exception
+
+
+def faults(*classes: type[_Exception]) -> tuple[type[_Exception], ...]:
+    """Return classes for an `except` clause; raise the exception that it handles again if a signal handler raised it.
+
+    Python evaluates the expression of an `except` clause only when there is an exception to match.
+
+    Example:
+        >>> try:
+        ...     os.remove(path)
+        ... except faults(OSError) as error:
+        ...     ...
+    """
+    fault = sys.exc_info()[1]
+    if isinstance(fault, classes):  # a later clause, or a caller, gets the others
+        reraise_from_signal_handler(fault)
+    return classes
+
+
+class suppress(contextlib.suppress):  # noqa: N801 - it replaces that one
+    """Like `contextlib.suppress`, but an exception that a signal handler has raised propagates."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        is_suppressed = super().__exit__(kind, fault, traceback)
+        if is_suppressed and fault is not None:
+            reraise_from_signal_handler(fault)
+        return is_suppressed
 
 
 def _chain(fault: BaseException) -> Iterator[BaseException]:

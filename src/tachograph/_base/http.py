@@ -17,7 +17,6 @@ connection at the moment at which the next request is sent.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import http.client
 import json
@@ -30,6 +29,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
+from tachograph._base.guard import faults, suppress
 from tachograph._base.tls import enter_tls, leave_tls, tls_section
 from tachograph._base.version import __version__
 
@@ -305,7 +305,7 @@ class HttpConnection:
         is_reused = self._connection is not None
         try:
             return self.exchange(method, target, body, headers, self._read_all)
-        except (OSError, http.client.HTTPException) as error:
+        except faults(OSError, http.client.HTTPException) as error:
             if not is_reused or isinstance(error, TimeoutError):
                 raise
         return self.exchange(method, target, body, headers, self._read_all)
@@ -314,7 +314,7 @@ class HttpConnection:
         """Close the connection; the next request opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 connection.close()
 
     def exchange(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tachograph._base.guard import faults
+
 __all__ = ["absolute_path", "config_folder"]
 
 
@@ -12,7 +14,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute form of a path, or the path itself if the working directory was deleted."""
     try:
         return os.path.abspath(path)
-    except OSError:
+    except faults(OSError):
         return os.fspath(path)
 
 

@@ -9,8 +9,9 @@ of a `Lock`. `SimpleQueue` is written in C and documented as re-entrant.
 
 from __future__ import annotations
 
-import contextlib
 import queue
+
+from tachograph._base.guard import suppress
 
 __all__ = ["ReentrantEvent"]
 
@@ -35,14 +36,14 @@ class ReentrantEvent:
     def clear(self) -> None:
         """Reset the event. Only a thread that waits for it may do so."""
         self._is_set = False
-        with contextlib.suppress(queue.Empty):
+        with suppress(queue.Empty):
             while True:
                 self._tokens.get_nowait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the event is set; return False if the timeout came first."""
         if not self._is_set:
-            with contextlib.suppress(queue.Empty):
+            with suppress(queue.Empty):
                 self._tokens.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
                 self._tokens.put(None)  # for the next thread that waits
         return self._is_set

@@ -14,7 +14,6 @@ costs about 50 ms, so the metadata files are first searched for the name of the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
+from tachograph._base.guard import faults, suppress
 from tachograph.exceptions import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Registry:
             module, _, attribute = self.built_in[name].partition(":")
             try:
                 return getattr(import_module(module), attribute)
-            except ImportError as error:
+            except faults(ImportError) as error:
                 raise ConfigError(
                     f"{self.kind} {name!r} needs a package that is not installed ({error}): "
                     f"pip install 'tachograph[{name}]'"
@@ -110,12 +110,12 @@ def _is_declared(group: str) -> bool:
             return True  # an archive: let importlib.metadata search it
         try:
             names = os.listdir(folder or ".")
-        except OSError:
+        except faults(OSError):
             continue
         for name in names:
             if name.endswith((".dist-info", ".egg-info")):
                 # Most packages declare no entry points and have no such file.
-                with contextlib.suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
                     if group.encode() in file.read():
                         return True
     return False

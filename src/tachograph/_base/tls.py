@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from tachograph._base.guard import suppress
+
 __all__ = ["enter_tls", "leave_tls", "leave_tls_at_exit", "tls_section"]
 
 _TIMEOUT_S = 1.0
@@ -80,6 +82,6 @@ def _stop_tls() -> None:
             break
         for connection in connections:
             if connection is not None:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without the state of an SSLSocket
         time.sleep(_POLL_S)

@@ -34,7 +34,7 @@ def recording_problems(history: RunHistory) -> list[Text]:
         hint = f"tacho show {safe(history.name)} --rebuild-csv"
         lines.append(Text(f"metrics.csv is incomplete; rebuild it with: {hint}", style="yellow"))
     # A sink may still deliver after the run has ended; only its cursor file has the errors of that time.
-    reported = {(record.get("field"), record.get("reason")) for record in errors}
+    reported = {(str(record.get("field")), str(record.get("reason"))) for record in errors}
     for sink, reason in read_rejections(history.folder):
         if (sink, reason) not in reported:
             lines.append(Text(f"telemetry: sink_rejected {safe(sink)}: {safe(reason, 300)}", style="yellow"))

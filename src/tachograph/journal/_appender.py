@@ -9,13 +9,13 @@ compares the size of the file with the size expected from our own writes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 from pathlib import Path
 
 from tachograph._base.files import move_file, open_to_append, replacing, write_all
+from tachograph._base.guard import faults, suppress
 
 __all__ = ["Appender"]
 
@@ -68,7 +68,7 @@ class Appender:
         """Return whether the path still refers to the open file."""
         try:
             path_status, open_status = os.stat(self._path), os.fstat(self._fd)
-        except OSError:
+        except faults(OSError):
             return False
         return (path_status.st_dev, path_status.st_ino) == (open_status.st_dev, open_status.st_ino)
 
@@ -107,7 +107,7 @@ class Appender:
 
     def sync(self) -> None:
         """Flush the file to the disk."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Appender:
                 if num_accepted == 0:  # treat it as a full disk; retrying here could spin for ever
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 num_written += num_accepted
-        except OSError as fault:
+        except faults(OSError) as fault:
             return num_written, fault
         finally:
             self.size_bytes += num_written

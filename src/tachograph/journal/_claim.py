@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph._base.files import UnsafeFileError, check_file, is_trusted, make_folder, open_lock
-from tachograph._base.guard import reraise_from_signal_handler
+from tachograph._base.guard import faults, suppress
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._files import restore_journal, stat_journal
@@ -31,7 +31,7 @@ from tachograph.records import check_run_name
 
 try:
     import fcntl
-except ImportError:  # Windows: rely on the heartbeat
+except faults(ImportError):  # Windows: rely on the heartbeat
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Claim", "claim_run_folder", "reset_claims_after_fork", "lock_run_folder"]
@@ -55,7 +55,7 @@ class Claim:
         """Release the lock, so that others can claim the folder."""
         descriptor = _lock_descriptors.pop(self._key, None)
         if descriptor is not None and descriptor >= 0:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(descriptor)
 
     def renew(self) -> bool:
@@ -128,7 +128,7 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
         return f"{str(folder.journal)!r} is a folder"
     try:
         folder.path.mkdir()
-    except FileExistsError:
+    except faults(FileExistsError):
         if not is_trusted(folder.path):
             return f"{str(folder.path)!r} belongs to another user"
     make_folder(folder.private, below=folder.path)
@@ -163,7 +163,7 @@ def _existing_run(folder: RunFolder, *, resume: bool) -> str | None:
 def _remove_leftovers(folder: RunFolder) -> None:
     """Remove the temporary files of a writer that was killed; its journal is not among them."""
     for path in folder.path.glob(".metrics.*.tmp"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()
 
 
@@ -182,7 +182,7 @@ def _lock(folder: RunFolder, key: str) -> bool:
     if fcntl is not None:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except faults(OSError) as error:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 os.close(descriptor)
                 return False
@@ -209,8 +209,7 @@ def _explain_os_errors(log_dir: str) -> Iterator[None]:
             error.errno or 0,
             f"cannot record in the log folder {log_dir!r}: {error}, or choose another run name or log_dir=",
         ) from error
-    except OSError as error:
-        reraise_from_signal_handler(error)
+    except faults(OSError) as error:
         raise LogDirError(
             error.errno or 0,
             f"cannot write the log folder {log_dir!r} ({error.strerror}: {error.filename}); "

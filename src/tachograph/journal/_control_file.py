@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tachograph._base.files import make_folder, open_lock, read_small, replace_file
+from tachograph._base.guard import faults, suppress
 from tachograph._base.typed import convert, decode_json
 from tachograph.journal._folder import RunFolder
 
 try:
     import fcntl
-except ImportError:  # Windows
+except faults(ImportError):  # Windows
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
@@ -106,7 +107,7 @@ class ControlFile:
     def _stat(self) -> tuple[int, ...] | None:
         try:
             status = os.lstat(self._folder.control)
-        except OSError:
+        except faults(OSError):
             return None
         return (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -138,7 +139,7 @@ def write_requests(
     with _exclusive_access(folder):
         try:
             content = _read_content(folder)
-        except ControlFileError:
+        except faults(ControlFileError):
             content = {}
         ids = {name: (ids or {}).get(name) or os.urandom(6).hex() for name in values}
         # Requests of others keep their ids; otherwise the trainer would handle them again.
@@ -181,7 +182,7 @@ def _replaced_requests(content: dict[str, Any]) -> list[Request]:
     """Return the requests that later ones replaced; none if the list is invalid."""
     try:
         requests = convert(content.get("replaced", []), list[Request])
-    except msgspec.ValidationError:
+    except faults(msgspec.ValidationError):
         return []
     return [Request(item.name[:200], item.value, item.id[:200], _source(item.source)) for item in requests]
 
@@ -193,11 +194,11 @@ def _source(source: Any) -> str:
 def _read_content(folder: RunFolder) -> dict[str, Any]:
     try:
         text = read_small(folder.control, MAX_BYTES)
-    except OSError as error:
+    except faults(OSError) as error:
         raise ControlFileError(str(error.strerror)) from None
     try:
         content = decode_json(text, Any)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except faults(msgspec.MsgspecError, ValueError, RecursionError):
         raise ControlFileError("is not JSON") from None
     if not isinstance(content, dict):
         raise ControlFileError("is not a JSON object")
@@ -212,7 +213,7 @@ def _exclusive_access(folder: RunFolder) -> Iterator[None]:
     make_folder(folder.private, below=folder.path)
     descriptor = open_lock(folder.private / "control.lock", below=folder.path, mode=0o666)
     try:
-        with contextlib.suppress(OSError, AttributeError):  # no locks on this system or file system
+        with suppress(OSError, AttributeError):  # no locks on this system or file system
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -39,6 +39,7 @@ from tachograph._base.files import (
     temporary_path,
     write_all,
 )
+from tachograph._base.guard import faults, suppress
 from tachograph._base.typed import decode_json
 from tachograph.journal._claim import lock_run_folder
 from tachograph.journal._files import open_journal, stat_journal
@@ -129,7 +130,7 @@ class CsvMirror:
             csv_end = _tail_checksum(self._path, cursor.csv_bytes)
             with open_to_read(self._path) as file:
                 is_ours = file.read(len(header)) == header
-        except (OSError, ValueError, msgspec.MsgspecError):
+        except faults(OSError, ValueError, msgspec.MsgspecError):
             return
         if (
             is_ours
@@ -176,7 +177,7 @@ class CsvMirror:
     def close_after_error(self) -> None:
         """Close the file after an error; the next call reopens it and continues from the cursor."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
 
@@ -195,7 +196,7 @@ class CsvMirror:
     def close(self) -> None:
         """Save the cursor and close the file."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # such as a full disk; the previous cursor is still valid
+            with suppress(OSError):  # such as a full disk; the previous cursor is still valid
                 self._save_cursor()
         self.close_after_error()
 
@@ -375,7 +376,7 @@ def is_csv_current(folder: RunFolder) -> bool:
             folder.csv.stat().st_size == cursor.csv_bytes
             and JournalFollower.complete_bytes(folder.journal) == cursor.journal_bytes
         )
-    except (OSError, msgspec.MsgspecError):
+    except faults(OSError, msgspec.MsgspecError):
         return False
 
 
@@ -391,7 +392,7 @@ def _tail_checksum(path: Path, size: int) -> int:
     """
     try:
         file = open_to_read(path)
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         file = open_journal(path)  # compressed
     with file:
         start = max(0, size - 4096)

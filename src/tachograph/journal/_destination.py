@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from tachograph._base.files import is_trusted, make_folder, read_small, replace_file
+from tachograph._base.guard import faults
 from tachograph._base.typed import decode_json
 from tachograph.journal._folder import RunFolder
 
@@ -60,5 +61,5 @@ def read_destination(folder: RunFolder) -> Destination | None:
         data = read_small(folder.destination, _MAX_BYTES, below=folder.path)
         # Records and a key go to this address, so it must come from someone who could replace the file anyway.
         return decode_json(data, Destination) if is_trusted(folder.destination) else None
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except faults(OSError, msgspec.MsgspecError, RecursionError):
         return None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph._base.guard import faults
 from tachograph.journal._files import open_journal
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import Heartbeat, RunState, infer_state, read_heartbeat, state_at_end
@@ -71,7 +72,7 @@ def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) ->
                 attempt_head = _decode_complete_lines(file.read(_ATTEMPT_HEAD_BYTES))
             file.seek(max(0, size - num_bytes))
             return JournalEnds(head, attempt_head, _decode_complete_lines(file.read()), size)
-    except OSError:
+    except faults(OSError):
         return JournalEnds([], [], [], 0)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tachograph._base.files import create_file, move_file, open_to_read, replacing, temporary_path, write_all
+from tachograph._base.guard import faults, suppress
 
 __all__ = [
     "MemberCache",
@@ -81,10 +82,10 @@ def open_journal(path: str | os.PathLike[str], *, is_raw: bool = False, cache: M
     """
     try:
         return cast(BinaryIO, open(path, "rb", buffering=0) if is_raw else open(path, "rb"))
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         try:
             file = _CompressedJournal(compressed_path(Path(path)), {} if cache is None else cache)
-        except FileNotFoundError:
+        except faults(FileNotFoundError):
             # It may have been restored in the meantime; and the error names the plain file.
             return cast(BinaryIO, open(path, "rb", buffering=0) if is_raw else open(path, "rb"))
     return cast(BinaryIO, file if is_raw else io.BufferedReader(file))
@@ -98,10 +99,10 @@ def stat_journal(path: str | os.PathLike[str]) -> os.stat_result:
     """
     try:
         return os.stat(path)
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         try:
             return os.stat(os.fspath(path) + ".gz")
-        except FileNotFoundError:
+        except faults(FileNotFoundError):
             return os.stat(path)
 
 
@@ -113,7 +114,7 @@ def journal_size(path: str | os.PathLike[str]) -> int:
     """
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         with open_journal(path, is_raw=True) as file:
             return file.seek(0, os.SEEK_END)
 
@@ -230,7 +231,7 @@ class _CompressedJournal(io.RawIOBase):
         return num_read
 
     def close(self) -> None:
-        with contextlib.suppress(AttributeError):  # it could not be opened
+        with suppress(AttributeError):  # it could not be opened
             self._file.close()
         super().close()
 
@@ -262,7 +263,7 @@ def compress_journal(
             leftover.unlink(missing_ok=True)
     try:
         source = open_to_read(path, below=below)
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         return None
     temporary = temporary_path(target)
     with source:

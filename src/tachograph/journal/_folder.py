@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tachograph._base.guard import faults, suppress
 from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal._files import compressed_path
 
@@ -110,7 +110,7 @@ class RunFolder:
         """Return the ranks that have journals of their own, plain or compressed, in order."""
         try:
             matches = [_RANK_JOURNAL.fullmatch(name) for name in os.listdir(self.ranks)]
-        except OSError:
+        except faults(OSError):
             return []
         return sorted({int(match[1]) for match in matches if match})
 
@@ -127,11 +127,11 @@ def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:
     """Yield the folders inside `log_dir` that have a journal, sorted by name."""
     try:
         entries = sorted(os.scandir(log_dir), key=lambda entry: entry.name)
-    except OSError:
+    except faults(OSError):
         return
     for entry in entries:
         folder = RunFolder(entry.path)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if not entry.name.startswith(".") and entry.is_dir() and folder.exists():
                 yield folder
 
@@ -148,7 +148,7 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
         candidates.reverse()
     for path in candidates:
         folder = RunFolder(path.parent if path.name in {"metrics.jsonl", "metrics.jsonl.gz"} else path)
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if folder.exists():
                 return folder
     if log_dir is None:

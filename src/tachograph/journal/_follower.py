@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from tachograph._base.guard import faults
 from tachograph.journal._files import MemberCache, open_journal
 from tachograph.records import decode, decode_block
 
@@ -79,7 +80,7 @@ class JournalFollower:
             with open_journal(self._path, is_raw=True, cache=self._members) as file:
                 self._check_identity(file)
                 lines = self._complete_lines(file)
-        except FileNotFoundError:
+        except faults(FileNotFoundError):
             return b""
         if lines:
             self._offset += len(lines)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 
+from tachograph._base.guard import suppress
 from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, read_heartbeat
@@ -28,10 +28,10 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
     if not job:
         return None
     heartbeats: list[tuple[float, str]] = []
-    with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
+    with suppress(OSError), os.scandir(log_dir) as entries:
         for entry in entries:
             folder = RunFolder(entry.path)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 heartbeats.append((folder.heartbeat.stat().st_mtime, entry.path))
     # Newest first, and not too many: the folder may hold thousands of old runs.
     for _, path in sorted(heartbeats, reverse=True)[:_MAX_FOLDERS]:

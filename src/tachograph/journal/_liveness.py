@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.files import read_small
+from tachograph._base.guard import faults
 from tachograph._base.typed import convert, decode_json
 
 __all__ = [
@@ -122,7 +123,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat, or None if it is missing or invalid."""
     try:
         return decode_json(read_small(path, _MAX_HEARTBEAT_BYTES), Heartbeat)
-    except (OSError, msgspec.MsgspecError):
+    except faults(OSError, msgspec.MsgspecError):
         return None
 
 
@@ -179,7 +180,7 @@ def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> P
         return heartbeat.process
     try:
         return convert(start.get("process"), ProcessIdentity)
-    except msgspec.ValidationError:
+    except faults(msgspec.ValidationError):
         return None
 
 
@@ -187,7 +188,7 @@ def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> P
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except faults(OSError):
         import psutil
 
         return str(round(psutil.boot_time() / 10))  # boot_time varies by about a second
@@ -196,14 +197,14 @@ def _boot_id() -> str:
 def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
-    except OSError:
+    except faults(OSError):
         return ""
 
 
 def _own_start(pid: int) -> int:
     try:
         return _pid_started(pid) or 0
-    except OSError:
+    except faults(OSError):
         return 0
 
 
@@ -211,7 +212,7 @@ def _is_alive(process: ProcessIdentity) -> bool | None:
     """Return whether a process of this machine still runs; None if that is unknown, as with too many open files."""
     try:
         return _pid_started(process.pid) == process.pid_started
-    except OSError:
+    except faults(OSError):
         return None
 
 
@@ -225,7 +226,7 @@ def _pid_started(pid: int) -> int | None:
         # The command name, in parentheses, may contain anything: parse the fields after it.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in {b"Z", b"X"} else int(fields[19])
-    except (FileNotFoundError, ProcessLookupError, IndexError, ValueError):
+    except faults(FileNotFoundError, ProcessLookupError, IndexError, ValueError):
         pass
     if Path("/proc/self/stat").exists():
         return None
@@ -234,7 +235,7 @@ def _pid_started(pid: int) -> int | None:
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time() * 1000)
-    except psutil.NoSuchProcess:
+    except faults(psutil.NoSuchProcess):
         return None
-    except psutil.Error as error:
+    except faults(psutil.Error) as error:
         raise PermissionError(str(error)) from error

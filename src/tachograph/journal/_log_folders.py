@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tachograph._base.guard import faults
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal._files import stat_journal
 from tachograph.journal._folder import RunFolder
@@ -104,13 +105,13 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
         try:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if _may_be_run(entry))
-        except OSError:
+        except faults(OSError):
             continue
         for name in names:
             path = f"{folder}/{name}"
             try:
                 journal = stat_journal(path + "/metrics.jsonl")
-            except (OSError, ValueError):
+            except faults(OSError, ValueError):
                 # A folder of runs, perhaps.
                 num_other_folders += 1
                 if depth < MAX_RUN_DEPTH and num_other_folders <= _MAX_OTHER_FOLDERS and not os.path.islink(path):
@@ -132,7 +133,7 @@ def find_below(log_dir: str, name: str) -> RunFolder | None:
             if above.is_symlink() or _has_journal(above):
                 return None
         is_run = stat.S_ISREG(stat_journal(folder.journal).st_mode)
-    except (OSError, ValueError):
+    except faults(OSError, ValueError):
         return None
     return folder if is_run and not is_linked_out(log_dir, folder) else None
 
@@ -140,7 +141,7 @@ def find_below(log_dir: str, name: str) -> RunFolder | None:
 def _has_journal(path: Path) -> bool:
     try:
         stat_journal(path / "metrics.jsonl")
-    except (OSError, ValueError):
+    except faults(OSError, ValueError):
         return False
     return True
 
@@ -155,14 +156,14 @@ def is_linked_out(log_dir: str, folder: RunFolder) -> bool:
             return False
         root = Path(log_dir).resolve()
         return not all(path.resolve(strict=True).is_relative_to(root) for path in links)
-    except (OSError, RuntimeError, ValueError):
+    except faults(OSError, RuntimeError, ValueError):
         return True
 
 
 def _may_be_run(entry: os.DirEntry[str]) -> bool:
     try:
         return _is_folder_name(entry.name) and entry.is_dir()
-    except OSError:
+    except faults(OSError):
         return False
 
 

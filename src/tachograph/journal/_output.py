@@ -15,7 +15,6 @@ A process that is killed loses at most the output of the last fraction of a seco
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tachograph._base.files import create_file, make_folder, open_to_read, replace_file, write_all
+from tachograph._base.guard import faults, suppress
 from tachograph.journal._folder import RunFolder
 
 __all__ = [
@@ -75,7 +75,7 @@ def list_output_segments(folder: RunFolder) -> list[OutputSegment]:
                     segments.append(
                         OutputSegment(int(match[1]), folder.output / entry.name, status.st_size, status.st_mtime_ns)
                     )
-    except OSError:
+    except faults(OSError):
         pass  # no output was recorded, or the run is being deleted
     return sorted(segments)
 
@@ -123,7 +123,7 @@ class OutputWriter:
             self._segments.append(OutputSegment(self._next, path, 0, 0))
         try:
             self._size_bytes += write_all(self._descriptor, b"".join(lines))
-        except OSError:  # a full disk: the segment may end with a part of a line, or be empty
+        except faults(OSError):  # a full disk: the segment may end with a part of a line, or be empty
             self._size_bytes = os.fstat(self._descriptor).st_size
             self._close_segment()
             if not self._size_bytes:
@@ -139,7 +139,7 @@ class OutputWriter:
         self._descriptor = -1
         last = self._segments[-1]._replace(size_bytes=self._size_bytes)
         self._segments[-1] = last
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._next = max(self._next, _end_of(last, self._folder))
 
     def _delete_old(self) -> None:
@@ -154,7 +154,7 @@ class OutputWriter:
         ):
             oldest = self._segments.pop(min(num_head, len(self._segments) - 2))
             total_bytes -= oldest.size_bytes
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 oldest.path.unlink()
 
     def set_partial(self, lines: Iterable[bytes]) -> None:
@@ -173,7 +173,7 @@ class OutputWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             partial_output(self._folder).unlink()
 
 

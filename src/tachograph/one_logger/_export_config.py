@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.config import parse_yaml
+from tachograph._base.guard import faults
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.one_logger._exporter import Exporter
 from tachograph.records import mask_text
@@ -128,7 +129,7 @@ def _config_file(argument: str | os.PathLike[str] | None) -> Path | None:
 def _read_file(file: Path) -> list[ExporterConfig]:
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
+    except faults(OSError) as error:
         raise ConfigError(f"cannot read the exporter config {str(file)!r}: {error.strerror}") from error
     import yaml
 

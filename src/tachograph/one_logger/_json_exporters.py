@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tachograph._base.files import open_user_file, write_all
+from tachograph._base.guard import faults
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import BaseExporter, ExportError
 from tachograph.spans import Event, Span
@@ -107,7 +108,7 @@ class FileExporter(BaseJsonExporter):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_user_file(self.path)
-        except OSError as error:
+        except faults(OSError) as error:
             reason = "no process reads from this named pipe" if error.errno == errno.ENXIO else error.strerror
             raise ExportError(f"file_path={str(self.path)!r} cannot be written: {reason}") from error
         super().initialize()

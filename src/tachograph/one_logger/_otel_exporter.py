@@ -23,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
+from tachograph._base.guard import faults
 from tachograph._base.http import DeliveryError
 from tachograph._base.version import __version__
 from tachograph.bridges.otlp import (
@@ -101,7 +102,7 @@ class OTelExporter(BaseExporter):
         if self._target is not None:
             try:
                 self._transport = connect(self._target)
-            except (OSError, ValueError) as error:
+            except faults(OSError, ValueError) as error:
                 raise ExportError(f"a certificate or key cannot be used: {error}") from error
         super().initialize()
 

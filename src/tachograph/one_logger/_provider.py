@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tachograph._base import ranks
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
@@ -131,7 +130,7 @@ class TrainingTelemetryProvider:
         """Override fields of the config from a JSON file."""
         try:
             values = json.loads(Path(file_path).read_text(encoding="utf-8"))
-        except OSError as error:
+        except faults(OSError) as error:
             raise ConfigError(f"cannot read the config {str(file_path)!r}: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"{str(file_path)!r} is not valid JSON: {error}") from error
@@ -363,7 +362,7 @@ def _run_name(config: OneLoggerConfig) -> str:
 
 def _perf_tag(config: OneLoggerConfig) -> str | list[str] | None:
     """Return the tags that are known when the run starts."""
-    with contextlib.suppress(Exception):  # a function that cannot tell yet; it is called again later
+    with suppress(Exception):  # a function that cannot tell yet; it is called again later
         tag = config.telemetry_config.perf_tag
         return [str(item) for item in tag] if isinstance(tag, list) else str(tag or "") or None
     return None
@@ -388,7 +387,7 @@ def _set_logging(config: LoggerConfig, handlers: list[logging.Handler]) -> None:
             continue
         try:
             handler = logging.FileHandler(path)
-        except OSError as error:
+        except faults(OSError) as error:
             raise ConfigError(f"cannot write the log file {path!r}: {error.strerror}") from error
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(config.log_format))

@@ -13,7 +13,6 @@ After an exporter has missed records, its `export_telemetry_data_error` is calle
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
+from tachograph._base.guard import suppress
 from tachograph.journal import RunFolder
 from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
@@ -161,7 +161,7 @@ class ExporterSink:
         if not self._has_new_loss:
             return
         message = f"records not exported so far: {self.num_lost}; last error: {self._latest_error}"
-        with contextlib.suppress(Exception):  # tried again after the next records, and when the run ends
+        with suppress(Exception):  # tried again after the next records, and when the run ends
             self._exporter.export_telemetry_data_error(TelemetryDataError.create(self._error_type(), message))
             self._has_new_loss = False
 

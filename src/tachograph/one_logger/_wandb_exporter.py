@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tachograph._base.detached import DetachedProcess
+from tachograph._base.guard import faults
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
@@ -210,7 +211,7 @@ class _WandbProcess:
     def __init__(self, config: dict[str, Any]) -> None:
         try:
             self._process = DetachedProcess("tachograph.one_logger._wandb_process", "exporter", "wandb")
-        except OSError as error:
+        except faults(OSError) as error:
             raise ExportError(f"the process of the W&B exporter cannot be started: {error}") from error
         self._numbers = itertools.count()
         self._replies: queue.SimpleQueue[WandbReply | None] = queue.SimpleQueue()

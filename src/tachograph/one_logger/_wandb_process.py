@@ -7,7 +7,6 @@ requests end, the process finishes the run and ends within a bounded time.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import queue
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.detached import ReplyChannel, read_requests
+from tachograph._base.guard import suppress
 from tachograph.records import mask_text
 
 __all__ = ["WandbReply", "WandbRequest", "main"]
@@ -62,7 +62,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
         request_queue.put(request)
 
     def reply_to(request: WandbRequest, error: str = "") -> None:
-        with contextlib.suppress(OSError):  # the training process has ended
+        with suppress(OSError):  # the training process has ended
             replies.write(msgspec.json.encode(WandbReply(request.number, error)) + b"\n")
 
     client: Any = None
@@ -84,5 +84,5 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
                 time.sleep(_PAUSE_S)
                 request_queue.put(request)
     if client is not None:  # the training process was killed
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             client.finish(1)

@@ -7,7 +7,6 @@ is recorded; `tacho origin` can still find the run later.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.files import read_small, replace_file
+from tachograph._base.guard import suppress
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, list_runs, read_records
 from tachograph.reader._checkpoints import ParentRun
@@ -58,7 +58,7 @@ def write_stamp(checkpoint: str | os.PathLike[str], run_id: str, run_name: str, 
 def read_stamp(checkpoint: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the stamp of a checkpoint, beside it or in its folder; None if it has none."""
     for path in (stamp_path(checkpoint), Path(os.path.abspath(checkpoint), CHECKPOINT_RUN_FILE)):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, msgspec.MsgspecError):
             content = decode_json(read_small(path, _MAX_STAMP_BYTES), dict[str, Any])
             if isinstance(content.get("run_id"), str):
                 return {"global_step": content.get("step"), **content}
@@ -75,7 +75,7 @@ def find_parent(parent: str | os.PathLike[str], log_dir: str, how: str) -> Paren
     """
     text = os.fspath(parent)
     for folder in (RunFolder(Path(log_dir, text)), RunFolder(text)):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if folder.exists():
                 start = next((record for record in read_records(folder.journal) if record["event"] == "start"), {})
                 return ParentRun(run_id=_text(start.get("run_id")), run_name=folder.name, how=how)
@@ -103,7 +103,7 @@ def _text(value: Any) -> str | None:
 
 
 def _modified_s(folder: RunFolder) -> float:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return folder.journal.stat().st_mtime
     return 0.0
 
@@ -116,7 +116,7 @@ def _search(path: str, log_dir: str) -> dict[str, Any] | None:
     for folder in sorted(list_runs(log_dir), key=_modified_s, reverse=True):
         if time.monotonic() > deadline_s:
             break
-        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # such as a torn line
+        with suppress(OSError, ValueError, msgspec.MsgspecError):  # such as a torn line
             start: dict[str, Any] = {}
             with open(folder.journal, "rb") as file:
                 for line in file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tachograph._base.guard import faults
 from tachograph.exceptions import ControlError, did_you_mean
 from tachograph.journal import PROFILE_STEPS_MAX, REQUESTS, RunState, is_number_of_steps, write_requests
 from tachograph.reader._digest import RunDigest
@@ -42,5 +43,5 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
         raise ControlError(f"profile_steps={value!r}: expected an integer from 1 to {PROFILE_STEPS_MAX}")
     try:
         return write_requests(digest.folder, values, source=source)
-    except OSError as error:
+    except faults(OSError) as error:
         raise ControlError(f"cannot write {digest.folder.control}: {error.strerror}") from error

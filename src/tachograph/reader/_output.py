@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tachograph._base.files import open_to_read, read_small
+from tachograph._base.guard import faults
 from tachograph.journal import OutputSegment, RunFolder, list_output_segments, partial_output
 
 __all__ = ["OutputFollower", "OutputLine", "OutputPart", "output_text", "output_version", "read_output"]
@@ -81,7 +82,7 @@ def output_version(folder: RunFolder) -> str:
     segments = list_output_segments(folder)
     try:
         partial = partial_output(folder).stat().st_mtime_ns
-    except OSError:
+    except faults(OSError):
         partial = 0
     if not segments:
         return str(partial) if partial else ""
@@ -133,7 +134,7 @@ def _read_segment(segment: OutputSegment) -> bytes:
     try:
         with open_to_read(segment.path, below=segment.path.parent) as file:
             return file.read(_MAX_SEGMENT_BYTES)
-    except OSError:  # it was just deleted, to make room for newer lines
+    except faults(OSError):  # it was just deleted, to make room for newer lines
         return b""
 
 
@@ -163,7 +164,7 @@ def _parse(number: int, line: bytes) -> OutputLine:
 def _read_partial(folder: RunFolder, first: int) -> list[OutputLine]:
     try:
         data = read_small(partial_output(folder), 1 << 20, below=folder.path)
-    except OSError:
+    except faults(OSError):
         return []
     return [_parse(first + offset, line) for offset, line in enumerate(_split(data)[:4])]
 

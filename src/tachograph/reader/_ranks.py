@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from tachograph._base.guard import suppress
 from tachograph.journal import (
     JournalFollower,
     RunFolder,
@@ -50,7 +50,7 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
         return []
     views = [_view(0, read_records(folder.journal), folder)]
     for rank in ranks:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             views.append(_view(rank, read_records(folder.rank_journal(rank)), folder))
     return views
 
@@ -59,7 +59,7 @@ def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
     """Return the last `system` records of each rank other than 0; only the end of each journal is read."""
     samples: dict[int, list[dict[str, Any]]] = {}
     for rank in folder.other_ranks():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             follower = JournalFollower.from_end(folder.rank_journal(rank), _SAMPLES_BYTES)
             samples[rank] = []
             while lines := follower.poll_lines():

@@ -8,6 +8,7 @@ import stat
 from typing import BinaryIO, NamedTuple
 
 from tachograph._base.files import open_to_read
+from tachograph._base.guard import faults
 from tachograph.journal import RunFolder
 
 __all__ = ["TraceFile", "list_traces", "open_trace", "trace_name"]
@@ -43,7 +44,7 @@ def list_traces(folder: RunFolder) -> list[TraceFile]:
                     traces.append(
                         TraceFile(entry.name, int(match[1]), int(match[2]), file_status.st_size, file_status.st_mtime)
                     )
-    except OSError:
+    except faults(OSError):
         pass  # the folder does not exist or is being deleted
     return sorted(traces, key=lambda trace: (trace.time, trace.name))
 
@@ -54,5 +55,5 @@ def open_trace(folder: RunFolder, name: str) -> BinaryIO | None:
         return None
     try:
         return open_to_read(folder.traces / name, below=folder.path)
-    except OSError:
+    except faults(OSError):
         return None

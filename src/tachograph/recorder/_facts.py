@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import subprocess
@@ -14,6 +13,7 @@ import psutil
 
 from tachograph._base.config import first_process
 from tachograph._base.git import git_command, git_environment
+from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.version import __version__
 from tachograph.records import mask_arguments, mask_text
@@ -65,7 +65,7 @@ def _git(*arguments: str) -> str | None:
             text=True,
             timeout=_GIT_TIMEOUT_S,
         )
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except faults(OSError, subprocess.SubprocessError, ValueError):
         return None
     return process.stdout.strip() if process.returncode == 0 else None
 
@@ -141,7 +141,7 @@ def _first_value(*sections: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 def _number(value: Any) -> Any:
     """Return a number that is written as text, as PyYAML returns ``1e-4``; any other value as it is."""
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             return float(value)
     return value
 

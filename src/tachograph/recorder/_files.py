@@ -17,7 +17,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
 from tachograph._base.files import make_folder, replace_file
-from tachograph._base.guard import reraise_from_signal_handler
+from tachograph._base.guard import faults, reraise_from_signal_handler, suppress
 from tachograph.journal import (
     Appender,
     Claim,
@@ -214,7 +214,7 @@ class RunFiles:
         if self._mirror is not None:
             self._mirror.close()
             if not self.has_pending and self._mirror.journal_bytes < self._appender.size_bytes:
-                with contextlib.suppress(OSError):  # the folder was deleted
+                with suppress(OSError):  # the folder was deleted
                     self._complete_mirror_later(self._mirror)
         self._appender.close()
 
@@ -223,7 +223,7 @@ class RunFiles:
         what_next = "a background process completes it"
         try:
             complete_csv_later(self.folder)
-        except OSError as error:
+        except faults(OSError) as error:
             what_next = f"complete it with: tacho show {self.folder.name} --rebuild-csv ({error})"
         noun = "record" if num_missing == 1 else "records"
         self.print_line(f"metrics.csv lacks {num_missing:,} {noun} that the journal has; {what_next}")
@@ -250,9 +250,9 @@ class RunFiles:
         """Isolate the journal from the mirror: OS errors are retried later, any other error stops the mirror."""
         try:
             yield
-        except FileNotFoundError:
+        except faults(FileNotFoundError):
             mirror.close_after_error()  # the whole folder is gone; the next check finds and reports it
-        except OSError as error:
+        except faults(OSError) as error:
             mirror.close_after_error()
             if str(error) != self._mirror_fault:
                 self._mirror_fault = str(error)
@@ -280,13 +280,13 @@ class RunFiles:
             **self._state._asdict(),
             job=self._job,
         )
-        with contextlib.suppress(OSError):  # a full disk; readers still have the pid
+        with suppress(OSError):  # a full disk; readers still have the pid
             replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)
 
     def ensure_control_file(self, log_every: int) -> None:
         """Create `control.json` with the current values, once."""
         if not self._has_control_file:
-            with contextlib.suppress(OSError):  # a full disk: retried later; requests are read anyway
+            with suppress(OSError):  # a full disk: retried later; requests are read anyway
                 self.control_file.reset({"log_every": log_every}, self._clock.wall_s())
                 self._has_control_file = True
 
@@ -300,7 +300,7 @@ class RunFiles:
             if self._mirror is not None:
                 self._mirror.start_over()
         elif not self.folder.lock.exists():  # .tacho may be deleted at any time
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 make_folder(self.folder.private, below=self.folder.path)
                 self._claim.renew()
                 self.beat()
@@ -314,7 +314,7 @@ class RunFiles:
                 self._move_to_new_folder()
                 return
             is_recovered = self._appender.restore()
-        except OSError as error:  # retried at the next check; until then records go to the deleted file
+        except faults(OSError) as error:  # retried at the next check; until then records go to the deleted file
             if not self.is_lost:
                 self.is_lost = True
                 reason = f"the journal was deleted and cannot be restored: {error}"

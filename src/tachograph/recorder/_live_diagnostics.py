@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.files import replace_file
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, suppress
 from tachograph.diagnostics import RuleEngine, RuleSettings, SignalNames
 from tachograph.records import Encodable, StepTable
 
@@ -111,7 +110,7 @@ def dump_stacks(folder: Path) -> str | None:
         lines.append(f"\nThread {names.get(ident, '?')} ({ident}), innermost call last:\n")
         lines += traceback.format_stack(frame)
     path = folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         replace_file(path, "".join(lines).encode("utf-8", "backslashreplace"), below=folder)
         return path.name
     return None

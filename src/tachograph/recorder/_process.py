@@ -13,7 +13,6 @@ same action after the last records are written; see `_FatalSignal` for how it st
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import os
 import signal
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.tls import leave_tls_at_exit
 from tachograph.journal import reset_claims_after_fork
 from tachograph.recorder._run import Run
@@ -92,7 +91,7 @@ def watch(run: Run, *, hooks: bool) -> None:
 
 
 def _unwatch(run: Run) -> None:
-    with contextlib.suppress(ValueError):  # a signal handler that finished the run has removed it
+    with suppress(ValueError):  # a signal handler that finished the run has removed it
         _runs.remove(run)
     if _runs:
         _current[:] = [_runs[-1]]
@@ -327,7 +326,7 @@ def _caught_signals() -> int | None:
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
-    except (OSError, ValueError, StopIteration):
+    except faults(OSError, ValueError, StopIteration):
         return None
 
 

@@ -8,7 +8,6 @@ done before rank 0 has created its folder. If it never appears, the rank leaves 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -21,6 +20,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
 from tachograph._base.files import make_folder, replace_file
+from tachograph._base.guard import faults, suppress
 from tachograph.exceptions import TachographError
 from tachograph.journal import (
     Appender,
@@ -107,9 +107,7 @@ class RankFiles:
                 self._next_search_at = now_s + min(0.1 * (now_s - self._created_at), _MAX_PAUSE_S)
                 self._search()
         elif not self._appender.is_in_place():
-            with contextlib.suppress(
-                OSError
-            ):  # the whole folder is gone; rank 0 restores it, and the next check retries
+            with suppress(OSError):  # the whole folder is gone; rank 0 restores it, and the next check retries
                 self._appender.restore()
 
     def _search(self) -> None:
@@ -123,7 +121,7 @@ class RankFiles:
             make_folder(path.parent, below=folder.path)
             restore_journal(path, below=folder.path)  # if it is compressed: it is continued now
             self._appender = Appender(path, _MAX_PENDING_BYTES, below=folder.path)
-        except OSError:  # retried at the next check
+        except faults(OSError):  # retried at the next check
             return
         unwritten, self._unwritten = bytes(self._unwritten), bytearray()
         self._appender.append(unwritten)
@@ -132,7 +130,7 @@ class RankFiles:
     def _open_own_folder(self) -> None:
         """Leave the journal in a run folder of its own, because that of rank 0 did not appear."""
         name = f"{self._name or time.strftime('run-%Y%m%d_%H%M%S')}-rank-{self._rank}"
-        with contextlib.suppress(OSError, TachographError):
+        with suppress(OSError, TachographError):
             claim = claim_run_folder(self._log_dir, name, resume=False)
             try:
                 self._appender = Appender(claim.folder.journal, _MAX_PENDING_BYTES, below=claim.folder.path)
@@ -156,7 +154,7 @@ class RankFiles:
             job=self._job,
         )
         path = self._run_folder.rank_heartbeat(self._rank)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             make_folder(path.parent, below=self._run_folder.path)
             replace_file(path, msgspec.json.encode(heartbeat), below=self._run_folder.path)
 

@@ -9,7 +9,6 @@ writer thread, a signal handler or a forked child can divert the training thread
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
@@ -24,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tachograph._base.clock import Clock, SystemClock
-from tachograph._base.guard import guard, reraise_from_signal_handler, warn
+from tachograph._base.guard import faults, guard, reraise_from_signal_handler, suppress, warn
 from tachograph._base.paths import absolute_path
 from tachograph._base.printable import safe_lines
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
@@ -364,7 +363,7 @@ class Run:
 
         try:
             write_stamp(path, self.id, self.name, step)
-        except OSError as error:
+        except faults(OSError) as error:
             self.report_error("stamp_not_written", path, str(error))
 
     def log_parent(self, parent: str | os.PathLike[str], *, how: str = "init") -> None:
@@ -465,7 +464,7 @@ class Run:
                 return
             self.backend.close(self._settings.exit_timeout_s)  # the writer is stopping: wait for it
             is_appended = False
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 fields = {"kind": kind, "field": field, "reason": reason}
                 is_appended = append_after_exit(self.folder, [("telemetry_error", fields)])
             if not is_appended:
@@ -507,7 +506,7 @@ class Run:
         if not self._settings.console:
             return
         # A closed pipe or an ASCII-only terminal must not stop a training run.
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last one: a signal handler in a `print`
+        with suppress(OSError, ValueError, RuntimeError):  # the last one: a signal handler in a `print`
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = safe_lines(line).encode(encoding, "backslashreplace").decode(encoding)
             print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the run's own output
@@ -600,7 +599,7 @@ class Run:
             elif self.resumed and os.path.lexists(self.folder.destination):
                 remove_destination(self.folder)
                 self.print_line("this attempt has the mode 'local': the run is no longer marked to be sent")
-        except OSError as error:
+        except faults(OSError) as error:
             self.report_error("destination_not_written", ".tacho/destination.json", str(error))
 
     # The end -------------------------------------------------------------------------------------------------------
@@ -689,7 +688,7 @@ class Run:
                 for reason, num_records in self.backend.losses.by_reason.items()
             ]
         if parts:
-            with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # closed, or None
+            with suppress(OSError, ValueError, RuntimeError, AttributeError):  # closed, or None
                 print(f"[telemetry] {'; '.join(parts)}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _print_sync_command(self, *, is_late: bool) -> None:
@@ -848,14 +847,14 @@ def _file_size_bytes(path: str) -> int | None:
     """Return the size of a file; None for a folder, and for a checkpoint that was already replaced by a later one."""
     try:
         return os.path.getsize(path) if os.path.isfile(path) else None
-    except OSError:
+    except faults(OSError):
         return None
 
 
 def _modified_at(path: str) -> float | None:
     try:
         return os.path.getmtime(path)
-    except OSError:
+    except faults(OSError):
         return None
 
 

@@ -13,7 +13,6 @@ encoding costs one record: the chunk is retried item by item, the loss is counte
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tachograph._base.clock import Clock, WallAnchor
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph.recorder._backpressure import Backpressure
 from tachograph.recorder._buffer_items import (
@@ -241,7 +240,7 @@ class Writer:
         """
         tick_at = time.monotonic() + min(self._settings.flush_interval_s, _MAX_TICK_S)
         while (left_s := tick_at - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
+            with suppress(queue.Empty):
                 self._wake.get(timeout=min(left_s, self._peek_interval_s))
                 break
             if self._has_large_step():
@@ -252,7 +251,7 @@ class Writer:
 
     def _has_large_step(self) -> bool:
         """Return whether one of the newest items is a large step, and divert `log` if so."""
-        with contextlib.suppress(IndexError):  # fewer items
+        with suppress(IndexError):  # fewer items
             for position in range(1, _NUM_PEEKED_ITEMS + 1):
                 if self._is_large(self.buffer[-position]):
                     return True

@@ -14,12 +14,13 @@ filled and read. Each thread has buffers of its own, so filling a slot needs no 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from tachograph._base.guard import faults, suppress
 
 __all__ = ["GraphCaptureError", "LazyValue", "copy_to_host", "has_device_scalars", "wait_for_event"]
 
@@ -110,7 +111,7 @@ class _ScalarCopies:
                 raise TimeoutError(_TOO_LATE)
             try:
                 self._fetch()
-            except TimeoutError:
+            except faults(TimeoutError):
                 self._gives_up_until_s = time.monotonic() + MAX_WAIT_S  # do not wait once for every value
                 raise
         return self._host[index]
@@ -206,7 +207,7 @@ def _allow_capture_elsewhere() -> None:
     _thread.is_relaxed = True
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # no driver of NVIDIA, or one without this function
+    with suppress(OSError, AttributeError):  # no driver of NVIDIA, or one without this function
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_CAPTURE_MODE_RELAXED)))
 

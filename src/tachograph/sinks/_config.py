@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from tachograph._base.guard import faults
 from tachograph._base.registry import Registry
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.sinks._sink import Sink
@@ -72,7 +73,7 @@ def check_sink(name: str, options: Mapping[str, Any]) -> bool:
     _check_options(name, check_options, options)
     try:
         check_options(**options)
-    except ConfigError as error:
+    except faults(ConfigError) as error:
         raise ConfigError(f"sink {name!r}: {error}") from None
     return True
 
@@ -80,7 +81,7 @@ def check_sink(name: str, options: Mapping[str, Any]) -> bool:
 def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # a module that a program put there by hand
+    except faults(ValueError):  # a module that a program put there by hand
         return True
 
 
@@ -109,7 +110,7 @@ def _build_sink(name: str, options: Mapping[str, Any]) -> Sink:
     _check_options(name, factory, options)
     try:
         sink = factory(**options)
-    except ConfigError as error:
+    except faults(ConfigError) as error:
         raise ConfigError(f"sink {name!r}: {error}") from None
     except Exception as error:
         raise ConfigError(f"sink {name!r} cannot be created: {type(error).__name__}: {error}") from error
@@ -122,7 +123,7 @@ def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     """Compare the options with the constructor's parameters, so that the error names the option and not a call."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a constructor written in C has no signature; it checks its arguments itself
+    except faults(TypeError, ValueError):  # a constructor written in C has no signature; it checks its arguments itself
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

@@ -33,7 +33,6 @@ where to continue.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -43,7 +42,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tachograph._base.files import open_lock, read_small, replace_file
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records, journal_size
@@ -52,7 +51,7 @@ from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink,
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may export the same records
+except faults(ImportError):  # Windows: two processes may export the same records
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["SinkDriver", "SinkLag", "backoff_s", "create_cursor", "lock_export", "read_lags", "read_rejections"]
@@ -86,7 +85,7 @@ def read_lags(folder: RunFolder) -> list[SinkLag]:
     """Return the sinks that have not accepted every record of a run."""
     lags = []
     for sink, cursor in _read_cursors(folder):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             num_records = count_records(folder.journal, cursor.journal_bytes)
             if num_records:
                 lags.append(SinkLag(sink, num_records, cursor.error))
@@ -100,14 +99,14 @@ def read_rejections(folder: RunFolder) -> list[tuple[str, str]]:
 
 def _read_cursors(folder: RunFolder) -> Iterator[tuple[str, _Cursor]]:
     for path in sorted(folder.private.glob("sink-*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, msgspec.MsgspecError):
             yield path.stem.removeprefix("sink-"), decode_json(read_small(path, _MAX_CURSOR_BYTES), _Cursor)
 
 
 def create_cursor(folder: RunFolder, sink: str) -> None:
     """Create the cursor of a sink that is new to a run, so that `read_lags` counts all records as not accepted."""
     path = folder.private / f"sink-{sink}.json"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if not path.exists():
             folder.private.mkdir(exist_ok=True)
             replace_file(path, msgspec.json.encode(_Cursor(0)), below=folder.path)
@@ -119,13 +118,13 @@ def lock_export(folder: RunFolder, sink: str) -> int | None:
     Returns:
         The descriptor; -1 on a file system without locks; None if another process has the lock.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         folder.private.mkdir(exist_ok=True)
         descriptor = open_lock(folder.private / f"sink-{sink}.lock", below=folder.path)
         try:
             if fcntl is not None:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except faults(BlockingIOError):
             os.close(descriptor)
             return None
         return descriptor
@@ -240,7 +239,7 @@ class SinkDriver:
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - a sink may raise anything
                     self._handle_failure(error)
         self._report_rejections()
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             self._sink.close()
         self._report_rejections()
 
@@ -320,7 +319,7 @@ class SinkDriver:
     def _load_cursor(self) -> int | None:
         try:
             cursor = decode_json(read_small(self._cursor_path, _MAX_CURSOR_BYTES), _Cursor)
-        except (OSError, msgspec.MsgspecError):
+        except faults(OSError, msgspec.MsgspecError):
             return None
         self._earlier_rejections = cursor.rejections[-_MAX_REPORTED:]
         return cursor.journal_bytes
@@ -330,7 +329,7 @@ class SinkDriver:
         if self._background is not None:
             self._background.save_cursor(journal_bytes)
             return
-        with contextlib.suppress(OSError):  # costs no records: some are written twice after a restart
+        with suppress(OSError):  # costs no records: some are written twice after a restart
             cursor = _Cursor(journal_bytes, error, [*self._earlier_rejections, *self._rejections.values()])
             replace_file(self._cursor_path, msgspec.json.encode(cursor), below=self._folder.path)
 

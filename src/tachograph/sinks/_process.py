@@ -25,7 +25,6 @@ way; a sink that saw no `end` record knows that the run crashed.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.detached import DetachedProcess
-from tachograph._base.guard import warn
+from tachograph._base.guard import faults, suppress, warn
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
@@ -116,7 +115,7 @@ class SinkProcess:
         self._finished_event = ReentrantEvent()
         try:
             self._process = DetachedProcess("tachograph.sinks._process_main", "sink", name)
-        except OSError as error:
+        except faults(OSError) as error:
             raise ConfigError(f"sink {name!r}: its process cannot be started: {error}") from error
         self._thread = threading.Thread(target=self._read_replies, name=f"tachograph-{name}", daemon=True)
         self._thread.start()
@@ -190,12 +189,12 @@ class SinkProcess:
 
     def _read_replies(self) -> None:
         for line in self._process.replies():
-            with contextlib.suppress(Exception):  # a fault of one reply must not stop the thread
+            with suppress(Exception):  # a fault of one reply must not stop the thread
                 self._handle(decode_json(line, Reply))
         if not self._ready_event.is_set():
             self._fail_to_build(f"sink {self.name!r}: its process ended while it was starting")
         elif not self._is_closing and self._error is None:
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 reason = "the process of the sink ended unexpectedly; a resumed run exports the rest"
                 self._report("sink_failed", self.name, reason)
         self._finished_event.set()
@@ -219,7 +218,7 @@ class SinkProcess:
             self._report_build_error(self._error)
 
     def _report_build_error(self, reason: str) -> None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             warn("%s; the run is recorded without this sink", reason)
             self._report("sink_failed", self.name, reason)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal
 
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard, suppress, warn
 from tachograph._base.paths import absolute_path
 from tachograph.exceptions import TachographError
 from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
@@ -98,12 +98,12 @@ class SpanRecorder:
         batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
         world_size = facts.get("world_size") or 1
         self._parameter_source = ParameterSource()
-        with contextlib.suppress(TachographError, TypeError):  # values from a config, which may be anything
+        with suppress(TachographError, TypeError):  # values from a config, which may be anything
             self._parameter_source.update({"world_size": world_size})
             self._parameter_source.update({"global_batch_size": batch_size * world_size})
-        with contextlib.suppress(TachographError):
+        with suppress(TachographError):
             self._parameter_source.update({"train_iterations_target": facts.get("max_steps")})
-        with contextlib.suppress(TachographError):
+        with suppress(TachographError):
             self._parameter_source.update({"perf_tag": facts.get("perf_tag") or None})
         self.parameters = self._parameter_source.resolve(lambda reason: None)
         """The last resolved parameters of the job."""
@@ -322,7 +322,7 @@ class SpanRecorder:
         span.updated_attributes.add("error", f"{error_type(error)}: {error_message(error)}"[:500])
         if not isinstance(error, Exception) or getattr(error, _RECORDED_MARK, None) == self.run.id:
             return
-        with contextlib.suppress(Exception):  # an exception that takes no attributes is recorded again further out
+        with suppress(Exception):  # an exception that takes no attributes is recorded again further out
             setattr(error, _RECORDED_MARK, self.run.id)
         self.add_span_record(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
 
@@ -501,12 +501,12 @@ def _size_bytes(path: str | None) -> int | None:
     if path is None:
         return None
     if not os.path.isdir(path):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             return os.path.getsize(path)
         return None
     num_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names[:10_000]:
-            with contextlib.suppress(OSError):  # a broken link, or a file that was just removed
+            with suppress(OSError):  # a broken link, or a file that was just removed
                 num_bytes += os.path.getsize(os.path.join(folder, name))
     return num_bytes

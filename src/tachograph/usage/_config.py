@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tachograph._base.guard import faults
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._consent import ChoiceLike, Decision, Policy, check_policy, decide
 from tachograph.usage._endpoint import Endpoint, parse_endpoint
@@ -158,7 +159,7 @@ def read_organizations(path: str | os.PathLike[str]) -> tuple[str, ...]:
     try:
         with open(file, encoding="utf-8") as text:
             content = parse_yaml(text.read())
-    except OSError as error:
+    except faults(OSError) as error:
         raise ConfigError(f"cannot read the organizations in {file!r}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file!r} is not valid YAML: {getattr(error, 'problem', None) or error}") from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tachograph._base.guard import faults
 from tachograph._base.version import __version__
 from tachograph.exceptions import ConfigError
 
@@ -181,7 +182,7 @@ class JsonLines:
                 if file.write(body) != len(body):
                     file.write(b"\n")  # keeps the torn line apart from the next one
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
+        except faults(OSError) as error:
             raise DeliveryError(f"the file cannot be written: {error.strerror}", may_retry=True) from None
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from tachograph._base.files import make_folder, replace_file
+from tachograph._base.guard import faults
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
@@ -54,7 +55,7 @@ _MAX_FILE_BYTES = 4 << 20
 try:
     START_FOLDER = os.getcwd()
     """Working directory at import: relative paths keep their meaning when the process changes its directory."""
-except OSError:
+except faults(OSError):
     START_FOLDER = os.sep
 
 
@@ -86,7 +87,7 @@ def stored_choice(app: str) -> StoredChoice | None:
     path = usage_folder() / _CHOICES
     try:
         choices = _read_mapping(_absolute(path))
-    except (OSError, ValueError) as error:
+    except faults(OSError, ValueError) as error:
         # Only a file that does not exist means that nothing was chosen; a dangling link was put there by someone.
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
             return None
@@ -121,7 +122,7 @@ def set_choice(mode: str, app: str | None = None) -> None:
         with _lock_folder(path.parent):
             choices = _read_choices(path) if app is not None else {}
             _write(path, {**choices, app or ALL_APPS: mode})
-    except OSError as error:
+    except faults(OSError) as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder, or DO_NOT_TRACK=1"
         ) from error
@@ -145,7 +146,7 @@ def clear_choice(app: str | None = None) -> bool:
             if remaining != choices:
                 _write(path, remaining)
             return remaining != choices
-    except OSError as error:
+    except faults(OSError) as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder") from error
 
 
@@ -186,12 +187,12 @@ def known_apps() -> Iterator[dict[str, Any]]:
         names = sorted(
             entry.name for entry in folder.iterdir() if entry.is_dir() and re.fullmatch(_APP_NAME, entry.name)
         )
-    except OSError:
+    except faults(OSError):
         return
     for name in names:
         try:
             facts = _read_mapping(folder / name / _APP)
-        except (OSError, ValueError):
+        except faults(OSError, ValueError):
             facts = {}
         yield {**facts, "app": name}
 
@@ -202,7 +203,7 @@ def save_app(app: str, facts: Mapping[str, Any]) -> None:
     try:
         if _read_mapping(path) == facts:
             return
-    except (OSError, ValueError):
+    except faults(OSError, ValueError):
         pass
     make_private_folder(path.parent)
     _write(path, facts)
@@ -243,9 +244,9 @@ def _absolute(path: Path) -> Path:
 def _read_choices(path: Path) -> dict[str, Any]:
     try:
         return _read_mapping(path)
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         return {}
-    except (OSError, ValueError) as error:
+    except faults(OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read ({_error_text(error)}); run `tacho usage off` to rewrite it "
             "and turn usage telemetry off for all apps"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tachograph._base.guard import faults
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import UsageConfig
 from tachograph.usage._consent import Decision, decide, parse_policy
@@ -114,7 +115,7 @@ def purge(app: str | None) -> list[AppState]:
     for state in states:
         try:
             delete_events(state.folder)
-        except OSError as error:
+        except faults(OSError) as error:
             raise ConfigError(f"cannot delete {state.folder}: {error.strerror}") from error
     return states
 

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tachograph._base.guard import reraise_from_signal_handler
+from tachograph._base.guard import faults, reraise_from_signal_handler
 
 __all__ = ["known_type_name", "module_of_code", "package_roots"]
 
@@ -161,7 +161,7 @@ def _defines(file: str, name: str) -> bool:
     try:
         with open(file, "rb") as source:
             return re.search(statement, source.read(_MAX_SOURCE_BYTES)) is not None
-    except OSError:
+    except faults(OSError):
         return False
 
 

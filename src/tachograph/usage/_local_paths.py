@@ -17,7 +17,6 @@ Nothing of a config is kept but its paths, in memory. If it has too many to chec
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ from itertools import islice, pairwise
 from types import ModuleType
 from typing import Any
 
-from tachograph._base.guard import reraise_from_signal_handler
+from tachograph._base.guard import reraise_from_signal_handler, suppress
 from tachograph.usage._folder import START_FOLDER
 
 __all__ = ["LOCAL_PATHS", "LocalPaths", "is_path_key"]
@@ -168,7 +167,7 @@ def _slots(kind: type) -> Iterable[str]:
 def _start_folders() -> Iterator[str]:
     """Return the folders that relative paths refer to, whatever a config says."""
     yield START_FOLDER
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         yield os.getcwd()
     yield from filter(os.path.isabs, [os.environ.get("PWD", "")])  # as the shell calls it, with its links
     script = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -18,7 +18,6 @@ of the app's manager: both share one `__dict__` from then on. `reset` gives it a
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import sys
@@ -27,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tachograph._base.guard import warn
+from tachograph._base.guard import suppress, warn
 from tachograph._base.ranks import stated_rank
 from tachograph._base.tls import leave_tls_at_exit
 from tachograph.exceptions import ConfigError, did_you_mean
@@ -221,7 +220,7 @@ class TelemetryManager:
 
     def remove_exit_callback(self, callback: Callable[[], None]) -> None:
         """Remove a function that `add_exit_callback` added, if it is still there."""
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             self._exit_callbacks.remove(callback)
 
     def _close(self, *, may_send: bool) -> None:
@@ -263,7 +262,7 @@ class TelemetryManager:
     def _register_app(self) -> None:
         """Save the app for `tacho usage`. A user who opted out finds nothing on disk."""
         if (self.decision.mode != "off" or self.decision.source == "policy") and self._is_main:
-            with guard_silently("saving the usage telemetry configuration"), contextlib.suppress(OSError):
+            with guard_silently("saving the usage telemetry configuration"), suppress(OSError):
                 save_app(self.config.app, self.config.facts())
 
     def _ensure_notice(self) -> None:

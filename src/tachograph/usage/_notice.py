@@ -7,6 +7,7 @@ import sys
 from time import sleep
 from typing import Any
 
+from tachograph._base.guard import faults
 from tachograph.usage._config import UsageConfig
 
 __all__ = ["PAUSE_S", "show_notice"]
@@ -33,7 +34,7 @@ def show_notice(config: UsageConfig) -> bool:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
+    except faults(AttributeError, OSError, ValueError):  # there is no stream, or it is closed
         return False
     sleep(PAUSE_S)
     return True
@@ -42,5 +43,5 @@ def show_notice(config: UsageConfig) -> bool:
 def _is_devnull(stream: Any) -> bool:
     try:
         return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
-    except (AttributeError, OSError, ValueError):
+    except faults(AttributeError, OSError, ValueError):
         return False  # a stream without a file, as in a notebook

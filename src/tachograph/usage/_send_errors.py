@@ -9,7 +9,6 @@ in them, alive.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from tachograph._base.decorator import wrap_calls
+from tachograph._base.guard import suppress
 from tachograph.exceptions import ConfigError
 from tachograph.usage._errors import is_failure
 from tachograph.usage._guard import guard_silently
@@ -87,7 +87,7 @@ class _WatchedCall:
         if self._chain is not None:
             _current_chain.set(None)
         if error is not None and is_failure(error):
-            with contextlib.suppress(RecursionError), guard_silently("reporting an error"):
+            with suppress(RecursionError), guard_silently("reporting an error"):
                 self._report(error, chain or _NO_CHAIN)
 
     def _report(self, error: BaseException, chain: object) -> None:

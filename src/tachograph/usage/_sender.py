@@ -19,7 +19,6 @@ process sends the events that are left on disk.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -27,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from tachograph._base.guard import suppress
 from tachograph.usage._consent import ConsentGate
 from tachograph.usage._endpoint import Endpoint, Event
 from tachograph.usage._guard import guard_silently
@@ -108,7 +108,7 @@ class UsageSender:
     def _start(self) -> None:
         targets = [self._write_loop] if self._endpoint is None else [self._write_loop, self._send_loop]
         self._threads = [threading.Thread(target=target, name="tachograph-usage", daemon=True) for target in targets]
-        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down; `close` writes the queue
+        with suppress(RuntimeError):  # the interpreter is shutting down; `close` writes the queue
             for thread in self._threads:
                 thread.start()
 
@@ -134,7 +134,7 @@ class UsageSender:
         if mode == "off":
             return
         num_lost = len(events)
-        with guard_silently("writing usage telemetry"), contextlib.suppress(OSError):  # disk full, or no permission
+        with guard_silently("writing usage telemetry"), suppress(OSError):  # disk full, or no permission
             spool = self._spool
             if spool is not None and mode != "on":
                 spool.keep_local()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph._base.files import create_file, open_to_append, replace_file
+from tachograph._base.guard import faults
 from tachograph.usage._endpoint import Event
 from tachograph.usage._folder import make_private_folder, read_own_file
 
@@ -92,7 +93,7 @@ class Spool:
             num_written = os.write(self._file, data)
             if num_written < len(data):
                 raise OSError(f"{num_written} of {len(data)} bytes were written")
-        except OSError:
+        except faults(OSError):
             os.ftruncate(self._file, self.num_bytes)
             raise
         self.num_bytes += len(data)
@@ -182,7 +183,7 @@ def read_events(folder: Path, endpoint: str | None = None) -> Iterator[StoredEve
         try:
             lines = read_own_file(path).splitlines(keepends=True)
             is_waiting = _is_sendable(path) and _is_for(path, endpoint) and not _is_too_old(path)
-        except OSError:
+        except faults(OSError):
             continue  # deleted meanwhile, or another user's
         for line in lines:
             position += len(line)
@@ -207,7 +208,7 @@ def _keep_local(path: Path) -> None:
         if _progress_path(path).exists():
             _progress_path(path).rename(_progress_path(local_path))
         path.rename(local_path)
-    except OSError:
+    except faults(OSError):
         return  # deleted meanwhile, or another user's
 
 
@@ -220,7 +221,7 @@ def open_leftovers(folder: Path, current_path: Path, endpoint: str) -> Iterator[
             if path.stat().st_size <= _read_progress(path).done or _is_too_old(path):
                 continue
             spool = Spool(path)
-        except OSError:
+        except faults(OSError):
             continue  # its process is still running, or it was deleted meanwhile
         yield spool
 
@@ -237,7 +238,7 @@ def prune(folder: Path, current_path: Path) -> None:
                 spool = Spool(path)  # fails while its process holds it
                 _delete(path)
                 del spool
-        except OSError:
+        except faults(OSError):
             continue
 
 
@@ -255,7 +256,7 @@ def _delete(path: Path) -> None:
 def _files(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith((_SENDABLE, _LOCAL)))
-    except OSError:
+    except faults(OSError):
         return []
 
 
@@ -291,7 +292,7 @@ def _read_progress(path: Path) -> _Progress:
         values = json.loads(read_own_file(_progress_path(path)))
         refusals = [(int(begin), int(end), "".join(map(str, reason))) for begin, end, *reason in values["refused"]]
         return _Progress(int(values["done"]), refusals)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except faults(OSError, ValueError, TypeError, KeyError, RecursionError):
         return _Progress(0, [])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.files import make_folder, make_temporary_folder, replacing
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, suppress
 from tachograph.integrations._common.trace_session import TraceSession, find_obstacle
 from tachograph.journal import Request
 from tachograph.reader import list_traces, trace_name
@@ -161,7 +160,7 @@ class StepTracer:
             raise OSError("the run has no folder")
         make_folder(folder.traces, below=folder.path)
         for leftover in folder.traces.glob(".*.tmp"):  # of a process that was killed
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 leftover.unlink() if not leftover.is_dir() or leftover.is_symlink() else shutil.rmtree(leftover)
         path = _free_path(folder.traces, first, steps)
         with make_temporary_folder(folder.traces, below=folder.path) as private:

@@ -29,7 +29,7 @@ import torch
 from accelerate import Accelerator
 
 from tachograph._base.files import replace_file
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard
 from tachograph._base.patching import Patches
 from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
@@ -308,7 +308,7 @@ class AcceleratorObserver:
         try:
             with open(os.path.join(os.path.expanduser(input_dir), CHECKPOINT_RUN_FILE), encoding="utf-8") as file:
                 step = json.load(file).get("step")
-        except (OSError, ValueError):
+        except faults(OSError, ValueError):
             return  # saved without this tracker
         if isinstance(step, int):
             self.num_steps = step

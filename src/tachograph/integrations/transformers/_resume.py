@@ -15,6 +15,7 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from tachograph._base.files import replace_file
+from tachograph._base.guard import faults
 from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions, is_run
 from tachograph.integrations.transformers._call_stack import resume_arguments
 from tachograph.reader import CHECKPOINT_RUN_FILE, find_parent
@@ -43,7 +44,7 @@ def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) ->
         try:
             with open(os.path.join(checkpoint, CHECKPOINT_RUN_FILE), encoding="utf-8") as file:
                 content = json.load(file)
-        except (OSError, ValueError):
+        except faults(OSError, ValueError):
             continue
         if isinstance(content, dict):
             run_file = {str(name): str(value) for name, value in content.items()}

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from tachograph._base.files import add_file, link_file, make_folder, read_small
+from tachograph._base.guard import faults
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 
@@ -41,7 +42,7 @@ def write_code_file(folder: RunFolder, data: bytes, suffix: str = "") -> str:
         if add_file(shared_path, data, below=log_dir) or read_small(shared_path, len(data), below=log_dir) == data:
             link_file(shared_path, own_path, below=log_dir)
             return name
-    except OSError:
+    except faults(OSError):
         pass  # no hard links, no permission, or a file of another user: the run gets a copy
     add_file(own_path, data, below=folder.path)
     return name
@@ -67,7 +68,7 @@ def read_code_file(folder: RunFolder, name: str) -> bytes:
     path = code_file_path(folder, name)
     try:
         data = read_small(path, _MAX_BYTES, below=folder.path)
-    except OSError as error:
+    except faults(OSError) as error:
         raise CodeError(f"cannot read {path}: {error.strerror}") from error
     if _digest(data) != name.partition(".")[0]:
         raise CodeError(f"{path} was changed after it was captured")
@@ -79,7 +80,7 @@ def remove_unused_code_files(log_dir: str | os.PathLike[str]) -> int:
     num_freed_bytes = 0
     try:
         entries = list(os.scandir(_shared_folder(Path(log_dir))))
-    except OSError:
+    except faults(OSError):
         return 0
     for entry in entries:
         try:
@@ -87,7 +88,7 @@ def remove_unused_code_files(log_dir: str | os.PathLike[str]) -> int:
             if file_status.st_nlink == 1 and _NAME.fullmatch(entry.name):
                 os.unlink(entry.path)
                 num_freed_bytes += file_status.st_size
-        except OSError:
+        except faults(OSError):
             continue
     return num_freed_bytes
 

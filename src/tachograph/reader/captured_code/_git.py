@@ -6,13 +6,13 @@ repository a command may run: see `tachograph._base.git`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import threading
 
 from tachograph._base.git import git_command, git_environment
+from tachograph._base.guard import faults, suppress
 from tachograph.exceptions import CodeError
 from tachograph.records import mask_text
 
@@ -56,10 +56,10 @@ def run_git(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except FileNotFoundError:
+    except faults(FileNotFoundError):
         missing = "git is not installed" if os.path.isdir(cwd) else f"there is no folder {cwd}"
         raise CodeError(missing) from None
-    except (OSError, ValueError) as error:
+    except faults(OSError, ValueError) as error:
         raise CodeError(f"{what} cannot be started: {error}") from error
     assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as requested above
     is_late = threading.Event()
@@ -104,15 +104,15 @@ def kill_running_git() -> None:
 
 def _kill(pid: int) -> None:
     """End git and the programs that it started, which may keep the pipe open."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # it may not lead a group yet, and some systems have none
+    with suppress(OSError):  # it may not lead a group yet, and some systems have none
         os.kill(pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
 
 def _drain(stream: object, into: bytearray) -> None:
-    with contextlib.suppress(OSError, ValueError):  # closed
+    with suppress(OSError, ValueError):  # closed
         while block := os.read(stream.fileno(), 4096):  # type: ignore[attr-defined]
             into += block[: max(0, 65_536 - len(into))]
 

@@ -6,13 +6,13 @@ that has the other fields.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
 import msgspec
 
 from tachograph._base.files import read_small
+from tachograph._base.guard import suppress
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder
 
@@ -25,6 +25,6 @@ _MAX_BYTES = 16 << 20
 def read_capture_result(folder: RunFolder, name: Any) -> dict[str, Any] | None:
     """Return the fields of a `code` record, or None if the file is missing or invalid."""
     if isinstance(name, str) and _NAME.fullmatch(name):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
+        with suppress(OSError, msgspec.MsgspecError, RecursionError):
             return decode_json(read_small(folder.code / name, _MAX_BYTES, below=folder.path), dict[str, Any])
     return None

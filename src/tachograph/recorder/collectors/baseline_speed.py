@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from tachograph._base.files import read_small
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, find_run_folders, is_linked_out
@@ -127,7 +127,7 @@ class BaselineReader:
         try:
             data = read_small(folder.private / "summary.json", _MAX_SUMMARY_BYTES, below=folder.path)
             summary = decode_json(data, _StoredSummary)
-        except (OSError, msgspec.MsgspecError, RecursionError):
+        except faults(OSError, msgspec.MsgspecError, RecursionError):
             summary = None
         if summary is not None and summary.is_full:
             run_tags = _tags_of((summary.perf_tag or "").split(", "))
@@ -139,7 +139,7 @@ class BaselineReader:
                 return None
             with open(folder.journal, "rb") as file:  # a compressed one would have to be read from its beginning
                 return _read_journal(file, tags)
-        except OSError:
+        except faults(OSError):
             return None
 
 

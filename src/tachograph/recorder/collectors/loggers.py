@@ -8,7 +8,6 @@ neither way is named in the warning and not in the report.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from tachograph._base.config import fields_of
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard, suppress, warn
 from tachograph.recorder._run import Run
 
 __all__ = ["LoggerCosts", "logger_name", "loggers_in", "watch_loggers"]
@@ -183,7 +182,7 @@ def _difference(begin: Mapping[str, float], end: Mapping[str, float]) -> dict[st
 
 def _cpu_s(pid: int) -> float | None:
     """Return the processor time of a process and its children; None if it is gone."""
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
         if process.ppid() != os.getpid():
             return None  # the id belongs to another process by now
@@ -195,7 +194,7 @@ def _cpu_s(pid: int) -> float | None:
             + getattr(process_times, "children_system", 0.0)
         )
         for child in _descendants(process):
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 times = child.cpu_times()
                 total_s += times.user + times.system
         return total_s
@@ -210,7 +209,7 @@ def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
     waiting = [process.pid]
     while waiting:
         parent = waiting.pop()
-        with contextlib.suppress(OSError, psutil.Error):
+        with suppress(OSError, psutil.Error):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
                     children = [int(pid) for pid in file.read().split()]

@@ -6,7 +6,6 @@ torch and initialised CUDA itself.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.reentrant import ReentrantEvent
 
@@ -57,7 +56,7 @@ def _rss_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:  # not Linux
+    except faults(OSError):  # not Linux
         return int(_this_process().memory_info().rss)
 
 
@@ -92,7 +91,7 @@ class SystemSampler:
             "host_mem_available_gb": round(memory.available / _GIB, 2),
             "num_threads": _this_process().num_threads(),
         }
-        with contextlib.suppress(OSError):  # the folder is gone; the writer restores it
+        with suppress(OSError):  # the folder is gone; the writer restores it
             fields["disk_free_gb"] = round(psutil.disk_usage(self._folder).free / _GIB, 2)
         # Both calls return the average since their previous call.
         fields["cpu_pct"], fields["process_cpu_pct"] = psutil.cpu_percent(), _this_process().cpu_percent()

@@ -5,7 +5,6 @@ One atomic write saves everything, so that after a crash a message is neither bu
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tachograph._base.files import read_small, replace_file
+from tachograph._base.guard import faults, suppress
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder
 from tachograph.sinks.notify._builder import BuilderState
@@ -121,7 +121,7 @@ class Outbox:
 
     def remove(self, channel: str, message: Message) -> None:
         """Remove a message that was sent or given up."""
-        with self.lock, contextlib.suppress(ValueError):
+        with self.lock, suppress(ValueError):
             self._state.queues[channel].waiting.remove(message)
 
     def hold_back(self, channel: str, message: Message) -> None:
@@ -162,7 +162,7 @@ class Outbox:
                 return
             with self.lock:
                 data = msgspec.json.encode(self._state)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 replace_file(self._path, data, below=self._folder.path)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Outbox:
     def _load(self) -> _OutboxState | None:
         try:
             return decode_json(read_small(self._path, _MAX_FILE_BYTES), _OutboxState)
-        except (OSError, msgspec.MsgspecError):
+        except faults(OSError, msgspec.MsgspecError):
             return None
 
 

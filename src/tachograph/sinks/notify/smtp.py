@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import formatdate
 
+from tachograph._base.guard import faults, suppress
 from tachograph._base.http import DeliveryError
 from tachograph._base.tls import tls_section
 from tachograph.sinks.notify._message import Message, format_subject, format_text, single_line
@@ -36,7 +37,7 @@ class EmailChannel:
             is_plain = self._settings.security == "plain"
             with contextlib.nullcontext() if is_plain else tls_section(), self._connect(timeout_s) as server:
                 rejected_recipients = server.send_message(self._build_mail(message))
-        except (OSError, smtplib.SMTPException, ValueError) as error:
+        except faults(OSError, smtplib.SMTPException, ValueError) as error:
             failure = self._delivery_error(error, timeout_s)
         if failure is not None:
             # Raised outside the except block: the original error may quote the password and must not be its context.
@@ -62,7 +63,7 @@ class EmailChannel:
             if settings.user and settings.password is not None:
                 server.login(settings.user, settings.password.reveal())
             yield server
-            with contextlib.suppress(smtplib.SMTPException, OSError):
+            with suppress(smtplib.SMTPException, OSError):
                 server.quit()  # the mail is accepted by now, so a failure here does not matter
         finally:
             server.close()

@@ -7,7 +7,6 @@ it can be applied; a file in which that is not possible is left out.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.files import UnsafeFileError, read_small
+from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
@@ -111,7 +111,7 @@ def _part(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a part of the record, or why it is missing."""
     try:
         return make()
-    except (CodeError, OSError) as error:
+    except faults(CodeError, OSError) as error:
         return {"missing": mask_text(str(error))}
 
 
@@ -185,7 +185,7 @@ def _store_files(
             recorded_path.encode()
             # Git treats a link as a file of its own; the source of a module may well be one.
             data = read_small(Path(path if is_extra else os.path.realpath(path)), max_bytes)
-        except (OSError, ValueError) as error:
+        except faults(OSError, ValueError) as error:
             reason = "its name is not valid UTF-8" if isinstance(error, UnicodeError) else _reason(error)
             left_out.add(os.fsencode(recorded_path), reason)
             continue
@@ -237,7 +237,7 @@ def _store_packages(folder: RunFolder) -> dict[str, Any]:
 
 
 def _driver() -> dict[str, str]:
-    with contextlib.suppress(Exception):  # no GPU, or a driver that does not answer
+    with suppress(Exception):  # no GPU, or a driver that does not answer
         if version := GpuProbe().driver_version():
             return {"gpu_driver": version}
     return {}

@@ -6,7 +6,6 @@ early, leaving no partial file, when the run ends or when the training process i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.detached import ReplyChannel
+from tachograph._base.guard import suppress
 from tachograph.reader.captured_code import kill_running_git
 from tachograph.recorder.collectors.code.capture import capture_parts
 from tachograph.records import mask_mapping, mask_text
@@ -35,7 +35,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     timer.start()
     if hasattr(os, "nice"):
         os.nice(10)  # no process waits for it
-    with contextlib.suppress(OSError):  # the training process has ended
+    with suppress(OSError):  # the training process has ended
         try:
             request = pickle.load(requests)  # noqa: S301 - from the process that started it
             threading.Thread(target=_exit_with_parent, args=(requests,), daemon=True).start()

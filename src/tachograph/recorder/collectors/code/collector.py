@@ -10,13 +10,12 @@ folder of the run. The record then has the parts that were captured, and says th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph.recorder._run import Run
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class CodeCollector:
         with guard("capturing the code"):
             try:
                 self._ask()
-            except OSError as error:
+            except faults(OSError) as error:
                 self._fields = {"missing": f"the process that captures the code cannot be started: {error}"}
             self._record()
 
@@ -131,6 +130,6 @@ class CodeCollector:
         }
         fields = self._all_fields() | {name: value for name, value in more.items() if value}
         if self._run.status == "running":
-            with contextlib.suppress(IndexError):  # it was added already
+            with suppress(IndexError):  # it was added already
                 self._claims.pop()
                 self._run.add_record("code", fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tachograph._base.guard import suppress
 from tachograph._base.typed import decode_json
 from tachograph.records import mask_text
 
@@ -52,7 +52,7 @@ def torch_build() -> dict[str, Any]:
     build: dict[str, Any] = {"version": getattr(torch, "__version__", None)}
     for name in ("cuda", "hip", "git_version"):
         build[name] = getattr(version, name, None)
-    with contextlib.suppress(Exception):  # a build without it
+    with suppress(Exception):  # a build without it
         build["cudnn"] = torch.backends.cudnn.version() if build["cuda"] else None
     return {name: str(value) for name, value in build.items() if value is not None}
 
@@ -70,7 +70,7 @@ def determinism() -> dict[str, Any]:
             "float32_matmul_precision": torch.get_float32_matmul_precision,
         }
         for name, read_value in readings.items():
-            with contextlib.suppress(Exception):  # not imported completely
+            with suppress(Exception):  # not imported completely
                 values[name] = read_value()
     return {name: value for name, value in values.items() if isinstance(value, (str, int, bool))}
 
@@ -87,7 +87,7 @@ def requirements(max_s: float) -> tuple[list[str], bool]:
     for package in distributions():
         if time.monotonic() > deadline_s:
             return sorted(lines.values(), key=str.lower), False
-        with contextlib.suppress(Exception):  # a damaged package
+        with suppress(Exception):  # a damaged package
             name, version = package.metadata["Name"], package.version
             if name and name.lower() not in lines:
                 origin = package.read_text("direct_url.json")

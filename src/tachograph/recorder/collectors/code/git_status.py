@@ -6,11 +6,11 @@ in a repository without a commit.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tachograph._base.guard import suppress
 from tachograph.exceptions import CodeError
 from tachograph.reader.captured_code import MAX_GIT_OUTPUT_BYTES, run_git
 from tachograph.records import mask_text
@@ -97,7 +97,7 @@ def _exclude(root: str, folder: str | None) -> list[str]:
 
 def _submodule(root: str, fields: list[bytes]) -> Submodule:
     path = os.fsdecode(fields[8])
-    with contextlib.suppress(CodeError):
+    with suppress(CodeError):
         commit = run_git("rev-parse", "HEAD", cwd=os.path.join(root, path)).decode("ascii", "replace").strip()
         return Submodule(path, commit, is_dirty=fields[2][2:] != b"..")
     return Submodule(path, "", is_dirty=fields[2][2:] != b"..")
