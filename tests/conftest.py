@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import math
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +23,7 @@ import hypothesis
 import pytest
 
 from tachograph._base.guard import guard
+from tachograph.journal import RunFolder, RunState, current_state
 from tachograph.recorder._process import live_runs
 from tests.preloaded import preloaded, share_preloaded
 from tests.selection import is_heavy
@@ -214,26 +219,80 @@ def ranks() -> Iterator[list[dict[str, str]]]:
 
 
 def lines_of(run_folder: Path) -> list[dict[str, Any]]:
-    """Parse every line of a journal with a strict JSON reader that is not ours."""
+    """Parse every line of a journal with a strict JSON reader that is not ours.
+
+    Only a run that is being recorded may have an incomplete last line, which is ignored.
+    """
 
     def reject(text: str) -> None:
         raise AssertionError(f"not valid JSON: {text}")
 
-    text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
+    journal = run_folder / "metrics.jsonl"
+    data = journal.read_bytes()
+    if data and not data.endswith(b"\n"):
+        is_running = current_state(RunFolder(run_folder)) is RunState.RUNNING
+        data = data[: data.rfind(b"\n") + 1] if is_running else journal.read_bytes()
+    text = data.decode()
     assert text == "" or text.endswith("\n")
     assert len(text.splitlines()) == text.count("\n")
     return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Parse the complete lines of a file to which another thread or process may be writing; it may not exist yet."""
+    data = path.read_bytes() if path.exists() else b""
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+
 def wait_for_lines(run_folder: Path, count: int = 1) -> list[dict[str, Any]]:
     """Wait until a running process has written this many whole lines; the line after them may be incomplete."""
 
-    def whole_lines() -> list[dict[str, Any]]:
-        journal = run_folder / "metrics.jsonl"
-        lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-        return [json.loads(line) for line in lines] if len(lines) >= count else []
+    def enough_lines() -> list[dict[str, Any]]:
+        lines = whole_lines(run_folder / "metrics.jsonl")
+        return lines if len(lines) >= count else []
 
-    return wait_for(whole_lines, f"{count} lines in {run_folder.name}")
+    return wait_for(enough_lines, f"{count} lines in {run_folder.name}")
+
+
+_reserved_sockets: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """Return a port on which a server can be started later, and again: no other process gets it meanwhile.
+
+    A socket that is bound but does not listen holds it, until this process ends. Connections are refused.
+    """
+    held = socket.socket()
+    _reserved_sockets.append(held)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers set it, too
+    held.bind(("127.0.0.1", 0))
+    return int(held.getsockname()[1])
+
+
+def read_files(folder: Path) -> dict[Path, bytes]:
+    """Return the content of all files in a folder; some may be replaced or deleted at any time."""
+    contents: dict[Path, bytes] = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            contents[path] = path.read_bytes()
+    return contents
+
+
+def pause_checks(run: Any) -> None:
+    """Let the writer of a run not look at its files, until ``run.backend._due_at["check"]`` is set to 0."""
+    due_at = run.backend._due_at
+
+    def is_paused() -> bool:  # a check that was running has set the time of the next one
+        due_at["check"] = math.inf
+        run.flush()
+        return bool(due_at["check"] == math.inf)
+
+    wait_for(is_paused, "the end of a check")
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder into which another thread or process may be writing."""
+    wait_for(lambda: shutil.rmtree(folder, ignore_errors=True) or not folder.exists(), f"the end of {folder}")
 
 
 def wait_for(condition: Callable[[], Any], what: str = "the condition") -> Any:

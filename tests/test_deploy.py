@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from tachograph.journal import RunFolder
 from tachograph.remote import Connection, RunSender, parse_server
 from tachograph.server.columns import parse_address
 from tachograph.server.team import ProxyTrust
-from tests.conftest import HANG_S, wait_for
+from tests.conftest import HANG_S, reserve_port, wait_for
 from tests.remote.conftest import (
     Team,
     make_run,  # noqa: F401 - a fixture
@@ -39,12 +38,6 @@ def needs(program: str) -> str:
     if found is None:
         pytest.skip(f"needs {program}: run `make tools`")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_dockerfile_has_no_warnings():
@@ -174,7 +167,7 @@ def test_nginx_block_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    nginx, port = needs("nginx"), free_port()
+    nginx, port = needs("nginx"), reserve_port()
     block = (DEPLOY / "nginx.conf").read_text()
     for old, new in {
         "listen 443": f"listen 127.0.0.1:{port}",
@@ -226,7 +219,7 @@ def test_caddyfile_works(
     start: Callable[..., object],
     tmp_path: Path,
 ):
-    caddy, port = needs("caddy"), free_port()
+    caddy, port = needs("caddy"), reserve_port()
     # Without a certificate, which Caddy would request from the network.
     env = {**os.environ, "TACHO_HOST": f"http://127.0.0.1:{port}", "TACHO_UPSTREAM": f"127.0.0.1:{team.port}"}
     env |= {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
 from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
 from tachograph.testing import MemoryRun
-from tests.conftest import wait_for
+from tests.conftest import pause_checks, wait_for
 from tests.remote.conftest import Team, team  # noqa: F401 - a fixture
 
 SERVER = "http://127.0.0.1:9"
@@ -229,7 +228,7 @@ def test_destination_moves_with_the_run(logs, script):
             sys.stdin.read()
         """
     with tachograph.init("x", mode="offline", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.backend._due_at["check"] = math.inf  # the writer notices nothing until the other run has started
+        pause_checks(run)  # the writer notices nothing until the other run has started
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         process = script(other, logs).process
         wait_for(lambda: "started x" in process.stdout.readline())

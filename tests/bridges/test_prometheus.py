@@ -22,12 +22,7 @@ from tachograph.bridges.prometheus import sink as prometheus
 from tachograph.exceptions import ConfigError
 from tachograph.reader import read
 from tachograph.sinks import build_sinks
-from tests.conftest import HANG_S, wait_for
-
-
-def find_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+from tests.conftest import HANG_S, reserve_port, wait_for
 
 
 def fetch(url):
@@ -74,7 +69,7 @@ def log_everything(run):
 
 
 def test_page_follows_the_conventions_of_prometheus(logs):
-    port = find_port()
+    port = reserve_port()
     with start(logs, {"port": port}, system_interval_s=0.1) as run:
         log_everything(run)
         url = f"http://127.0.0.1:{port}/metrics"
@@ -113,7 +108,7 @@ def test_page_follows_the_conventions_of_prometheus(logs):
 
 
 def test_prometheus_scrapes_a_run(logs, tmp_path):
-    port, own_port = find_port(), find_port()
+    port, own_port = reserve_port(), reserve_port()
     (tmp_path / "prometheus.yml").write_text(
         "global: {scrape_interval: 1s}\n"
         f"scrape_configs: [{{job_name: tachograph, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
@@ -239,14 +234,14 @@ def test_port_in_use_is_an_error_that_names_the_remedy(logs, monkeypatch):
 
 
 def test_port_of_an_ending_attempt_is_waited_for():
-    port = find_port()
+    port = reserve_port()
     server = socket.create_server(("127.0.0.1", port))
 
     import threading
 
+    start_s = time.monotonic()
     timer = threading.Timer(0.5, server.close)
     timer.start()
-    start_s = time.monotonic()
     (sink,) = build_sinks({"prometheus": {"port": port}})
     assert time.monotonic() - start_s >= 0.4
     sink.close()

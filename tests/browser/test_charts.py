@@ -60,6 +60,7 @@ def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     finer = series_of(near.value)
     spacing = (finer["x"][-1] - finer["x"][0]) / len(finer["x"])
     assert spacing < (whole["x"][-1] - whole["x"][0]) / len(whole["x"]) / 10
+    expect(page).to_have_url(re.compile("low="))
     query = parse_qs(urlparse(page.url.replace("#", "")).query)
     assert 115_000 < float(query["low"][0]) < float(query["high"][0]) < 130_000
     plot.dblclick()

@@ -8,7 +8,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import wait_for_fit
+from tests.browser.conftest import wait_for_fit, wait_for_run
 from tests.browser.test_charts import write_journal
 from tests.comparison.journals import write_run
 from tests.conftest import wait_for
@@ -145,7 +145,7 @@ run.finish()
 def test_batch_sizes_choose_the_axis_and_live_runs_are_followed(page, dashboard, script, logs):
     script(TRAINER, logs, "small", 8, 400).ok()
     large = script(TRAINER, logs, "large", 32, 100).process
-    wait_for((logs / "large" / "metrics.jsonl").is_file, "the run has started")
+    wait_for_run(logs / "large")
     page.goto(dashboard().url + "#/compare/charts?run=small&run=large")
 
     # Equal steps are different amounts of data.

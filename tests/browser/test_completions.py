@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 import tachograph
 from tests.browser.conftest import wait_for_fit, wait_for_run
 from tests.browser.test_charts import OPTIONS
+from tests.conftest import wait_for
 
 
 def rows_of(page):
@@ -115,7 +116,7 @@ def test_phone_shows_each_sample_as_card(at):
     wide = rows_of(at).first.locator('td[data-label="completion"]').bounding_box()
     assert wide["width"] > 300
     at.get_by_label("Sort by").select_option("-reward")
-    assert texts(at, "reward")[:3] == ["0.2"] * 3
+    wait_for(lambda: texts(at, "reward")[:3] == ["0.2"] * 3, "the sorted rows")
 
 
 def test_table_filter_selects_table(page, dashboard, logs):

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 import tachograph
 from tests.browser.test_charts import OPTIONS, record, write_journal
 from tests.browser.test_live import panel
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, wait_for
 
 FAILING = """
 import tachograph
@@ -36,7 +36,7 @@ def test_a_run_opens_on_its_charts_with_a_verdict(page, dashboard, logs):
     page.get_by_role("link", name="run", exact=True).click()
     expect(page.get_by_role("link", name="charts")).to_have_attribute("aria-current", "page")
     expect(page.locator("[data-verdict]")).to_have_text("No open alerts.")
-    assert shown_metrics(page)[:2] == ["training_loss", "train/lr"]
+    wait_for(lambda: shown_metrics(page)[:2] == ["training_loss", "train/lr"], "the charts in this order")
     assert "acc" in shown_metrics(page)
     expect(panel(page, "window/x")).to_be_hidden()
     page.get_by_text("Windows").click()
@@ -66,6 +66,7 @@ def test_a_metric_with_two_names_has_one_chart(page, dashboard, logs):
     record(logs, "different", [{**row, "loss": row["loss"] + 0.1} for row in rows])
     start = dashboard()
     page.goto(start.url + "#/run/copies")
+    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
     assert [name for name in shown_metrics(page) if name != "sec_per_step"] == ["train_loss", "lr"]
     page.goto(start.url + "#/run/copies/charts?q=learning")
     expect(panel(page, "learning_rate")).to_be_visible()
@@ -73,7 +74,7 @@ def test_a_metric_with_two_names_has_one_chart(page, dashboard, logs):
     expect(page.get_by_role("cell", name="train_loss also loss")).to_be_visible()
     page.goto(start.url + "#/run/different")
     expect(panel(page, "loss")).to_be_visible()
-    assert shown_metrics(page)[:2] == ["loss", "train_loss"]
+    wait_for(lambda: shown_metrics(page)[:2] == ["loss", "train_loss"], "the charts in this order")
 
 
 def test_internal_events_are_hidden_unless_asked_for(page, dashboard, logs):

@@ -124,12 +124,12 @@ def test_evidence_is_drawn_and_judged(page, dashboard, logs):
     wrong.click()
     expect(wrong).to_have_attribute("aria-pressed", "true")
     field = "alert.loss_spike@120"
-    assert read_annotations(run).values[field] == "wrong"
+    wait_for(lambda: read_annotations(run).values.get(field) == "wrong", "the judgement")
     page.reload()
     expect(wrong).to_have_attribute("aria-pressed", "true")
     wrong.click()  # takes it back
     expect(wrong).to_have_attribute("aria-pressed", "false")
-    assert field not in read_annotations(run).values
+    wait_for(lambda: field not in read_annotations(run).values, "no judgement")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

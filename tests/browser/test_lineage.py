@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 from playwright.sync_api import expect
 
 from tests.browser.test_live import panel
+from tests.conftest import remove_folder
 from tests.store import END, START, step, write
 
 
@@ -53,7 +53,7 @@ def test_graph_and_charts_follow_two_forks(page, dashboard, logs):
     expect(page.get_by_role("button", name="parents")).to_be_disabled()
 
     # A parent that was deleted keeps its name, its id and the step.
-    shutil.rmtree(logs / "first")
+    remove_folder(logs / "first")
     page.goto(start.url + "#/run/second/overview")
     page.reload()
     expect(graph.locator(".graph > div").first).to_have_text(

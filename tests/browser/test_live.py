@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import wait_for_run
-from tests.conftest import lines_of, wait_for
+from tests.conftest import lines_of, reserve_port, wait_for, wait_for_lines
 from tests.store import END, START, step, write
 
 TRAINER = """
@@ -62,7 +62,7 @@ def test_points_arrive_live(page, dashboard, script, logs):
     for _ in range(3):
         expect(value).not_to_have_text(seen)
         seen = value.inner_text()
-    newest = max(record["train_loss"] for record in lines_of(logs / "greyjacket") if record["event"] == "step")
+    newest = max(record["train_loss"] for record in wait_for_lines(logs / "greyjacket") if record["event"] == "step")
     assert float(re.sub(r"\D", "", seen)) <= newest
     expect(page.locator("[data-fact=step]")).to_contain_text("of 100")
 
@@ -84,7 +84,7 @@ def test_trainer_acknowledges_new_log_interval(page, dashboard, script, logs):
     page.get_by_role("dialog").get_by_role("button", name="Set to 3").click()
     expect(request.first.locator("[data-status]")).to_have_text("clamped")
     expect(control.locator("[data-value]")).to_have_text("5")
-    changes = [record for record in lines_of(logs / "greyjacket") if record["event"] == "control_change"]
+    changes = [record for record in wait_for_lines(logs / "greyjacket") if record["event"] == "control_change"]
     assert [(change["old"], change["new"], change["source"]) for change in changes] == [
         (1, 20, "dashboard"),
         (20, 5, "dashboard"),
@@ -130,12 +130,12 @@ def test_killed_run_shows_as_crashed(page, dashboard, script, logs):
 def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     script(TRAINER, logs)
     wait_for_run(logs / "greyjacket")
-    first = dashboard()
+    port = str(reserve_port())
+    first = dashboard("--port", port)
     page.goto(first.url + "#/run/greyjacket/charts")
     expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
     first.stop()
     expect(page.get_by_role("status")).to_contain_text("Connection lost")
-    port = first.url.rstrip("/").rpartition(":")[2]
     dashboard("--port", port)
     expect(page.get_by_text("Connection lost")).to_have_count(0)
     value = panel(page, "train_loss").locator(".values")

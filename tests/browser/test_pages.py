@@ -14,7 +14,7 @@ from tachograph.journal import RunFolder
 from tachograph.reader.captured_code import write_code_file
 from tests.browser.conftest import wait_for_fit
 from tests.browser.test_charts import OPTIONS, write_journal
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, wait_for
 from tests.foreign import connect_as_nobody
 from tests.store import END, START, write
 
@@ -144,12 +144,13 @@ def test_theme_choice_is_kept(page, dashboard, logs):
     page.emulate_media(color_scheme="dark")
     page.goto(dashboard().url)
     background = "getComputedStyle(document.documentElement).backgroundColor"
+    expect(page.get_by_role("link", name="run", exact=True)).to_be_visible()
     dark = page.evaluate(background)
     page.keyboard.press("t")
+    wait_for(lambda: page.evaluate(background) != dark, "the other theme")
     light = page.evaluate(background)
-    assert dark != light
     page.reload()
-    assert page.evaluate(background) == light
+    wait_for(lambda: page.evaluate(background) == light, "the chosen theme")
 
 
 @pytest.mark.parametrize("tab", TABS)

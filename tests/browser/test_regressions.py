@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 
 import pytest
 from playwright.sync_api import expect
@@ -13,7 +12,7 @@ import tachograph
 from tests.browser.conftest import wait_for_run
 from tests.browser.test_charts import OPTIONS, record, write_journal
 from tests.browser.test_live import panel, plot_box
-from tests.conftest import wait_for
+from tests.conftest import remove_folder, wait_for
 from tests.store import START, step, write
 
 
@@ -141,7 +140,7 @@ def test_deleted_run_shows_notice(page, dashboard, logs):
     record(logs, "run", [{"train_loss": 1.0}])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
-    shutil.rmtree(logs / "run")
+    remove_folder(logs / "run")
     expect(page.get_by_role("status")).to_contain_text("no longer exists in the log folder")
 
 

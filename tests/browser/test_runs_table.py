@@ -15,6 +15,7 @@ from tachograph.catalog._index import IndexEntry, index_path, save_index
 from tachograph.catalog._summary import CatalogSummary, brief_summary, journal_key
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAggregates
+from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
 
@@ -94,6 +95,7 @@ def test_table_finds_the_best_run(page, dashboard, logs):
     page.get_by_role("button", name="Only what differs").click()
     expect(page.locator("[data-column='config.same']")).to_have_count(0)
     assert "config.seed" in columns(page)
+    expect(page).to_have_url(re.compile("pin=loss"))
     shared = page.url
     assert "config.lr" in shared and "pin=loss" in shared and "sort=val_loss.min" in shared
 
@@ -104,7 +106,7 @@ def test_table_finds_the_best_run(page, dashboard, logs):
     second.goto(shared)
     expect(second.get_by_text("3 of 6 runs")).to_be_visible()
     expect(second.locator("[data-column='config.same']")).to_have_count(0)
-    assert columns(second) == seen
+    wait_for(lambda: columns(second) == seen, "the same columns")
     other.close()
     page.get_by_role("link", name="run-4").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("run-4")
@@ -212,7 +214,7 @@ def test_notes_and_saved_views(page, dashboard, logs):
     expect(page.get_by_label("Search runs")).to_have_value("tag:paper")
     expect(page.get_by_text("1 of 6 runs")).to_be_visible()
     expect(page.get_by_role("button", name="Only what differs")).to_have_attribute("aria-pressed", "true")
-    assert columns(page) == ["config.lr", "rating", "note"]
+    wait_for(lambda: columns(page) == ["config.lr", "rating", "note"], "the columns of the view")
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").click()
     lines = download.value.path().read_text(encoding="utf-8").splitlines()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.conftest import lines_of, wait_for
+from tests.browser.conftest import wait_for_run
+from tests.conftest import lines_of
 
 TRAINER = """
 import sys, time, torch, tachograph as tacho
@@ -36,8 +37,8 @@ with tacho.init("greyjacket", log_dir=sys.argv[1], console=False, **often) as ru
 
 
 def test_trace_is_requested_stored_and_downloaded(page, dashboard, script, logs, tmp_path):
-    trainer = script(TRAINER, logs)
-    wait_for((logs / "greyjacket" / "metrics.jsonl").exists)
+    trainer = script(TRAINER, logs, preload="torch")
+    wait_for_run(logs / "greyjacket")
     page.goto(dashboard().url + "#/run/greyjacket/control")
     panel = page.locator("[data-traces]")
     steps = panel.get_by_label("Steps to profile")
@@ -96,7 +97,7 @@ def test_untraceable_run_shows_reason(page, dashboard, script, logs):
         """,
         logs,
     )
-    wait_for((logs / "greyjacket" / "metrics.jsonl").exists)
+    wait_for_run(logs / "greyjacket")
     page.goto(dashboard().url + "#/run/greyjacket/control")
     page.locator("[data-traces]").get_by_role("button", name="Profile").click()
     page.get_by_role("dialog").get_by_role("button", name="Profile").click()

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import tachograph
 from tachograph.cli._main import main
-from tests.conftest import wait_for
+from tests.conftest import wait_for, whole_lines
 from tests.store import END, START, step, write
 
 NUM_STEPS = 600
@@ -273,8 +273,7 @@ def test_new_run_knows_the_speed_of_earlier_ones(folder):
     journal = folder / "new" / "metrics.jsonl"
 
     def events():
-        records = [json.loads(line) for line in journal.read_text().splitlines()]
-        return [record for record in records if record.get("name") == "baseline_speed"]
+        return [record for record in whole_lines(journal) if record.get("name") == "baseline_speed"]
 
     with tachograph.init("new", log_dir=folder, perf_tag="bf16"):
         wait_for(events)

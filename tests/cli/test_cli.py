@@ -202,7 +202,8 @@ def test_follow_and_control_a_running_run(logs, script):
     assert "applied; current value: 20" in tacho(
         "control", "live", "--log-dir", logs, "--log-every", 20, "--wait", HANG_S
     )
-    assert "takes effect" in tacho("control", "live", "--log-dir", logs, "--log-every", "default", "--wait", 2)
+    default = ("control", "live", "--log-dir", logs, "--log-every", "default", "--wait", 2)
+    wait_for(lambda: "takes effect" in tacho(*default))
     assert "expected a number" in tacho("control", "live", "--log-dir", logs, "--log-every", "few", check=False).stderr
     assert "clamped; current value: 10" in tacho(
         "control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", HANG_S

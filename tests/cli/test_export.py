@@ -25,7 +25,7 @@ from tachograph.exceptions import TableExportError
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS, encode
 from tests.cli.test_cli import tacho
-from tests.conftest import HANG_S, wait_for, wait_for_lines
+from tests.conftest import HANG_S, wait_for_lines
 
 FORMATS = ["csv", "jsonl", "parquet"]
 PLACES = ("run", "attempt", "kind", "step", "time")
@@ -568,22 +568,38 @@ def files_in(folder):
     return {file.name for file in folder.iterdir()}
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("long_run")
+INTERRUPTED = """
+    import os, signal, sys
+    from tachograph.catalog.export import _formats
+    from tachograph.cli import main
+
+    number, folder = int(sys.argv[1]), sys.argv[2]
+
+    def interrupt(write):
+        def add(writer, *batch):
+            num_rows = write(writer, *batch)
+            if any(file.stat().st_size > 1000 for file in os.scandir(folder)):
+                signal.raise_signal(number)
+            return num_rows
+        return add
+
+    for writer in _formats._CsvWriter, _formats._ParquetWriter:
+        writer.add = interrupt(writer.add)
+    sys.argv = ["tacho", "export", sys.argv[3], "-o", sys.argv[4]]
+    main()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("name", ["csv", "parquet"])
-def test_interrupted_export_leaves_no_table(tmp_path, long_run, name, number):
+def test_interrupted_export_leaves_no_table(tmp_path, long_run, script, name, number):
     if name == "parquet":
         pytest.importorskip("pyarrow")
-    run, target = long_run(320_000), tmp_path / "out"
+    run, target = long_run(80_000), tmp_path / "out"
     target.mkdir()
     path = target / f"table.{name}"
-    command = [sys.executable, "-m", "tachograph", "export", str(run), "-o", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: any(file.stat().st_size > 1000 for file in target.iterdir()), "a partial table")
-    process.send_signal(number)
-    process.communicate(timeout=HANG_S)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    code, _, err = script(INTERRUPTED, int(number), target, run, path, preload="command").wait()
+    assert code == (130 if number == signal.SIGINT else -number), err
     assert not path.exists()
     if number == signal.SIGINT:
         assert files_in(target) == set()

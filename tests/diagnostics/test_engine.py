@@ -435,7 +435,7 @@ def test_time_per_step_does_not_grow_with_the_run() -> None:
         begin = time.thread_time()
         engine.observe_steps(NAMES, columns)
         took_s.append(time.thread_time() - begin)
-    assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
+    assert min(took_s[-4:]) < 4 * min(took_s[:4])
 
 
 def test_number_of_cached_layouts_is_bounded() -> None:

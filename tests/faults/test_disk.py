@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import tachograph
 from tachograph.journal import RunState
 from tachograph.reader import read
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, pause_checks, wait_for
 
 
 @pytest.fixture
@@ -73,6 +72,7 @@ def test_disk_that_stays_full_counts_losses_and_ends_in_time(small_disk, capsys)
         run.log(a=float(step), step=step)
         if step % 100 == 0:
             time.sleep(0.002)
+    wait_for(lambda: not run.backend.buffer and run.backend.losses.num_records, "the first losses")
     began_s = time.monotonic()
     assert run.finish() is False
     assert time.monotonic() - began_s < HANG_S / 2
@@ -231,9 +231,11 @@ def test_folder_replacing_the_journal_gets_another_name(logs, when):
         run.log(a=1.0, step=step)
     run.flush()
     journal = logs / "x" / "metrics.jsonl"
+    pause_checks(run)
     journal.unlink()
     (journal / "inside").mkdir(parents=True)
     (journal / "inside" / "file").write_text("not ours")
+    run.backend._due_at["check"] = 0.0
     if when == "in the middle":
         wait_for(journal.is_file)
     for step in range(100, 200):
@@ -281,7 +283,7 @@ def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
         for step in range(50):
             run.log(who=1.0, step=step)
         run.flush()
-        run.backend._due_at["check"] = math.inf  # let the other process claim the folder before our check
+        pause_checks(run)  # let the other process claim the folder before our check
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         other = script(
             """

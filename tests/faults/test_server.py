@@ -25,7 +25,7 @@ from tachograph.reader import read
 from tachograph.remote import Connection, RunSender, SendState, parse_server, read_send_state, store_token
 from tachograph.server._copy_status import read_copy_status
 from tachograph.server.team import KeyRing, keys_path
-from tests.conftest import HANG_S, Script, lines_of, wait_for
+from tests.conftest import HANG_S, Script, lines_of, reserve_port, wait_for, wait_for_lines
 from tests.preloaded import preloaded
 from tests.remote.conftest import send_all
 from tests.store import END, START, append, hears, step, write
@@ -48,9 +48,7 @@ class ServerProcess:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = reserve_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.keys = KeyRing(keys_path(data_dir))
         self.tokens: dict[str, str] = {}
@@ -225,9 +223,7 @@ def test_unreachable_server_does_not_concern_training(server, logs, script):
 
 
 def test_server_that_never_answers_holds_up_nothing(server, logs, script):
-    with socket.socket() as black_hole:
-        black_hole.bind(("127.0.0.1", server.port))
-        black_hole.listen(128)
+    with socket.create_server(("127.0.0.1", server.port)) as black_hole:
         training = script(TRAIN, logs, "x", env=server.environment(TACHO_EXIT_TIMEOUT_S="0.5"))
         hears(training, "started")
         connection, _ = black_hole.accept()
@@ -323,7 +319,7 @@ def test_clock_of_the_trainer_does_not_matter(server, logs, script, tmp_path, ah
     wait_for(lambda: read_copy_status(copy).skew_s is not None)
     wait_for(lambda: current_state(copy) is RunState.RUNNING)
     assert abs(read_copy_status(copy).skew_s - ahead_s) < HANG_S
-    assert abs(lines_of(copy.path)[0]["time"] - ahead_s - time.time()) < HANG_S, "records keep their times"
+    assert abs(wait_for_lines(copy.path)[0]["time"] - ahead_s - time.time()) < HANG_S, "records keep their times"
     training.process.send_signal(signal.SIGKILL)
     training.process.wait()
     wait_for(lambda: current_state(copy) is RunState.STALE, "the copy being stale")

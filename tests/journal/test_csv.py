@@ -325,7 +325,7 @@ def test_rebuild_leaves_the_file_of_a_running_writer_alone(logs, script):
     program = script(
         """
         import sys, tachograph
-        run = tachograph.init("x", log_dir=sys.argv[1], git=False, console=False)
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False, console=False, system_interval_s=0)
         run.log(a=1.0); run.flush()
         print("running")
         sys.stdin.readline()
@@ -333,6 +333,7 @@ def test_rebuild_leaves_the_file_of_a_running_writer_alone(logs, script):
         logs,
     )
     assert program.process.stdout.readline() == "running\n"
+    wait_for(lambda: is_csv_current(RunFolder(logs / "x")), "the first rows")
     inode = (logs / "x" / "metrics.csv").stat().st_ino
     assert rebuild_csv(RunFolder(logs / "x"), wait_s=0.3) is None
     assert (logs / "x" / "metrics.csv").stat().st_ino == inode

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tachograph.one_logger import Exporter, FileExporter, OneLoggerConfig, TrainingTelemetryProvider
+from tests.conftest import whole_lines
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def configure(provider: TrainingTelemetryProvider) -> Callable[..., TrainingTele
 
 def exported(path: str = "out.jsonl") -> list[dict[str, Any]]:
     """Return the records that a `FileExporter` wrote."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return whole_lines(Path(path))
 
 
 def journal(run: str = "app-session") -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from tachograph.one_logger import (
     validation_loop,
 )
 from tachograph.testing import MemoryRun
+from tests.conftest import HANG_S
 from tests.one_logger.conftest import exported, journal
 from tests.one_logger.test_exporters import CollectingExporter
 
@@ -256,7 +257,7 @@ def test_b19_callbacks_handle_edge_cases(configure, provider):
     with application(), training_loop(0):
         span = on_save_checkpoint_start(1, start_time_msec=start_ms)  # the given time is used
         on_save_checkpoint_end()
-        assert span.duration_msec() == pytest.approx(60_000, abs=2000)
+        assert 60_000 <= span.duration_msec() + 1 < 60_000 + 1_000 * HANG_S
         on_save_checkpoint_start(2)  # a save without end does not block the next one
         on_save_checkpoint_start(3)
         on_save_checkpoint_end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 import types
@@ -19,7 +18,7 @@ from tachograph.plugins.nemo_gym._client import GymClient, GymError, run_all
 from tachograph.plugins.nemo_gym._data import GymDataError, prompt_ids, prompt_of, read_rows
 from tachograph.plugins.nemo_gym._rollouts import parse_reward, parse_rollout, run_request
 from tachograph.plugins.nemo_gym._servers import GymServers, RoutingError, parse_servers
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, reserve_port
 from tests.gym_server import Fault, running_gym, text_of, turns
 from tests.train.conftest import make_tokenizer, write_rows
 
@@ -365,8 +364,7 @@ def test_dead_server_stops_training(tmp_path):
 
 
 def test_connection_refused_is_repeated():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = reserve_port()
     with pytest.raises(GymError, match="cannot connect: Connection refused") as raised:
         GymClient(max_retries=2, retry_s=0.01).post(
             "127.0.0.1", port, "/verify", {}, timeout_s=HANG_S, deadline_s=time.monotonic() + HANG_S

@@ -10,7 +10,7 @@ import pytest
 from tachograph.recorder._backpressure import MAX_AGE_S, MAX_BYTES, Backpressure
 from tachograph.recorder._buffer_items import LargeItem, PendingRecord, size_bytes
 from tachograph.testing import FakeClock
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 NUM_ITEMS = 2_000
 
@@ -35,7 +35,7 @@ class Subject:
 
     def is_held(self, done: list[bool]) -> bool:
         """Return whether the call waits although the writer keeps finishing work."""
-        assert self.woken.wait(30)
+        assert self.woken.wait(HANG_S)
         for _ in range(50):
             self.pressure.note_progress()
             if threading.Event().wait(0.005) or done:
@@ -59,7 +59,7 @@ def test_caller_waits_while_the_oldest_item_is_too_old():
     subject.pressure.finish_chunk(0, 0)
     assert subject.is_held(done)
     subject.pressure.note_written()
-    assert wait_for(lambda: done, 30) == [True]
+    assert wait_for(lambda: done) == [True]
 
 
 def test_age_is_known_for_every_kind_of_item():
@@ -84,7 +84,7 @@ def test_age_is_ignored_while_the_disk_is_slow():
     subject.clock.advance(MAX_AGE_S + 0.1)
     with subject.pressure.in_files():
         done = subject.add()
-        assert wait_for(lambda: done, 30) == [True]
+        assert wait_for(lambda: done) == [True]
     assert len(subject.buffer) > NUM_ITEMS
 
 
@@ -92,7 +92,7 @@ def test_full_buffer_drops_when_the_disk_hangs():
     subject = Subject(num_items=5_000, buffer_size=5_000)
     with subject.pressure.in_files():
         done = subject.add()
-        assert wait_for(lambda: done, 30) == [False]
+        assert wait_for(lambda: done) == [False]
         assert subject.pressure.add(PendingRecord(0.0, "event", {})), "other records have a reserve"
         assert subject.pressure.add(PendingRecord(0.0, "end", {}), force=True)
 

@@ -237,7 +237,7 @@ def test_a_git_that_is_just_starting_is_killed(hanging_git: Callable[[str], Path
             return trace
 
         sys.settrace(trace)
-        run_git("status", "--porcelain=v2", "-z", cwd=".", timeout_s=0.2)
+        run_git("status", "--porcelain=v2", "-z", cwd=".", timeout_s=3.0)
 
     statuses = []
     while not statuses or statuses[-1] == 1:

@@ -163,7 +163,8 @@ def test_invalid_control_file_is_reported_once(logs, content):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         run.log(a=1.0)
         path = logs / "x" / "control.json"
-        path.write_bytes(content)
+        (logs / "new").write_bytes(content)
+        (logs / "new").rename(path)  # a file that is half written would be reported, too
         errors = wait_for(lambda: read(logs / "x").latest("telemetry_error"))
         os.utime(path)
         time.sleep(0.2)

@@ -16,7 +16,7 @@ from tachograph._base import ranks
 from tachograph.cli._main import main
 from tachograph.journal import RunFolder, find_job
 from tachograph.reader import overview, read, read_ranks
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, wait_for, whole_lines
 
 SINGLE_PROCESS = (0, 1)
 
@@ -88,9 +88,9 @@ def test_second_rank_writes_its_own_journal(logs, script):
     second = script(source, logs, "fail", env={**job, "RANK": "1"})
     assert second.process.stdout.readline() == "trained\n"
     first = script(source, logs, env={**job, "RANK": "0"})
+    both = {(0, "running"), (1, "running")}
     wait_for((logs / "job" / "ranks" / "00001.jsonl").exists, what="the journal of rank 1")
-    running = read_ranks(RunFolder(logs / "job"))
-    assert {(view.rank, str(view.state)) for view in running} == {(0, "running"), (1, "running")}
+    wait_for(lambda: {(view.rank, str(view.state)) for view in read_ranks(RunFolder(logs / "job"))} == both)
     assert "rank 1 is unwell" in second.process.communicate("\n", timeout=HANG_S)[1]
     first.process.communicate("\n", timeout=HANG_S)
     history = read("job", logs)
@@ -239,7 +239,7 @@ def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
     first.process.kill()
     first.process.wait()
     assert {str(view.state) for view in read("job", logs).ranks} == {"crashed"}
-    assert lines_of(logs / "job")[0]["event"] == "start"
+    assert whole_lines(logs / "job" / "metrics.jsonl")[0]["event"] == "start"
 
 
 @pytest.mark.xdist_group("torch")

@@ -15,7 +15,7 @@ import pytest
 from tachograph.journal import RunFolder
 from tachograph.remote import Connection, RunSender, parse_server
 from tachograph.server.team import TeamServer, create_team_server
-from tests.conftest import HANG_S, wait_for
+from tests.conftest import HANG_S, reserve_port, wait_for
 from tests.store import END, START, step, write
 
 ALL_SCOPES = ("read", "write", "control", "admin")
@@ -27,7 +27,7 @@ class Team:
     def __init__(self, data_dir: Path, **options: Any) -> None:
         self.data_dir = data_dir
         self.options = options
-        self.port = 0
+        self.port = reserve_port()
         self.start()
         self.tokens: dict[str, str] = {}
         self.connections: list[Connection] = []
@@ -42,7 +42,6 @@ class Team:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(("127.0.0.1", self.port))
         self.listener.listen(128)
-        self.port = self.listener.getsockname()[1]
         self.app = TeamServer(self.data_dir, **self.options)
         self.server = create_team_server(self.app, lifespan="off")
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -19,6 +19,7 @@ from tachograph.remote import (
     store_token,
     stored_servers,
 )
+from tests.conftest import read_files
 
 SERVER = parse_server("https://tacho.example.org")
 OTHER = parse_server("https://tacho.example.org:8443/team")
@@ -195,6 +196,6 @@ def test_key_of_the_environment_is_in_no_file_of_a_run(script, logs):
     """
     program = script(code, logs, TOKEN, f"--key={TOKEN}", env={"TACHO_API_KEY": TOKEN})
     assert program.wait()[0] == 1
-    files = [path for path in logs.rglob("*") if path.is_file()]
-    assert any(b"[masked]" in path.read_bytes() for path in files)
-    assert [path.name for path in files if b"Canary" in path.read_bytes()] == []
+    contents = read_files(logs)
+    assert any(b"[masked]" in data for data in contents.values())
+    assert [path.name for path, data in contents.items() if b"Canary" in data] == []

@@ -12,6 +12,7 @@ import pytest
 
 from tachograph.journal import RunFolder, compress_journal, lock_run_folder, read_requests, write_requests
 from tachograph.remote import hash_bytes, read_send_state
+from tachograph.server.team import KeyUsage
 from tests.remote.conftest import Team, send_all
 from tests.store import append, lines, step
 
@@ -392,6 +393,7 @@ def test_answer_out_of_order_tells_where_to_continue(team: Team, registered: str
 
 def test_fast_key_is_slowed_down(team: Team, make_run: MakeRun):
     folder = make_run(num_steps=2_000)
+    team.app.copies.usage = KeyUsage(team.data_dir, clock=lambda: 0.0)  # no time passes, however slow the machine is
     token = team.token("write", name="slow", max_bytes_per_s=20_000)
     answers = []
     sender = team.sender(folder, token)

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from tests.conftest import HANG_S, lines_of, wait_for
+from tests.conftest import HANG_S, wait_for, wait_for_lines
 
 
 class Writer:
@@ -64,7 +64,7 @@ def test_runs_of_another_tool_appear_and_grow(logs, tmp_path, dashboard, number)
     wait_for(lambda: values(running, "first") == [step / 4 for step in range(500)], "the new points")
     wait_for(lambda: values(running, "second") == [0, 0.25, 0.5], "the second run")
     assert names(running) == ["first", "second"]
-    steps = [record["global_step"] for record in lines_of(logs / "first") if record["event"] == "step"]
+    steps = [record["global_step"] for record in wait_for_lines(logs / "first") if record["event"] == "step"]
     assert steps == list(range(500))
     watcher = watcher_of(running)
     code, _, err = running.end(number)
@@ -77,7 +77,8 @@ def test_run_that_cannot_be_imported_is_reported_once(logs, tmp_path, dashboard)
     source.write_text('{"step": 0, "loss": 1}\n{"step": 1, "loss": 2}\n{"step": 2, "loss": 2}\n')
     running = dashboard("--also", f"jsonl:{source}")
     wait_for(lambda: len(values(running, "a")) == 3, "the run")
-    source.write_text('{"step": 7, "loss": 1}\n')
+    (tmp_path / "new").write_text('{"step": 7, "loss": 1}\n')
+    (tmp_path / "new").rename(source)
     line = running.process.stderr.readline()
     assert "has changed since it was imported" in line
     assert running.end()[2] == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from tachograph.catalog import annotate
 from tachograph.server import _live, create_app
 from tachograph.store import Store
-from tests.conftest import HANG_S, wait_for
+from tests.conftest import HANG_S, remove_folder, wait_for
 from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
 
@@ -97,7 +96,7 @@ def test_new_and_deleted_runs_are_reported(logs, serve, listen, run):
     write(logs / "new", [START, step(0, a=1.0)])
     events.wait(is_change("new"))
     events.found.clear()
-    shutil.rmtree(logs / "new")
+    remove_folder(logs / "new")
     events.wait(lambda event, data: event == "gone" and data["name"] == "new")
 
 

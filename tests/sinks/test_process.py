@@ -21,7 +21,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.reader import read
 from tachograph.sinks import SINKS, SinkProcess, _config, read_lags, start_sinks
-from tests.conftest import lines_of, wait_for
+from tests.conftest import lines_of, wait_for, whole_lines
 
 FOREVER_S = 900
 """How long the clients here block: far longer than any deadline of a test."""
@@ -114,7 +114,7 @@ def notes(tmp_path):
 
     class Notes(type(path)):
         def read(self):
-            return [json.loads(line) for line in self.read_text().splitlines()] if self.exists() else []
+            return whole_lines(self)
 
         def calls(self):
             return [note["call"] for note in self.read() if "call" in note]

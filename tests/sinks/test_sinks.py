@@ -84,6 +84,8 @@ def wandb_records(path):
             at += 32768 - at % 32768
             continue
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if at + 7 + length > len(data):  # W&B is writing it
+            return
         parts.append(data[at + 7 : at + 7 + length])
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part

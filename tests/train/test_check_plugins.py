@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
 from tachograph.reader import read
+from tests.conftest import reserve_port
 from tests.train.conftest import BASE, write_rows
 from tests.train.test_kd import write_scored_rows
 
@@ -102,18 +102,12 @@ SCORED = {"path": "./scored.jsonl", "type": "chat_template", "logprobs_field": "
 PAIRS = [{"prompt": f"add {number}", "chosen": "yes", "rejected": "no"} for number in range(8)]
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def test_errors_are_found_before_the_model_is_loaded(make_job, monkeypatch):
     monkeypatch.setattr("tachograph.plugins.kd._server.time.sleep", lambda seconds: None)
     write_rows("pairs.jsonl", PAIRS)
     write_scored_rows("scored.jsonl")
     pairs = {"rl": "dpo", "datasets": [{"path": "pairs.jsonl", "type": "chat_template.default"}]}
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{reserve_port()}"
     sparse = {"base_model": "./sparse-model", "llmcompressor": {"recipe": RECIPE}}
     cases = [
         ("cut_cross_entropy", {"label_smoothing_factor": 0.1}, "label_smoothing_factor needs logits"),

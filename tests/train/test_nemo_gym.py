@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from tachograph.exceptions import ConfigError, PluginError
 from tachograph.reader import read
 from tachograph.train import load
+from tests.conftest import reserve_port
 from tests.gym_server import Fault, running_gym, text_of, turns, verify
 from tests.train.conftest import BASE, make_tokenizer, write_rows
 
@@ -326,11 +326,6 @@ def test_evaluation_has_metrics_of_its_own(make_job):
     assert values(run, "plugin/nemo_gym/missing_rewards") == [0.0, 0.0]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def test_errors_come_before_the_model_is_loaded(make_job):
     write_rows("gym.jsonl", rows())
     write_rows("other.jsonl", rows())
@@ -340,9 +335,9 @@ def test_errors_come_before_the_model_is_loaded(make_job):
     long_row[0]["responses_create_params"]["input"][1]["content"] = "x" * 300
     write_rows("long.jsonl", long_row)
     with running_gym({"math": verify}, {"agent": ("code", lambda path, body: {})}) as gym:
-        gym.config["off"] = {"resources_servers": {"off": {"host": "127.0.0.1", "port": free_port()}}}
+        gym.config["off"] = {"resources_servers": {"off": {"host": "127.0.0.1", "port": reserve_port()}}}
         for changes, message in (
-            ({"nemo_gym_head_port": free_port()}, "head server of NeMo Gym at 127.0.0.1:"),
+            ({"nemo_gym_head_port": reserve_port()}, "head server of NeMo Gym at 127.0.0.1:"),
             ({"nemo_gym_head_port": gym.servers["math"].port}, "global_config_dict_yaml lists no resources server"),
             (
                 {"nemo_gym_datasets": [{"path": "gym.jsonl", "server_name": "mth"}]},
@@ -390,7 +385,7 @@ def test_unreachable_optional_gym_is_dropped(make_job):
         plugins=[{"name": "nemo_gym", "optional": True}],
         datasets=[{"path": "prompts.jsonl"}],
         trl={"num_generations": 2, "max_completion_length": 4, "reward_funcs": ["my_rewards.one"]},
-        nemo_gym_head_port=free_port(),
+        nemo_gym_head_port=reserve_port(),
         nemo_gym_datasets=[{"path": "prompts.jsonl", "server_name": "math"}],
     )
     checked_job = job.check()

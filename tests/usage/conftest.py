@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tachograph.usage import TelemetryManager, UsageConfig, _consent
-from tests.conftest import HANG_S, wait_for
+from tests.conftest import HANG_S, reserve_port, wait_for
 from tests.receiver import Receiver, Reply, Request
 
 _RANKS = ("RANK", "GLOBAL_RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
@@ -105,11 +104,9 @@ def receiver(make_receiver: Callable[[], PostHogReceiver]) -> PostHogReceiver:
 
 
 @pytest.fixture
-def refusing() -> Iterator[str]:
+def refusing() -> str:
     """A reserved address that refuses connections."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+    return f"http://127.0.0.1:{reserve_port()}"
 
 
 class Absent:
@@ -117,21 +114,16 @@ class Absent:
 
     def __init__(self, make_receiver: Callable[..., PostHogReceiver]) -> None:
         self._make_receiver = make_receiver
-        self._held = socket.socket()
-        self._held.bind(("127.0.0.1", 0))
-        self.port = self._held.getsockname()[1]
+        self.port = reserve_port()
         self.address = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> PostHogReceiver:
-        self._held.close()
         return self._make_receiver(self.port)
 
 
 @pytest.fixture
-def absent(make_receiver: Callable[..., PostHogReceiver]) -> Iterator[Absent]:
-    made = Absent(make_receiver)
-    yield made
-    made._held.close()
+def absent(make_receiver: Callable[..., PostHogReceiver]) -> Absent:
+    return Absent(make_receiver)
 
 
 @pytest.fixture
@@ -159,7 +151,8 @@ def spooled(folder: Path) -> list[dict[str, Any]]:
     def refuse(text: str) -> None:
         raise AssertionError(f"not valid JSON: {text}")
 
-    lines = [line for path in sorted(folder.rglob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
+    blocks = [path.read_bytes().rpartition(b"\n")[0] for path in sorted(folder.rglob("*.jsonl"))]
+    lines = [line for block in blocks for line in block.decode().splitlines()]  # without one that is being written
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 

@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager
+from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager, _sender
 from tests.conftest import HANG_S, Script, wait_for
 from tests.receiver import Reply
 from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
@@ -308,8 +308,9 @@ def test_undelivered_events_are_sent_by_next_process(
 
 @pytest.mark.parametrize("status", [400, 413])
 def test_rejected_batch_is_dropped_and_counted(
-    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, status: int
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_sender, "_SEND_DELAY_S", 3.0)  # both events are in one batch, on a slow machine too
     receiver.reply(Reply(status), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
@@ -368,7 +369,7 @@ def test_unresolvable_name_is_retried(configure: Configure, usage_dir: Path, mon
     manager = configure(endpoint="https://telemetry.invalid")
     manager.send_event("train-start")
     wait_for(lambda: asked, what="a look-up")
-    assert asked == ["telemetry.invalid"]
+    assert set(asked) == {"telemetry.invalid"}
     manager.shutdown(HANG_S)
     assert manager.num_lost == 0
     assert len(spooled(usage_dir)) == 1
@@ -394,6 +395,7 @@ def test_retry_after_is_respected(configure: Configure, receiver: PostHogReceive
 def test_retry_after_zero_does_not_cause_hammering(configure: Configure, receiver: PostHogReceiver) -> None:
     receiver.reply(Reply(429, headers={"Retry-After": "0"}))
     configure().send_event("train-start")
+    began_s = time.monotonic()
     receiver.wait(1)
     time.sleep(2.2)
-    assert len(receiver.requests) <= 3
+    assert len(receiver.requests) <= 1 + (time.monotonic() - began_s) / 0.9

@@ -46,8 +46,8 @@ def test_output_survives_a_kill(tacho, python, victim):
         print("before the run", flush=True)
         run = tachograph.init("train", console=False)
         print("to stderr", file=sys.stderr, flush=True)
-        print("\\r 10 %\\r 20 %", end="", file=sys.stderr, flush=True)
         open("pid", "w").write(str(os.getpid()))
+        print("\\r 10 %\\r 20 %", end="", file=sys.stderr, flush=True)
         time.sleep(1000)
         """,
     )

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
@@ -19,6 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from tests.conftest import reserve_port
 
 PROGRAMS = Path(__file__).parents[3] / ".tools" / "clickhouse"
 _CHDB_SERVER = Path(__file__).with_name("chdb_server.py")
@@ -68,17 +68,6 @@ def _java() -> str | None:
     return shutil.which("java") or (str(own) if own else None)
 
 
-def free_ports(number: int) -> list[int]:
-    """Return ports that nothing listens on, below those that the system gives to outgoing connections at any time."""
-    found: list[int] = []
-    while len(found) < number:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with socket.socket() as candidate, contextlib.suppress(OSError):
-            candidate.bind(("127.0.0.1", port))
-            found.append(port)
-    return found
-
-
 class ClickHouseServer:
     """Debian's ClickHouse server 18.16."""
 
@@ -91,7 +80,7 @@ class ClickHouseServer:
             ports: for HTTP, for the native protocol and between servers; free ones by default.
         """
         self.folder = folder
-        self.port, self.tcp_port, interserver = ports or free_ports(3)
+        self.port, self.tcp_port, interserver = ports or [reserve_port() for _ in range(3)]
         folder.mkdir(parents=True, exist_ok=True)
         values = {"folder": folder, "http": self.port, "tcp": self.tcp_port, "interserver": interserver, "more": more}
         (folder / "config.xml").write_text(_CONFIG.format(**values))
@@ -151,7 +140,7 @@ class ZooKeeper:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        (self.port,) = free_ports(1)
+        self.port = reserve_port()
         (folder / "zoo.cfg").write_text(
             f"tickTime=500\ndataDir={folder}/data\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
         )

@@ -14,9 +14,9 @@ import pytest
 from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
 from tachograph.server.columns import ColumnStore, verify_runs
-from tests.conftest import wait_for
+from tests.conftest import reserve_port, wait_for
 from tests.server.columns.conftest import need
-from tests.server.columns.servers import ClickHouseServer, ZooKeeper, free_ports, missing_server, missing_zookeeper
+from tests.server.columns.servers import ClickHouseServer, ZooKeeper, missing_server, missing_zookeeper
 from tests.server.columns.test_answers import check_equal
 from tests.server.columns.test_grafana import TITLES, Board, record_run, write_odd_run
 from tests.server.columns.test_inserter import no_differences, write_runs
@@ -42,7 +42,7 @@ def cursor_offsets(store: ColumnStore) -> str:
 @pytest.fixture
 def shards(tmp_path: Path) -> Iterator[list[ClickHouseServer]]:
     need(missing_server())
-    ports = [free_ports(3) for _ in range(2)]
+    ports = [[reserve_port() for _ in range(3)] for _ in range(2)]
     config = cluster_config([[each[1]] for each in ports])
     with contextlib.ExitStack() as stack:
         servers = []

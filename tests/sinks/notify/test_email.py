@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import email.policy
-import socket
 import ssl
 import subprocess
 
@@ -13,7 +12,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from tachograph.sinks.notify import DeliveryError, open_channels, resolve_notify
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, reserve_port
 from tests.sinks.notify.conftest import message
 
 PASSWORD = "canary-hunter-2"
@@ -49,9 +48,7 @@ def mail_server():
     started = []
 
     def start(**options):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        controller = Controller(Mailbox(), hostname="127.0.0.1", port=port, **options)
+        controller = Controller(Mailbox(), hostname="127.0.0.1", port=reserve_port(), **options)
         controller.start()
         started.append(controller)
         return controller

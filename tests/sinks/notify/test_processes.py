@@ -24,7 +24,7 @@ TRAIN = """
         raise ValueError("boom")
     if end == "waits":
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     if end == "exits":
         sys.exit(3)
     if end == "finishes":
@@ -91,7 +91,8 @@ def test_killed_program_is_resumed(logs, script, receiver):
     receiver.wait(2)
     saved = logs / "x" / ".tacho" / "notify.json"
     # Killed before it has read the response, it would send the message again.
-    wait_for(lambda: not json.loads(saved.read_bytes())["queues"]["webhook"]["waiting"], what="the answers")
+    is_answered = lambda: saved.exists() and not json.loads(saved.read_bytes())["queues"]["webhook"]["waiting"]  # noqa: E731
+    wait_for(is_answered, what="the answers")
     program.process.kill()
     program.wait()
     assert events(receiver) == ["milestone", "start"]
