@@ -191,7 +191,7 @@ def test_metrics_are_drawn_on_the_axis_of_define_metric(page, dashboard, logs, m
     expect(panel(page, "loss")).not_to_contain_text("by")
     box = plot_box(page, "val/acc")
     page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
-    expect(panel(page, "val/acc")).to_contain_text(re.compile(r"epoch 2[67]\d"))
+    expect(panel(page, "val/acc")).to_contain_text(re.compile(r"epoch 2[678]\d"))
     with page.expect_response(re.compile("x_metric=epoch.*low=")):  # the address of the page keeps the range of steps
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=5)
@@ -199,5 +199,13 @@ def test_metrics_are_drawn_on_the_axis_of_define_metric(page, dashboard, logs, m
     assert "low=" not in page.url
     page.get_by_role("button", name="Zoom out").click()
     with page.expect_response(re.compile(r"/series\?x=step&points=.*val%2Facc")):
+        page.get_by_role("button", name="own axes").click()
+    expect(panel(page, "val/acc")).not_to_contain_text("by epoch")
+
+    # Runs that are compared use these axes, too.
+    page.goto(page.url.partition("#")[0] + "#/compare/charts?run=axes")
+    expect(panel(page, "val/acc")).to_contain_text("by epoch")
+    expect(panel(page, "loss")).not_to_contain_text("by")
+    with page.expect_response(re.compile("name=val%2Facc&x=step&points")):
         page.get_by_role("button", name="own axes").click()
     expect(panel(page, "val/acc")).not_to_contain_text("by epoch")

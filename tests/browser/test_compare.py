@@ -124,6 +124,61 @@ def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, cont
     wait_for_fit(other)
 
 
+def test_any_metric_as_x_axis_and_runs_outside(page, dashboard, logs):
+    for index in range(12):
+        level = 1e6 if index == 11 else 1.0
+        rows = [
+            {
+                "train_loss": level * (2 + index / 10 + (step % 5) / 10),
+                "reward": 10 * math.sin(step / 8),
+                "frames": 4 * step,
+            }
+            for step in range(60)
+        ]
+        for row in rows[:3]:
+            del row["reward"]
+        write_journal(logs, f"run-{index:02d}", rows, config={"lr": 0.1, "seed": index})
+    runs = "&".join(f"run=run-{index:02d}" for index in range(12))
+    page.goto(f"{dashboard().url}#/compare/charts?{runs}")
+    wait_for(lambda: painted(page, "train_loss") == 12, "all lines are painted")
+
+    # A run of which nothing can be seen is named, and one click shows it.
+    outside = chart(page, "train_loss").get_by_role("button", name=re.compile("outside"))
+    expect(outside).to_contain_text("1 outside: run-11")
+    outside.click()
+    expect(outside).to_have_count(0)
+
+    # A metric that goes up and down, found by a part of its name.
+    page.get_by_label("Horizontal axis").select_option("a metric")
+    with page.expect_response(re.compile("x_metric=reward")):
+        page.get_by_label("Metric on the x axis").fill("reward")
+    expect(page).to_have_url(re.compile("x=metric%3Areward"))
+    expect(chart(page, "train_loss")).to_contain_text("36 without x")
+    wait_for(lambda: painted(page, "train_loss") == 12, "all lines are painted")
+    box = chart(page, "train_loss").locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.9)
+    expect(chart(page, "train_loss").get_by_role("status")).to_contain_text(re.compile(r"reward \d"))
+    with page.expect_response(re.compile("x_metric=reward.*low=")):
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + box["height"] * 0.5, steps=5)
+        page.mouse.up()
+    page.get_by_role("button", name="Zoom out").click()
+    page.get_by_label("Group the runs").click()
+    page.get_by_role("button", name="Same config, except seeds").click()
+    page.keyboard.press("Escape")
+    expect(chart(page, "train_loss")).to_contain_text("no mean here")
+    page.get_by_label("Metric on the x axis").fill("frames")
+    expect(chart(page, "train_loss")).not_to_contain_text("no mean here")
+    wait_for(lambda: painted(page, "train_loss") == 13, "the mean is painted")
+
+    # The charts of one run have the same axes.
+    page.goto(page.url.partition("#")[0] + "#/run/run-03/charts?x=metric:reward")
+    expect(chart(page, "train_loss")).to_contain_text("3 without x")
+    wait_for(lambda: painted(page, "train_loss") == 1, "the line is painted")
+    with page.expect_response(re.compile("x=samples")):
+        page.get_by_label("Horizontal axis").select_option("samples")
+
+
 TRAINER = """
 import sys
 import tachograph

@@ -44,7 +44,7 @@ def plot_box(page, name):
 
     def is_stable():
         page.wait_for_timeout(200)
-        boxes.append(panel(page, name).locator(".u-over").bounding_box())
+        boxes.append(panel(page, name).locator(".u-over, .plot").first.bounding_box())
         return len(boxes) > 3 and boxes[-1] and boxes[-1] == boxes[-2] == boxes[-3]
 
     wait_for(is_stable, "a stable layout")

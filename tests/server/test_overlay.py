@@ -243,3 +243,72 @@ def test_group_line_is_thinned_with_its_extremes(serve, tmp_path):
     at = {x: place for place, x in enumerate(whole["x"])}
     for column, values in thin.items():
         assert values == [whole[column][at[x]] for x in thin["x"]]
+
+
+def test_any_metric_is_an_x_axis(serve, tmp_path):
+    """Values of x are joined by step, within an attempt; points without one are left out and counted."""
+    records = [start(), step(1, loss=9.0), step(2, loss=8.0, reward=1.0), step(3, loss=7.0)]
+    records += [
+        step(4, reward=5.0),
+        step(5, loss=6.0),
+        step(6, loss=5.0, reward=3.0),
+        step(7, loss=4.0, reward=float("nan")),
+    ]
+    resumed = {**start(), "resumed": True}
+    records += [
+        resumed,
+        step(7, loss=3.0),
+        step(8, loss=2.0, reward=2.0),
+        {**step(9, val_loss=1.5), "event": "validation"},
+    ]
+    write(tmp_path / "a", [*records, END])
+    served = serve(tmp_path)
+    query = {"name": ["loss", "val_loss"], "x_metric": "reward"}
+    loss, val_loss = get(served, "runs/a/series", **query)["series"]
+    # Drawn in the order of steps; the NaN of x and what precedes the first value of each attempt have no place.
+    assert [(line["attempt"], line["x"], line["y"]) for line in loss["lines"]] == [
+        (0, [1.0, 1.0, 5.0, 3.0], [8.0, 7.0, 6.0, 5.0]),
+        (1, [2.0], [2.0]),
+    ]
+    assert (loss["num_unplaced"], val_loss["num_unplaced"]) == (3, 0)
+    assert (val_loss["lines"][0]["x"], val_loss["lines"][0]["y"]) == ([2.0], [1.5])
+    assert get(served, "series", run="a", **query)["runs"][0]["series"] == [loss, val_loss]
+    # A range filters points: the line is interrupted where it leaves the range, and runs to its edges.
+    inside = get(served, "runs/a/series", name="loss", x_metric="reward", low=4)["series"][0]["lines"][0]
+    assert (inside["x"], inside["y"]) == ([1.0, 5.0, 3.0], [7.0, 6.0, 5.0])
+    missing = get(served, "series", run="a", name="loss", x_metric="gone")["runs"][0]["series"][0]
+    assert (missing["lines"], missing["reason"]) == ([], "no metric 'gone' in this run")
+
+
+def test_line_on_a_metric_that_goes_back_is_thinned_with_its_extremes(serve, tmp_path):
+    def point(at):
+        return step(at, loss=50.0 if at == 3_333 else at / 5_000, x=-7.0 if at == 2_222 else float(at % 1_000))
+
+    write(tmp_path / "a", [start(), *map(point, range(5_000)), END])
+    served = serve(tmp_path)
+    line = get(served, "series", run="a", name="loss", x_metric="x", points=200)["runs"][0]["series"][0]["lines"][0]
+    assert (line["num_points"], line["mean_x"]) == (5_000, [])
+    assert len(line["x"]) < 250
+    assert (min(line["x"]), max(line["x"]), max(line["y"])) == (-7.0, 999.0, 50.0)
+    assert (333.0, 50.0) in list(zip(line["x"], line["y"], strict=True))
+    part = get(served, "series", run="a", name="loss", x_metric="x", low=990, high=995)["runs"][0]["series"][0][
+        "lines"
+    ][0]
+    assert part["y"].count(None) == 4  # five passes through the range
+
+
+def test_means_on_a_metric_need_values_that_only_rise_or_fall(serve, tmp_path):
+    for seed in range(3):
+        rising = [step(i, loss=10.0 + seed - i, frames=100.0 * i + 10 * seed, lr=1 / (1 + i)) for i in range(5)]
+        write(tmp_path / f"r{seed}", [start(seed=seed), *rising, END])
+    write(tmp_path / "back", [start(lr=0.5), *(step(i, loss=1.0, frames=float(i % 3)) for i in range(9)), END])
+    served = serve(tmp_path)
+    query = {"run": ["r0", "r1", "r2", "back"], "by": "config.lr", "name": "loss"}
+    first, second = get(served, "series/groups", **query, x_metric="frames")["groups"]
+    assert (first["lines"]["x"][0], first["lines"]["x"][-1], first["reason"]) == (10.0, 410.0, None)
+    assert first["lines"]["mean"][1] == pytest.approx((9.8 + 10.9 + 12.0) / 3)  # interpolated at 20 frames
+    assert (second["lines"]["x"], second["num_with_points"]) == ([], 1)
+    assert second["reason"] == "no mean: 'frames' goes up and down in 'back', so a position has several values"
+    falling = get(served, "series/groups", **query, x_metric="lr")["groups"][0]
+    assert falling["lines"]["x"] == pytest.approx([0.2, 0.25, 1 / 3, 0.5, 1.0])
+    assert falling["lines"]["mean"] == [7.0, 8.0, 9.0, 10.0, 11.0]

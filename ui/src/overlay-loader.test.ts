@@ -4,7 +4,7 @@ import { OverlayLoader, type OverlayQuery, type SeriesByRun } from "./overlay-lo
 
 const runs = Array.from({ length: 5 }, (_, index) => `run${index}`);
 const query: OverlayQuery = { runs, x: "step", low: null, high: null, points: 100 };
-const series = (name: string): SeriesView => ({ name, last: 1, lines: [], marks: [], reason: null });
+const series = (name: string): SeriesView => ({ name, last: 1, lines: [], marks: [], reason: null, num_unplaced: 0 });
 const settle = (): Promise<void> => new Promise((resolve) => setTimeout(resolve));
 
 test("runs are loaded in batches, and again when they have changed", async () => {
@@ -121,5 +121,33 @@ test("other runs leave alone what is loaded, and few runs are loaded more finely
   expect(asked).toEqual([[["run2"], 1000]]);
   await choose(runs, 100);
   expect([asked, seen]).toEqual([[], runs]);
+  loader.close();
+});
+
+test("a metric on an axis of its own has its own range", async () => {
+  const asked: string[] = [];
+  const loader = new OverlayLoader(
+    async (names, name, { x, low, high }) => {
+      asked.push(`${name} ${x} ${low} ${high}`);
+      return names.map((run) => ({ run, series: series(name), isComplete: true }));
+    },
+    { ...query, low: 5, high: 9 },
+    () => {},
+  );
+  const own = loader.on("metric:frames");
+  expect(loader.on("metric:frames")).toBe(own);
+  const seen: SeriesByRun[] = [];
+  loader.subscribe("loss", () => {});
+  own.subscribe("loss", (byRun) => seen.push(byRun));
+  await settle();
+  expect(asked).toEqual(["loss step 5 9", "loss metric:frames null null"]);
+  asked.length = 0;
+  loader.setRange("metric:frames", 1, 2);
+  await settle();
+  expect(asked).toContain("loss metric:frames 1 2");
+  // Another axis for the others leaves its lines where they are.
+  seen.length = 0;
+  loader.setQuery({ ...query, x: "time" });
+  expect(Object.keys(seen[0] ?? {})).toHaveLength(5);
   loader.close();
 });

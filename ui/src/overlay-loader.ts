@@ -5,14 +5,16 @@
  * each batch, so that the first lines appear early. When a run has recorded more, its series are loaded again, at most
  * every few seconds. A different axis or range drops all requests and starts anew; charts keep their lines until then,
  * unless the axis has changed. Other runs change nothing about those that stay: a run that is hidden and shown again is
- * not loaded again, unless it has recorded more or was loaded much too coarsely.
+ * not loaded again, unless it has recorded more or was loaded much too coarsely. `on` has the series on an axis of their
+ * own, with a range of its own.
  */
 
-import type { SeriesView, XAxis } from "./api";
+import type { SeriesView } from "./api";
+import type { AxisName } from "./model/axis-name";
 
 export interface OverlayQuery {
   runs: string[];
-  x: XAxis;
+  x: AxisName;
   low: number | null;
   high: number | null;
   points: number;
@@ -29,7 +31,16 @@ type Fetch = (runs: string[], name: string, query: OverlayQuery, signal: AbortSi
 export type SeriesByRun = Record<string, SeriesView>;
 type Listener = (byRun: SeriesByRun) => void;
 
+/** Where a chart gets its series from. */
+export interface SeriesSource {
+  /** Call the listener with the series of all runs, now and whenever they change. Returns a function that stops it. */
+  subscribe(name: string, listener: Listener): () => void;
+}
+
 interface Entry {
+  name: string;
+  /** The axis, if it is not that of the query. */
+  axis: AxisName | null;
   /** The series of all runs that were loaded, also of those that are not asked for any more. */
   byRun: SeriesByRun;
   /** The version of each run that was loaded or is being loaded, and the number of points it was loaded with. */
@@ -43,13 +54,15 @@ const incompleteMs = 300;
 /** A run is loaded again if there is room for this many times its points. */
 const maxCoarseness = 3;
 
-export class OverlayLoader {
+export class OverlayLoader implements SeriesSource {
   readonly #entries = new Map<string, Entry>();
   readonly #fetch: Fetch;
   readonly #onError: (message: string | null) => void;
   readonly #batchSize: number;
   #query: OverlayQuery;
-  #order: readonly string[] = [];
+  #ranks = new Map<string, number>();
+  readonly #ranges = new Map<AxisName, [low: number | null, high: number | null]>();
+  readonly #sources = new Map<AxisName, SeriesSource>();
   #versions: Record<string, string> = {};
   #aborter = new AbortController();
   #numRequests = 0;
@@ -62,10 +75,43 @@ export class OverlayLoader {
     this.#batchSize = batchSize;
   }
 
-  /** Call the listener with the series of all runs, now and whenever they change. Returns a function that stops it. */
   subscribe(name: string, listener: Listener): () => void {
-    const entry = this.#entries.get(name) ?? { byRun: {}, versions: new Map(), listeners: new Set() };
-    this.#entries.set(name, entry);
+    return this.#subscribe(name, null, listener);
+  }
+
+  /** The series on another axis; the same object for the same axis. */
+  on(axis: AxisName): SeriesSource {
+    const source = this.#sources.get(axis) ?? {
+      subscribe: (name: string, listener: Listener) => this.#subscribe(name, axis, listener),
+    };
+    this.#sources.set(axis, source);
+    return source;
+  }
+
+  /** Load a part of another axis. */
+  setRange(axis: AxisName, low: number | null, high: number | null): void {
+    const [lowBefore, highBefore] = this.#ranges.get(axis) ?? [null, null];
+    if (low === lowBefore && high === highBefore) return;
+    this.#ranges.set(axis, [low, high]);
+    this.#dropRequests();
+    for (const entry of this.#entries.values()) this.#notify(entry);
+    this.#next();
+  }
+
+  /** All series are loaded again, and charts keep theirs until then. */
+  #dropRequests(): void {
+    this.#aborter.abort();
+    this.#aborter = new AbortController();
+    for (const [key, entry] of this.#entries) {
+      entry.versions.clear();
+      if (entry.listeners.size === 0) this.#entries.delete(key);
+    }
+  }
+
+  #subscribe(name: string, axis: AxisName | null, listener: Listener): () => void {
+    const key = `${axis ?? ""}\n${name}`;
+    const entry = this.#entries.get(key) ?? { name, axis, byRun: {}, versions: new Map(), listeners: new Set() };
+    this.#entries.set(key, entry);
     entry.listeners.add(listener);
     const series = this.#seriesOf(entry);
     if (Object.keys(series).length > 0) listener(series);
@@ -75,7 +121,7 @@ export class OverlayLoader {
 
   /** Load the metrics of a page from its top. */
   setOrder(names: readonly string[]): void {
-    this.#order = names;
+    this.#ranks = new Map(names.map((name, index) => [name, index]));
   }
 
   setQuery(query: OverlayQuery): void {
@@ -84,15 +130,10 @@ export class OverlayLoader {
     const isSameRange = query.x === before.x && query.low === before.low && query.high === before.high;
     if (isSameRuns && isSameRange) return;
     this.#query = query;
-    if (!isSameRange) {
-      this.#aborter.abort();
-      this.#aborter = new AbortController();
-    }
-    for (const [name, entry] of this.#entries) {
-      if (!isSameRange) entry.versions.clear();
-      if (query.x !== before.x) entry.byRun = {};
-      if (!isSameRange && entry.listeners.size === 0) this.#entries.delete(name);
-      else this.#notify(entry);
+    if (!isSameRange) this.#dropRequests();
+    for (const entry of this.#entries.values()) {
+      if (query.x !== before.x && entry.axis === null) entry.byRun = {};
+      this.#notify(entry);
     }
     this.#next();
   }
@@ -126,17 +167,17 @@ export class OverlayLoader {
     while (this.#numRequests < maxRequests && this.#retry === undefined) {
       const job = this.#nextJob();
       if (!job) return;
-      void this.#load(job.name, job.entry, job.runs);
+      void this.#load(job.entry, job.runs);
     }
   }
 
   /** The first metric with runs that are not loaded. */
-  #nextJob(): { name: string; entry: Entry; runs: string[] } | null {
-    for (const name of new Set([...this.#order, ...this.#entries.keys()])) {
-      const entry = this.#entries.get(name);
-      if (!entry || entry.listeners.size === 0) continue;
+  #nextJob(): { entry: Entry; runs: string[] } | null {
+    const rank = ({ name }: Entry): number => this.#ranks.get(name) ?? this.#ranks.size;
+    for (const entry of [...this.#entries.values()].sort((a, b) => rank(a) - rank(b))) {
+      if (entry.listeners.size === 0) continue;
       const due = this.#query.runs.filter((run) => this.#isDue(entry, run));
-      if (due.length > 0) return { name, entry, runs: due.slice(0, this.#batchSize) };
+      if (due.length > 0) return { entry, runs: due.slice(0, this.#batchSize) };
     }
     return null;
   }
@@ -154,13 +195,16 @@ export class OverlayLoader {
     }, ms);
   }
 
-  async #load(name: string, entry: Entry, runs: string[]): Promise<void> {
+  async #load(entry: Entry, runs: string[]): Promise<void> {
     const { signal } = this.#aborter;
     const { points } = this.#query;
     for (const run of runs) entry.versions.set(run, { version: this.#versions[run] ?? "", points });
     this.#numRequests++;
+    const { axis } = entry;
+    const [low, high] = (axis === null ? null : this.#ranges.get(axis)) ?? [null, null];
+    const query = axis === null ? this.#query : { ...this.#query, x: axis, low, high };
     try {
-      const found = await this.#fetch(runs, name, this.#query, signal);
+      const found = await this.#fetch(runs, entry.name, query, signal);
       if (signal.aborted) return;
       // A run of which nothing has been read yet is not a run without points.
       const known = found.filter(({ series, isComplete }) => isComplete || series.lines.length > 0);

@@ -22,7 +22,14 @@ class FakeServer {
       cursor: String(this.num),
       is_whole: !query.after,
       start: 0,
-      series: query.name.map((name): SeriesView => ({ name, last: this.num, lines, marks: [], reason: null })),
+      series: query.name.map((name): SeriesView => ({
+        name,
+        last: this.num,
+        lines,
+        marks: [],
+        reason: null,
+        num_unplaced: 0,
+      })),
     };
   };
 }

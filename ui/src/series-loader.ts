@@ -10,14 +10,32 @@
  * cannot starve a panel.
  */
 
-import type { SeriesPage, SeriesQuery, SeriesView, XAxis } from "./api";
+import type { SeriesPage, SeriesQuery, SeriesView } from "./api";
+import { type AxisName, axisQuery } from "./model/axis-name";
+import type { SeriesByRun, SeriesSource } from "./overlay-loader";
 import { merge, numPoints, pointsUpTo } from "./model/series";
+
+/** The series of some runs as charts of many runs need them. */
+export function seriesOf(loader: SeriesLoader, runs: string[]): SeriesSource {
+  return {
+    subscribe(name, listener) {
+      let byRun: SeriesByRun = {};
+      const stops = runs.map((run) =>
+        loader.subscribe(run, name, (series) => {
+          byRun = { ...byRun, [run]: series };
+          listener(byRun);
+        }),
+      );
+      return () => {
+        for (const stop of stops) stop();
+      };
+    },
+  };
+}
 
 /** The part of the x axis to load; null loads everything. */
 export interface SeriesRange {
-  x: XAxis;
-  /** The metric that is the x axis, instead of `x`; always the same for one loader. */
-  xMetric?: string;
+  x: AxisName;
   low: number | null;
   high: number | null;
 }
@@ -183,12 +201,13 @@ export class SeriesLoader {
 
   /** A zoomed range is extended to the left by its own width, so that smoothing has earlier points to start from. */
   #query(run: string): Omit<SeriesQuery, "name"> {
-    const { x, xMetric: x_metric = null, low, high: end } = this.#range;
+    const { low, high: end } = this.#range;
+    const axis = axisQuery(this.#range.x);
     const limit = this.#limits.get(run) ?? null;
     const high = end === null || limit === null ? (end ?? limit) : Math.min(end, limit);
-    if (low !== null && high !== null && high <= low) return { x, x_metric, low: high, high, points: this.#points };
-    if (low === null || high === null) return { x, x_metric, low, high, points: this.#points };
-    return { x, x_metric, low: low - (high - low), high, points: 2 * this.#points };
+    if (low !== null && high !== null && high <= low) return { ...axis, low: high, high, points: this.#points };
+    if (low === null || high === null) return { ...axis, low, high, points: this.#points };
+    return { ...axis, low: low - (high - low), high, points: 2 * this.#points };
   }
 
   #update(entry: Entry, page: SeriesPage, index: number, version: string): void {

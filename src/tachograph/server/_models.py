@@ -64,6 +64,7 @@ __all__ = [
     "TracesPage",
     "Whoami",
     "XAxis",
+    "XMetric",
     "encode_number",
 ]
 
@@ -79,6 +80,14 @@ XAxis = Annotated[
     ),
 ]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
+XMetric = Annotated[
+    Name | None,
+    Meta(
+        description="Metric that is the x axis, instead of `x`. A point lies at the value of this metric at its step "
+        "or, if there is none, at the last one before it in the same attempt. Points are in the order of their steps, "
+        "also if the metric goes up and down."
+    ),
+]
 CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
 """The journal's generation, then the number of rows already sent of each stream."""
 AxisValue = Annotated[float, Meta(ge=-1e18, le=1e18)]
@@ -334,10 +343,7 @@ class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
     x: XAxis = "step"
-    x_metric: Annotated[
-        Name | None,
-        Meta(description="Metric that is the x axis, instead of `x`. Only records that have it are included."),
-    ] = None
+    x_metric: XMetric = None
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
     points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per line.")] = 2_000
@@ -359,6 +365,8 @@ class SeriesView(msgspec.Struct, kw_only=True):
     """Values that are NaN or infinite."""
     reason: str | None = None
     """Why there are no points: the run lacks the metric, or what the x axis needs."""
+    num_unplaced: int = 0
+    """Number of points of the run that are left out because the metric on the x axis has no value at or before them."""
 
 
 class SeriesPage(msgspec.Struct, kw_only=True):

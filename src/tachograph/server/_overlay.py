@@ -26,8 +26,8 @@ from tachograph.server._overlay_models import (
     SeriesGroup,
 )
 from tachograph.server._series_cache import SeriesCache
-from tachograph.server._views import build_series, resolve_range
-from tachograph.store import Floats, SegmentError, Store, StoredRun, average_lines
+from tachograph.server._views import build_series, resolve_any_range
+from tachograph.store import Floats, MetricAxis, SegmentError, Store, StoredRun, average_lines
 
 __all__ = ["build_grouped_series_page", "build_overlay_page"]
 
@@ -65,7 +65,7 @@ def build_overlay_page(store: Store, query: OverlayQuery, cache: SeriesCache) ->
             pages.append(RunSeries(run=name, reason=reason))
             continue
         try:
-            lines = (name, tuple(query.name), query.x, query.low, query.high, num_points)
+            lines = (name, tuple(query.name), query.x, query.x_metric, query.low, query.high, num_points)
             pages.append(cache.get(run, lines, lambda name=name, run=run: _build_run(name, run, query, num_points)))  # type: ignore[misc]
         except SegmentError as error:
             pages.append(RunSeries(run=name, reason=str(error)))
@@ -107,13 +107,14 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
     points: dict[str, tuple[Floats, Floats]] = {}
     grids: dict[bytes, Floats] = {}
     reasons: dict[str, str] = {}
+    runs_going_back: list[str] = []
     shares: list[float] = []
     for name, run, reason in _open_runs(store, names):
         if run is None:
             reasons[name] = reason or ""
             continue
         with run.lock:
-            axis, low, high, shift = resolve_range(run, query)
+            axis, low, high, shift = resolve_any_range(run, query)
             problem = (
                 run.axis_problem(axis) if query.name in run.metric_names else f"no metric {query.name!r} in this run"
             )
@@ -121,15 +122,21 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
             x = x - shift if shift else x
             # Runs of a sweep record the same steps: keep them once.
             points[run.id] = (grids.setdefault(hashlib.blake2b(x.data, digest_size=16).digest(), x), y)
+            if isinstance(axis, MetricAxis) and run.goes_back(query.name, axis):
+                runs_going_back.append(run.id)
             shares.append(run.indexed_share)
         if problem is not None:
             reasons[name] = problem
     rows = _rows_of(catalog, list(points), query.by)
     run_groups = group_rows(rows, list(dict.fromkeys(query.by)), [])
-    is_continuous = query.x in _CONTINUOUS_AXES
+    is_continuous = query.x_metric is not None or query.x in _CONTINUOUS_AXES
     series_groups = []
     for group in run_groups:
         members = [points[run_id] for run_id in group.runs]
+        num_with_points = sum(len(x) > 0 for x, _ in members)
+        group_reason = _reason_without_mean(query, [run_id for run_id in runs_going_back if run_id in group.runs])
+        if group_reason is not None:
+            members = []
         curve = average_lines(members, is_continuous=is_continuous, num_points=query.points)
         line = GroupLine(
             x=curve.x.tolist(),
@@ -143,8 +150,9 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
                 key=[_key_value(value) for value in group.key.values()],
                 label=_label(group.key),
                 runs=group.runs,
-                num_with_points=sum(len(x) > 0 for x, _ in members),
+                num_with_points=num_with_points,
                 lines=line,
+                reason=group_reason,
             )
         )
     return GroupedSeriesPage(
@@ -153,6 +161,14 @@ def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeri
         reasons=reasons,
         indexed_share=min([*shares, catalog.indexed_share_for(query.by)]),
     )
+
+
+def _reason_without_mean(query: GroupedSeriesQuery, runs: list[str]) -> str | None:
+    """Return why there is no mean over the runs of a group, given those whose positions go up and down."""
+    if not runs:
+        return None
+    others = f" and {len(runs) - 1} other runs" if len(runs) > 1 else ""
+    return f"no mean: {query.x_metric!r} goes up and down in {runs[0]!r}{others}, so a position has several values"
 
 
 def _rows_of(catalog: Catalog, ids: list[str], fields: list[str]) -> list[RunRow]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tachograph.server._models import AxisValue, Name, SeriesView, XAxis
+from tachograph.server._models import AxisValue, Name, SeriesView, XAxis, XMetric
 from tachograph.server._table_models import CellValue
 
 __all__ = [
@@ -36,6 +36,7 @@ class OverlayQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     run: RunNames
     name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
     x: XAxis = "step"
+    x_metric: XMetric = None
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of each run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of each run.")] = None
     points: Points = None
@@ -79,6 +80,7 @@ class GroupedSeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     ]
     name: Annotated[Name, Meta(description="Metric name.")]
     x: XAxis = "step"
+    x_metric: XMetric = None
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of each run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of each run.")] = None
     points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per group.")] = (
@@ -111,6 +113,8 @@ class SeriesGroup(msgspec.Struct, kw_only=True):
     num_with_points: int
     """How many of the runs have points of the metric in the range."""
     lines: GroupLine
+    reason: str | None = None
+    """Why there is no mean although there are points: the metric on the x axis goes up and down in a run."""
 
 
 class GroupedSeriesPage(msgspec.Struct, kw_only=True):

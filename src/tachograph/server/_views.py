@@ -69,6 +69,7 @@ __all__ = [
     "build_span_detail",
     "build_spans",
     "request_controls",
+    "resolve_any_range",
     "resolve_range",
 ]
 
@@ -297,7 +298,7 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
         after: the number of rows of each stream to skip.
     """
     with run.lock:
-        axis, low, high, shift = _resolve_any_range(run, query)
+        axis, low, high, shift = resolve_any_range(run, query)
         problem = run.axis_problem(axis)
         views = []
         for name in dict.fromkeys(query.name):
@@ -305,6 +306,8 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
             reason = problem if name in run.metric_names else f"no metric {name!r} in this run"
             last = encode_number(run.last_value(name))
             view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
+            if isinstance(axis, MetricAxis):
+                view.num_unplaced = run.num_unplaced(name, axis)
             _shift_series(view, shift)
             views.append(view)
         return views
@@ -342,10 +345,11 @@ def _shift_series(view: SeriesView, shift: float) -> None:
             mark.x -= shift
 
 
-def _resolve_any_range(run: StoredRun, query: Any) -> tuple[AnyAxis, float | None, float | None, float]:
+def resolve_any_range(run: StoredRun, query: Any) -> tuple[AnyAxis, float | None, float | None, float]:
     """Return the same as `resolve_range`, for a query that may choose a metric as its axis."""
-    x_metric = getattr(query, "x_metric", None)
-    return resolve_range(run, query) if x_metric is None else (MetricAxis(x_metric), query.low, query.high, 0.0)
+    if query.x_metric is not None:
+        return MetricAxis(query.x_metric), query.low, query.high, 0.0
+    return resolve_range(run, query)
 
 
 def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tachograph.store._aggregates import attempt_points
 from tachograph.store._chart_lines import ColumnSource
 from tachograph.store._columns import CHUNK, Column, Floats, Integers, SeriesPart, StreamRows
 from tachograph.store._tail import SeriesStats
@@ -30,6 +31,7 @@ __all__ = [
     "has_increasing_steps",
     "rows_of",
     "series_of",
+    "values_by_step",
 ]
 
 
@@ -238,27 +240,61 @@ class SourceWithPositions:
         return part._replace(summary=part.summary._replace(**changes))
 
 
-class SourceOnMetric(SourceWithPositions):
-    """A source whose rows lie where their values of a metric are; rows without the metric have no position."""
+def values_by_step(sources: Sequence[ColumnSource], streams: Sequence[str], name: str) -> dict[int, StepValues]:
+    """Return the values of a metric in each attempt, sorted by step; NaN and infinities are included."""
+    attempts = {each.attempt for stream in streams for rows in rows_of(sources, stream) for each in rows.ranges}
+    values: dict[int, StepValues] = {}
+    for attempt in sorted(attempts):
+        lines = [line for stream in streams if (line := attempt_points(sources, stream, name, attempt)) is not None]
+        if lines:
+            steps, numbers = (np.concatenate(each) for each in zip(*lines, strict=True))
+            order = np.argsort(steps, kind="stable")
+            values[attempt] = StepValues(steps[order], numbers[order])
+    return values
 
-    def __init__(self, source: ColumnSource, name: str) -> None:
+
+class StepValues(NamedTuple):
+    """Values of a metric in one attempt, sorted by step."""
+
+    steps: Integers
+    values: Floats
+
+    def at(self, steps: Integers) -> Floats:
+        """Return the last value at or before each step; NaN before the first."""
+        indexes = np.searchsorted(self.steps, steps, side="right") - 1
+        return np.where(indexes < 0, np.nan, self.values[np.maximum(indexes, 0)])
+
+
+class SourceOnMetric(SourceWithPositions):
+    """A source whose rows lie where a metric is at their steps; see `MetricAxis`."""
+
+    def __init__(self, source: ColumnSource, name: str, step_values: dict[int, StepValues]) -> None:
         """Create the source.
 
         Args:
             source: the recorded columns.
             name: the metric.
+            step_values: its values by attempt, for rows without a value of their own.
         """
         super().__init__(source, {}, "position")
-        self._name = name
+        self._name, self._step_values = name, step_values
 
     def rows(self, stream: str) -> StreamRows:
         rows = self._rows.get(stream)
         if rows is None:
             rows = self._source.rows(stream)
             positions = np.full(len(rows.step), np.nan)
+            has_value = np.zeros(len(rows.step), dtype=bool)
             part = self._source.series_part(stream, self._name)
             if part is not None:
-                positions[part.rows_at(np.arange(len(part.values)))] = part.values
+                row = part.rows_at(np.arange(len(part.values)))
+                positions[row] = part.values
+                has_value[row] = has_value[part.mark_rows] = True
+            for attempt, first, end in _attempt_rows(rows):
+                missing = first + np.flatnonzero(~has_value[first:end])
+                if len(missing) and attempt in self._step_values:
+                    positions[missing] = self._step_values[attempt].at(rows.step[missing])
+            positions[np.isinf(positions)] = np.nan
             ranges = []
             for each, (_, first, end) in zip(rows.ranges, _attempt_rows(rows), strict=True):
                 within = positions[first:end]

@@ -12,7 +12,8 @@ For each attempt there are four steps:
 4. Break the line where a NaN or infinite value lies between two chosen points.
 
 This needs positions that never decrease along the axis. Otherwise, for example when steps restart each epoch, all
-points are sorted first; that case is slower but rare.
+points are sorted first; that case is slower but rare. If the axis is a metric, which may go up and down, points are
+drawn in the order of their records, and thinned by the extremes of both directions.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class View(NamedTuple):
     num_points: int = 2_000
     after_row: int = 0
     """Skip the rows before this one."""
+    keeps_order: bool = False
+    """Whether a line whose positions decrease is drawn in the order of its records, and not sorted."""
 
 
 class Line(msgspec.Struct):
@@ -130,7 +133,8 @@ class Line(msgspec.Struct):
     mean_x: list[float]
     mean_y: list[float]
     mean_count: list[int]
-    """Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point."""
+    """Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point or `x`
+    decreases somewhere, which it can if it is a metric."""
     num_points: int
     """The number of recorded points in the view."""
 
@@ -398,14 +402,21 @@ def _follows_mark(piece: _Slice) -> bool:
 
 def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) -> Line | None:
     """Return a line whose positions decrease somewhere, such as steps that restart each epoch."""
+    rows = [piece.part.rows_at(np.arange(piece.first, piece.last)) for piece in slices]
     x = np.concatenate(
-        [
-            piece.rows.column(view.column)[piece.part.rows_at(np.arange(piece.first, piece.last))].astype(np.float64)
-            for piece in slices
-        ]
+        [piece.rows.column(view.column)[row].astype(np.float64) for piece, row in zip(slices, rows, strict=True)]
     )
     y = np.concatenate([piece.part.values[piece.first : piece.last] for piece in slices])
-    keep = ~np.isnan(x) & _within(x, view.low, view.high)
+    has_position = ~np.isnan(x)
+    if view.keeps_order and (np.diff(x[has_position]) < 0).any():
+        num_marks_before = np.concatenate(
+            [
+                np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before
+                for piece, row in zip(slices, rows, strict=True)
+            ]
+        )
+        return _ordered_line(stream, attempt, x[has_position], y[has_position], num_marks_before[has_position], view)
+    keep = has_position & _within(x, view.low, view.high)
     x, y = x[keep], y[keep]
     if not len(x):
         return None
@@ -416,6 +427,26 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     marks = [piece.rows.column(view.column)[piece.part.mark_rows] for piece in slices]
     line_x, line_y = break_at_marks(x[indexes], y[indexes], np.searchsorted(np.sort(np.concatenate(marks)), x[indexes]))
     return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], len(x))
+
+
+def _ordered_line(
+    stream: str, attempt: int, x: Floats, y: Floats, num_marks_before: Integers, view: View
+) -> Line | None:
+    """Return a line in the order of its records, interrupted where it leaves the view."""
+    is_inside = _within(x, view.low, view.high)
+    keep = is_inside.copy()  # with the points just before and after, so that the line runs to the edges
+    keep[1:] |= is_inside[:-1]
+    keep[:-1] |= is_inside[1:]
+    num_breaks_before = (num_marks_before + np.cumsum(~keep))[keep]
+    x, y = x[keep], y[keep]
+    if not len(x):
+        return None
+    indexes = np.arange(len(x))
+    if len(x) > max(8, view.num_points):
+        half = view.num_points // 2
+        indexes = np.union1d(choose_extremes(indexes, y, half), choose_extremes(indexes, x, half))
+    line_x, line_y = break_at_marks(x[indexes], y[indexes], num_breaks_before[indexes])
+    return Line(stream, attempt, line_x, line_y, [], [], [], len(x))
 
 
 def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:

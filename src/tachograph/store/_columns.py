@@ -36,7 +36,12 @@ Axis = Literal["step", "time", "epoch", "samples", "tokens", "training_time"]
 
 
 class MetricAxis(NamedTuple):
-    """An axis on which each record lies where its value of a metric is. Records without the metric have no place."""
+    """An axis on which each record lies where a metric is at its step.
+
+    A record without the metric lies at the last value before it: of the records of the same attempt whose step is not
+    larger, the one with the largest step counts. Before the first value, and where it is NaN or infinite, records have
+    no place.
+    """
 
     name: str
 

@@ -46,7 +46,7 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
-from tachograph.store._axes import SourceOnMetric
+from tachograph.store._axes import SourceOnMetric, values_by_step
 from tachograph.store._axis_sources import AxisKnots, AxisSources, add_positions, find_knots, join_training_time
 from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._columns import AnyAxis, Axis, Column, Floats, Integers, MetricAxis
@@ -380,7 +380,8 @@ class StoredRun:
         state = self._axis_state(axis)
         if self._cached_sources is None or self._cached_sources[0] != state:
             if isinstance(axis, MetricAxis):
-                sources: list[ColumnSource] = [SourceOnMetric(source, axis.name) for source in self._sources]
+                values = values_by_step(self._sources, self._series.get(axis.name, []), axis.name)
+                sources: list[ColumnSource] = [SourceOnMetric(each, axis.name, values) for each in self._sources]
                 problem = None if axis.name in self._series else f"no metric {axis.name!r} in this run"
                 self._cached_sources = (state, AxisSources(sources, "position", problem))
             else:
@@ -524,7 +525,7 @@ class StoredRun:
         marks: list[Mark] = []
         sources, column, problem = self._sources_on(axis)
         for stream in self._series.get(name, []) if problem is None else []:
-            view = View(column, low, high, num_points, (after or {}).get(stream, 0))
+            view = View(column, low, high, num_points, (after or {}).get(stream, 0), isinstance(axis, MetricAxis))
             lines += build_lines_with_extremes(sources, stream, name, view)
             marks += build_marks(sources, stream, name, view)
         return lines, marks
@@ -564,7 +565,33 @@ class StoredRun:
         ]
 
     @_query
-    def points_on(self, name: str, *, axis: Axis, low: float | None, high: float | None) -> tuple[Floats, Floats]:
+    def num_unplaced(self, name: str, axis: MetricAxis) -> int:
+        """Return how many points of a metric have no position on an axis."""
+        sources = self._sources_on(axis).sources
+        total = 0
+        for stream in self._series.get(name, []):
+            for source in sources:
+                part = source.series_part(stream, name) if source.num_rows(stream) else None
+                if part is not None:
+                    has_none = np.isnan(source.rows(stream).column("position"))
+                    total += int(has_none[part.rows_at(np.arange(len(part.values)))].sum())
+                    total += int(has_none[part.mark_rows].sum())
+        return total
+
+    @_query
+    def goes_back(self, name: str, axis: MetricAxis) -> bool:
+        """Return whether a metric goes both up and down on an axis, so that it has several values at one position."""
+        sources, column, problem = self._sources_on(axis)
+        streams = self._series.get(name, []) if problem is None else []
+        points = series_points(sources, streams, name, self.digest.attempts, column)
+        if points is None:
+            return False
+        x = np.asarray(points[0], dtype=np.float64)
+        changes = np.diff(x[np.isfinite(x)])
+        return bool((changes < 0).any() and (changes > 0).any())
+
+    @_query
+    def points_on(self, name: str, *, axis: AnyAxis, low: float | None, high: float | None) -> tuple[Floats, Floats]:
         """Return position and value of the finite points of a metric in a range, sorted, one for each position.
 
         Points that a later attempt repeated are left out, and of several at one position all but the last.

@@ -301,6 +301,8 @@ export interface SeriesView {
   marks: Mark[];
   /** Why there are no points: the run lacks the metric, or what the x axis needs. */
   reason: string | null;
+  /** Number of points of the run that are left out because the metric on the x axis has no value at or before them. */
+  num_unplaced: number;
 }
 
 /** The points of one line, all of one attempt. */
@@ -312,7 +314,8 @@ export interface Line {
   y: (number | null)[];
   mean_x: number[];
   mean_y: number[];
-  /** Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point. */
+  /** Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point or `x`
+decreases somewhere, which it can if it is a metric. */
   mean_count: number[];
   /** The number of recorded points in the view. */
   num_points: number;
@@ -367,6 +370,8 @@ export interface SeriesGroup {
   /** How many of the runs have points of the metric in the range. */
   num_with_points: number;
   lines: GroupLine;
+  /** Why there is no mean although there are points: the metric on the x axis goes up and down in a run. */
+  reason: string | null;
 }
 
 /** Mean and range of the runs of a group, as parallel lists.
@@ -1181,14 +1186,14 @@ export interface Routes {
   /** Return the points of one or more metrics of several runs; a run that has none states why. */
   "GET /api/v1/series": {
     path: {};
-    query: { run: string[]; name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null };
+    query: { run: string[]; name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; x_metric?: string | null; low?: number | null; high?: number | null; points?: number | null };
     body: null;
     response: OverlayPage;
   };
   /** Group runs; return mean and range of a metric in each group. */
   "GET /api/v1/series/groups": {
     path: {};
-    query: { run: string[]; by: string[]; name: string; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null };
+    query: { run: string[]; by: string[]; name: string; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; x_metric?: string | null; low?: number | null; high?: number | null; points?: number | null };
     body: null;
     response: GroupedSeriesPage;
   };

@@ -1,6 +1,7 @@
 /** Texts, views and chart marks for alerts. */
 
-import type { AlertsPage, AlertView, Json, MarkView, MetricView, RunState, RunSummary, Severity, XAxis } from "../api";
+import type { AlertsPage, AlertView, Json, MarkView, MetricView, RunState, RunSummary, Severity } from "../api";
+import type { AxisName } from "./axis-name";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
 
@@ -217,14 +218,14 @@ export interface RunAlerts {
 }
 
 /** The marks for remarks about steps, in every chart; they have no place on other axes. */
-export function remarkMarks({ run, remarks }: RunAlerts, x: XAxis): AlertMark[] {
+export function remarkMarks({ run, remarks }: RunAlerts, x: AxisName): AlertMark[] {
   if (x !== "step") return [];
   return remarks.map(({ text, global_step }) => ({ run, title: text, tone: "", x: global_step, end: global_step }));
 }
 
 /** The marks for the chart of a metric: alerts that name it, and alerts above `info` that name no metric. */
-export function alertMarks({ run, alerts, started }: RunAlerts, metric: string, x: XAxis): AlertMark[] {
-  if (x === "epoch") return []; // alerts have no epoch
+export function alertMarks({ run, alerts, started }: RunAlerts, metric: string, x: AxisName): AlertMark[] {
+  if (!["step", "relative", "time"].includes(x)) return []; // alerts have a step and a time
   const found: AlertMark[] = [];
   for (const alert of alerts) {
     const about = affectedMetric(alert);

@@ -1,6 +1,6 @@
 /** Axis labels, and the points that need a dot. */
 
-import type { XAxis } from "../api";
+import type { AxisName } from "./axis-name";
 import { clock, number } from "./format";
 import { timeLabel } from "./time-range";
 
@@ -28,7 +28,7 @@ function fixedDecimals(value: number, step: number): string {
 }
 
 /** Labels of the x axis, with enough digits to differ from each other. */
-export function positionLabels(positions: number[], step: number, x: XAxis): string[] {
+export function positionLabels(positions: number[], step: number, x: AxisName): string[] {
   if (x === "relative") return positions.map((position) => timeLabel(position, step));
   if (x === "time") return clockLabels(positions, step);
   for (const [unit, size] of [

@@ -26,6 +26,7 @@ const overlayOf = (positions: Record<string, number[]>): OverlayPage => ({
         name: "loss",
         last: 1,
         marks: [],
+        num_unplaced: 0,
         reason: null,
         lines: x.length
           ? [{ stream: "", attempt: 0, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: x.length }]

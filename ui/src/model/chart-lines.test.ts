@@ -7,7 +7,7 @@ const line = (attempt: number, count: number, stream = "step"): Line => {
   return { stream, attempt, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: count };
 };
 const series = (name: string, ...lines: Line[]): Record<string, SeriesView> => ({
-  run: { name, last: 0, lines, marks: [], reason: null },
+  run: { name, last: 0, lines, marks: [], reason: null, num_unplaced: 0 },
 });
 
 test("a noisy line gets a smoothed line per attempt", () => {

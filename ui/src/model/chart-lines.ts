@@ -1,6 +1,7 @@
 /** The lines of a chart: the recorded points of each attempt and run, and their smoothed versions. */
 
 import type { Line, SeriesView } from "../api";
+import { isAscending } from "./axis-name";
 import { isSchedule } from "./metric-groups";
 import { defaultWeight, joinLines, type Points, smooth } from "./series";
 
@@ -56,14 +57,18 @@ function withoutRepeats(lines: Line[]): Line[] {
 /** Join lines recorded with steps and between steps, such as memory in use, into one. */
 function joinSampledLines(lines: Line[]): Line[] {
   return lines.reduce<Line[]>((found, line) => {
-    const index = found.findIndex((other) => other.attempt === line.attempt && isSampled(other) && isSampled(line));
+    const index = found.findIndex((other) => other.attempt === line.attempt && canJoin(other, line));
     return index < 0 ? [...found, line] : found.with(index, joinLines(found[index] as Line, line));
   }, []);
 }
 
+/** On an axis that goes back, a joined line could not be drawn in the order of steps. */
+const canJoin = (first: Line, second: Line): boolean =>
+  isSampled(first) && isSampled(second) && isAscending(first.x) && isAscending(second.x);
+
 const isSampled = (line: Line): boolean => line.stream === "step" || line.stream === "system";
 
-/** Whether to smooth a line: it has many points, and they are neither a schedule nor means already. */
+/** Whether to smooth a line: it has many points in order, and they are neither a schedule nor means already. */
 function isNoisy(name: string, line: Line): boolean {
-  return ["step", "system"].includes(line.stream) && line.num_points > 20 && !isSchedule(name);
+  return ["step", "system"].includes(line.stream) && line.num_points > 20 && !isSchedule(name) && isAscending(line.x);
 }

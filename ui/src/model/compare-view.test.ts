@@ -20,7 +20,8 @@ test("the address holds the whole view", () => {
   expect(roundTrip(defaultCompareView)).toEqual(defaultCompareView);
   const view: CompareView = {
     search: "/^val/",
-    x: "relative",
+    x: "metric:env/frames",
+    usesDefinedAxes: false,
     isLogX: true,
     isLogY: true,
     isClipped: false,

@@ -1,6 +1,6 @@
 /** The view of the compare page, as the address holds it. */
 
-import type { XAxis } from "../api";
+import { type AxisName, readAxis } from "./axis-name";
 import {
   defaultDifferences,
   defaultSweep,
@@ -24,7 +24,9 @@ export type Limits = [low: number | null, high: number | null];
 export interface CompareView {
   search: string;
   /** Null: chosen by the page. */
-  x: XAxis | null;
+  x: AxisName | null;
+  /** Whether a metric that the training code gave another x axis is drawn on it, instead of on the step. */
+  usesDefinedAxes: boolean;
   isLogX: boolean;
   isLogY: boolean;
   /** Whether a few values far away from all others are left outside the charts. */
@@ -51,6 +53,7 @@ export interface CompareView {
 export const defaultCompareView: CompareView = {
   search: "",
   x: null,
+  usesDefinedAxes: true,
   isLogX: false,
   isLogY: false,
   isClipped: true,
@@ -67,23 +70,14 @@ export const defaultCompareView: CompareView = {
   verdict: defaultVerdict,
 };
 
-export const compareAxes: [XAxis, string][] = [
-  ["step", "step"],
-  ["relative_step", "relative step"],
-  ["samples", "samples"],
-  ["tokens", "tokens"],
-  ["epoch", "epoch"],
-  ["training_time", "training time"],
-  ["relative", "elapsed time"],
-  ["time", "wall clock"],
-];
 const maxGroupFields = 3;
 
 export function readCompareView(parameters: URLSearchParams): CompareView {
   const smoothing = readNumber(parameters.get("smooth"));
   return {
     search: parameters.get("q") ?? "",
-    x: compareAxes.find(([axis]) => axis === parameters.get("x"))?.[0] ?? null,
+    x: readAxis(parameters.get("x")),
+    usesDefinedAxes: parameters.get("axes") !== "step",
     isLogX: parameters.get("logx") === "1",
     isLogY: parameters.get("log") === "1",
     isClipped: parameters.get("clip") !== "0",
@@ -104,6 +98,7 @@ export function readCompareView(parameters: URLSearchParams): CompareView {
 export function writeCompareView(view: CompareView, parameters: URLSearchParams): void {
   if (view.search) parameters.set("q", view.search);
   if (view.x !== null) parameters.set("x", view.x);
+  if (!view.usesDefinedAxes) parameters.set("axes", "step");
   if (view.isLogX) parameters.set("logx", "1");
   if (view.isLogY) parameters.set("log", "1");
   if (!view.isClipped) parameters.set("clip", "0");

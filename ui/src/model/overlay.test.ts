@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { buildChartLines } from "./chart-lines";
 import {
+  extentOf,
   groupsOf,
   interpolate,
   legendRows,
@@ -14,6 +15,7 @@ import {
   packRuns,
   valueOf,
 } from "./overlay";
+import { nearestPoint } from "./series";
 
 const line = (values: (number | null)[]) => ({ x: values.map((_, index) => index), y: values });
 const flat = (level: number, length = 100) => line(Array.from({ length }, (_, index) => level + (index % 10) / 10));
@@ -148,7 +150,7 @@ test("the value of a run is that of its last attempt, never smoothed", () => {
   const falling = (from: number): number[] => range(from).map((x) => 100 - x);
   const first = part(0, range(0), falling(0));
   const second = part(1, range(20), falling(200));
-  const series = { name: "loss", last: 4, marks: [], lines: [first, second], reason: null };
+  const series = { name: "loss", last: 4, marks: [], lines: [first, second], reason: null, num_unplaced: 0 };
   const lines = buildChartLines("loss", ["a"], { a: series }, 0.9);
   expect(valueOf(lines, "a", 25)).toBe(100 - 205);
   expect(valueOf(lines, "a", 5)).toBe(95);
@@ -161,13 +163,14 @@ test("arrow keys move the cursor along the axis and from line to line", () => {
     { id: "high", points: flat(5, 11) },
     { id: "low", points: flat(1, 11) },
   ];
-  const right = moveCursor(noCursor, "loss", lines, scale, "ArrowRight", true);
-  expect(right).toEqual({ metric: "loss", x: 6, id: "low" });
-  const up = moveCursor(right ?? noCursor, "loss", lines, scale, "ArrowUp", false);
-  expect(up).toEqual({ metric: "loss", x: 6, id: "high" });
-  expect(moveCursor(up ?? noCursor, "loss", lines, scale, "ArrowUp", false)?.id).toBe("high");
-  expect(moveCursor({ ...noCursor, x: 0 }, "loss", lines, scale, "ArrowLeft", false)?.x).toBe(0);
-  expect(moveCursor(noCursor, "loss", lines, scale, "a", false)).toBeNull();
+  const at = { metric: "loss", axis: "step" as const };
+  const right = moveCursor(noCursor, at, lines, scale, "ArrowRight", true);
+  expect(right).toEqual({ ...at, x: 6, id: "low" });
+  const up = moveCursor(right ?? noCursor, at, lines, scale, "ArrowUp", false);
+  expect(up).toEqual({ ...at, x: 6, id: "high" });
+  expect(moveCursor(up ?? noCursor, at, lines, scale, "ArrowUp", false)?.id).toBe("high");
+  expect(moveCursor({ ...noCursor, x: 0 }, at, lines, scale, "ArrowLeft", false)?.x).toBe(0);
+  expect(moveCursor(noCursor, at, lines, scale, "a", false)).toBeNull();
 });
 
 test("groups are asked for whole, in as few requests as possible", () => {
@@ -175,4 +178,18 @@ test("groups are asked for whole, in as few requests as possible", () => {
   const packs = packRuns([group("a", 2), group("b", 2), group("c", 3), group("d", 9)], 4);
   expect(packs.map((runs) => runs.length)).toEqual([4, 3, 4]);
   expect(packs[0]).toEqual(["a0", "a1", "b0", "b1"]);
+});
+
+test("a line that goes back is measured along its path", () => {
+  const loop = { id: "loop", points: { x: [0, 10, 2, 8], y: [0, 10, 4, 1] } };
+  expect(extentOf([loop.points], false)).toEqual([0, 10]);
+  expect(extentOf([loop.points], true)).toEqual([2, 10]);
+  const scale = { low: 0, high: 10, isLog: false };
+  const other = { id: "other", points: line([2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]) };
+  expect(nearestLine([loop, other], 5, scale, 0.7)).toBe("loop"); // one of its three heights there
+  expect(nearestLine([loop, other], 5, scale, 0.2)).toBe("other");
+  expect(interpolate(loop.points, 5)).toBe(2.5); // the latest one
+  expect(interpolate(loop.points, 11)).toBeNull();
+  expect(nearestPoint(loop.points, 7.9)).toEqual({ x: 8, y: 1 });
+  expect(nearestPoint(loop.points, 11)).toBeNull();
 });

@@ -1,6 +1,7 @@
 /** An overlay of many runs in one chart: colours, ranges, the value of each run, and which line is near the cursor. */
 
 import type { GroupLine, Json, Num, SeriesView, TableGroupsPage } from "../api";
+import { type AxisName, isAscending } from "./axis-name";
 import type { ChartLine } from "./chart-lines";
 import { plain } from "./format";
 import { type Scale, shareOf, valueAt } from "./scale";
@@ -20,12 +21,14 @@ export interface Member {
 /** Where the pointer or the keyboard is: in a chart, at a position, nearest to a line. */
 export interface Cursor {
   metric: string | null;
+  /** The axis of the position; charts on other axes do not show it. */
+  axis: AxisName | null;
   x: number | null;
   /** A run or a member; alone, it highlights a line in all charts. */
   id: string | null;
 }
 
-export const noCursor: Cursor = { metric: null, x: null, id: null };
+export const noCursor: Cursor = { metric: null, axis: null, x: null, id: null };
 
 /** The most runs in a request for means. */
 export const maxGroupedRuns = 500;
@@ -79,6 +82,13 @@ export function extentOf(lines: { x: ArrayLike<number> }[], isLog: boolean): [nu
   let [low, high] = [Infinity, -Infinity];
   for (const { x } of lines) {
     if (x.length === 0) continue;
+    if (!isAscending(x)) {
+      for (let index = 0; index < x.length; index++) {
+        const at = x[index] as number;
+        if (!isLog || at > 0) [low, high] = [Math.min(low, at), Math.max(high, at)];
+      }
+      continue;
+    }
     let first = 0;
     if (isLog) while (first < x.length && (x[first] as number) <= 0) first++;
     if (first === x.length) continue;
@@ -224,10 +234,10 @@ export interface Candidate {
 export function nearestLine(lines: Candidate[], x: number, scale: Scale, share: number): string | null {
   let [best, least] = [null as string | null, Infinity];
   for (const { id, points } of lines) {
-    const value = interpolate(points, x);
-    if (value === null) continue;
-    const distance = Math.abs(shareOf(scale, value) - share);
-    if (distance < least) [best, least] = [id, distance];
+    for (const value of crossings(points, x)) {
+      const distance = Math.abs(shareOf(scale, value) - share);
+      if (distance < least) [best, least] = [id, distance];
+    }
   }
   return best;
 }
@@ -235,7 +245,7 @@ export function nearestLine(lines: Candidate[], x: number, scale: Scale, share: 
 /** The cursor after an arrow key: along the axis, or from line to line; null if the key does not move it. */
 export function moveCursor(
   cursor: Cursor,
-  metric: string,
+  { metric, axis }: { metric: string; axis: AxisName },
   lines: Candidate[],
   scale: Scale,
   key: string,
@@ -253,18 +263,36 @@ export function moveCursor(
   if (along !== undefined) {
     const share = cursor.x === null ? 0.5 : shareOf(scale, cursor.x) || 0;
     const x = valueAt(scale, Math.min(1, Math.max(0, share + along * (isFast ? 0.1 : 0.01))));
-    return { metric, x, id: cursor.id ?? byHeight(x)[0] ?? null };
+    return { metric, axis, x, id: cursor.id ?? byHeight(x)[0] ?? null };
   }
   if (across === undefined) return null;
   const x = cursor.x ?? valueAt(scale, 0.5);
   const order = byHeight(x);
   const index = order.indexOf(cursor.id ?? "");
   const next = index < 0 ? 0 : Math.min(order.length - 1, Math.max(0, index + across));
-  return { metric, x, id: order[next] ?? null };
+  return { metric, axis, x, id: order[next] ?? null };
 }
 
-/** The height of a line at x, between its points; null past its ends and in gaps. */
+/** The heights of a line at x: one, unless the line goes back. */
+function crossings(points: Points, position: number): number[] {
+  const { x, y } = points;
+  if (isAscending(x)) {
+    const value = interpolate(points, position);
+    return value === null ? [] : [value];
+  }
+  const heights: number[] = [];
+  for (let index = 1; index < x.length; index++) {
+    const [from, to] = [x[index - 1] as number, x[index] as number];
+    const [before, after] = [y[index - 1] ?? null, y[index] ?? null];
+    if (before === null || after === null || position < Math.min(from, to) || position > Math.max(from, to)) continue;
+    heights.push(from === to ? after : before + ((after - before) * (position - from)) / (to - from));
+  }
+  return heights;
+}
+
+/** The height of a line at x, between its points; null past its ends and in gaps. The latest one if the line goes back. */
 export function interpolate({ x, y }: Points, position: number): number | null {
+  if (!isAscending(x)) return crossings({ x, y }, position).at(-1) ?? null;
   const last = x.length - 1;
   if (last < 0 || position < (x[0] as number) || position > (x[last] as number)) return null;
   let [low, high] = [0, last];

@@ -8,7 +8,7 @@ const x = [0, 1, 2];
 const line = { stream: "step", attempt: 0, x, y: [3, -2, 0], mean_x: [], mean_y: [], mean_count: [], num_points: 3 };
 const resumed = { ...line, attempt: 1, x: [2, 3, 4], y: [7, 8, 9] };
 const series: Record<string, SeriesView> = {
-  a: { name: "loss", last: "NaN", lines: [line, resumed], marks: [], reason: null },
+  a: { name: "loss", last: "NaN", lines: [line, resumed], marks: [], reason: null, num_unplaced: 0 },
 };
 const lines = buildChartLines("loss", ["a", "b"], series, 0);
 
@@ -29,10 +29,10 @@ test("values without a place on a logarithmic scale are counted", () => {
 });
 
 test("positions carry the unit of their axis", () => {
-  expect(positionText(12.4, defaultView)).toBe("step 12");
-  expect(positionText(90, { ...defaultView, x: "relative" })).toBe("1 min 30 s");
-  expect(positionText(1.5, { ...defaultView, x: "epoch" })).toBe("epoch 1.5");
-  expect(positionText(1.5, defaultView, "env/frames")).toBe("env/frames 1.5");
+  expect(positionText(12.4, "step")).toBe("step 12");
+  expect(positionText(90, "relative")).toBe("1 min 30 s");
+  expect(positionText(1.5, "epoch")).toBe("epoch 1.5");
+  expect(positionText(1.5, "metric:env/frames")).toBe("env/frames 1.5");
 });
 
 test("an empty chart says why it is empty", () => {

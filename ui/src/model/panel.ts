@@ -2,6 +2,7 @@
 
 import type { Num, SeriesView } from "../api";
 import type { AlertMark } from "./alerts";
+import { type AxisName, axisNames, metricOf } from "./axis-name";
 import type { ChartLine } from "./chart-lines";
 import { clock, duration, number } from "./format";
 import type { ChartView } from "./route";
@@ -33,12 +34,15 @@ export function legendValues(
   });
 }
 
-/** A position on the x axis, as text; the axis may be a metric. */
-export function positionText(x: number, { x: axis }: Pick<ChartView, "x">, xMetric: string | null = null): string {
-  if (xMetric !== null) return `${xMetric} ${number(x, 4)}`;
+/** A position on the x axis, as text. */
+export function positionText(x: number, axis: AxisName): string {
+  const metric = metricOf(axis);
+  if (metric !== null) return `${metric} ${number(x, 4)}`;
   if (axis === "time") return clock(x);
   if (axis === "relative") return duration(x);
-  return `${axis} ${axis === "step" ? number(Math.round(x)) : number(x, 4)}`;
+  if (axis === "training_time") return `${duration(x)} of training`;
+  const title = axisNames.find(([name]) => name === axis)?.[1] ?? axis;
+  return `${title} ${axis === "step" ? number(Math.round(x)) : number(x, 4)}`;
 }
 
 /** The number of recorded values that a logarithmic scale cannot show. */

@@ -1,6 +1,6 @@
 /** Routes and their addresses. The address contains the whole view, so that it can be shared. */
 
-import type { XAxis } from "../api";
+import { type AxisName, readAxis } from "./axis-name";
 import {
   type CompareTab,
   compareTabs,
@@ -21,7 +21,7 @@ export type Route =
   | { page: "run"; run: string; tab: Tab; others: string[]; view: ChartView };
 
 export interface ChartView {
-  x: XAxis;
+  x: AxisName;
   /** Whether a metric that the training code gave another x axis is drawn on it, instead of on the step. */
   usesDefinedAxes: boolean;
   /** The weight of a neighbouring point, 0 to 0.999; null chooses it by the number of points. */
@@ -46,7 +46,6 @@ export const defaultView: ChartView = {
   low: null,
   high: null,
 };
-const axes: readonly string[] = ["step", "time", "relative", "epoch"];
 
 export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#/, "").split("?", 2);
@@ -82,9 +81,8 @@ function decode(text: string): string {
 }
 
 function parseView(parameters: URLSearchParams): ChartView {
-  const axis = parameters.get("x") ?? "";
   return {
-    x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
+    x: readAxis(parameters.get("x")) ?? defaultView.x,
     usesDefinedAxes: parameters.get("axes") !== "step",
     smoothing: parseSmoothing(parseNumber(parameters.get("smooth"))),
     isLog: parameters.get("log") === "1",

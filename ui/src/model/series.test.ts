@@ -13,7 +13,14 @@ const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line
   num_points: x.length,
   ...more,
 });
-const series = (...lines: Line[]): SeriesView => ({ name: "loss", last: 0, lines, marks: [], reason: null });
+const series = (...lines: Line[]): SeriesView => ({
+  name: "loss",
+  last: 0,
+  lines,
+  marks: [],
+  reason: null,
+  num_unplaced: 0,
+});
 
 const steps = (count: number): number[] => Array.from({ length: count }, (_, index) => index);
 

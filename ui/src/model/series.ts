@@ -1,6 +1,7 @@
 /** Series of points: smoothing, merging and aligning them for a chart. */
 
 import type { Line, Mark, SeriesView } from "../api";
+import { isAscending } from "./axis-name";
 
 export interface Points {
   x: number[];
@@ -174,7 +175,14 @@ export function merge(known: SeriesView, more: SeriesView): SeriesView {
     if (!line) lines.push(added);
     else lines[index] = joinLines(line, added);
   }
-  return { name: known.name, last: more.last, lines, marks: [...known.marks, ...more.marks], reason: more.reason };
+  return {
+    name: known.name,
+    last: more.last,
+    lines,
+    marks: [...known.marks, ...more.marks],
+    reason: more.reason,
+    num_unplaced: more.num_unplaced,
+  };
 }
 
 /** Join two lines, sorted by x. */
@@ -247,10 +255,11 @@ export interface PlottedPoint {
   y: number;
 }
 
-/** The point of a line nearest to x; null past its ends and in gaps. */
+/** The point of a line nearest to x; null past its ends and in gaps. If the line goes back, the latest of them. */
 export function nearestPoint(points: Points, x: number): PlottedPoint | null {
   const last = points.x.length - 1;
   if (last < 0) return null;
+  if (!isAscending(points.x)) return nearestOnPath(points, x);
   const [first, end] = [points.x[0] as number, points.x[last] as number];
   const slack = last > 0 ? (2 * (end - first)) / last : Infinity; // a cursor between two pixels is not past the end
   if (x < first - slack || x > end + slack) return null;
@@ -264,6 +273,17 @@ export function nearestPoint(points: Points, x: number): PlottedPoint | null {
   const nearest = x - (points.x[before] as number) < (points.x[low] as number) - x ? before : low;
   const y = points.y[nearest];
   return y === null || y === undefined ? null : { x: points.x[nearest] as number, y };
+}
+
+function nearestOnPath({ x, y }: Points, position: number): PlottedPoint | null {
+  let [nearest, least, low, high] = [null as PlottedPoint | null, Infinity, Infinity, -Infinity];
+  for (let index = 0; index < x.length; index++) {
+    const [at, value] = [x[index] as number, y[index] ?? null];
+    [low, high] = [Math.min(low, at), Math.max(high, at)];
+    if (value === null || Math.abs(at - position) > least) continue;
+    [nearest, least] = [{ x: at, y: value }, Math.abs(at - position)];
+  }
+  return position < low || position > high ? null : nearest;
 }
 
 /** Several lines on one x axis: the x values, then the y values of each line. */

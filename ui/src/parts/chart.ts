@@ -11,7 +11,8 @@
  */
 
 import uPlot from "uplot";
-import type { Mark, XAxis } from "../api";
+import type { Mark } from "../api";
+import type { AxisName } from "../model/axis-name";
 import { type AlertMark, mergeBands } from "../model/alerts";
 import { isolatedPoints, positionLabels, valueLabel } from "../model/axis-labels";
 import { isEqual } from "../model/equal";
@@ -32,7 +33,7 @@ export interface ChartContent {
   lines: StyledLine[];
   marks: Mark[];
   alerts: AlertMark[];
-  x: XAxis;
+  x: AxisName;
   /** The visible range of the x axis; null fits the points. */
   low: number | null;
   high: number | null;

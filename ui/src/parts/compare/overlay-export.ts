@@ -1,6 +1,7 @@
 /** Saves an overlay as PNG, SVG or CSV. */
 
-import type { GroupLine, XAxis } from "../../api";
+import type { GroupLine } from "../../api";
+import { type AxisName, metricOf } from "../../model/axis-name";
 import type { ChartLine } from "../../model/chart-lines";
 import type { Member } from "../../model/overlay";
 import { paintPicture, type Picture, pictureHeight } from "./overlay-paint";
@@ -28,7 +29,7 @@ export async function picturePng(picture: Picture): Promise<Blob | null> {
 /** The recorded points of a chart: a row per point, and for groups, a row per position of the mean. */
 export function overlayCsv(
   metric: string,
-  axis: XAxis,
+  axis: AxisName,
   lines: ChartLine[],
   members: Member[],
   groups: Record<string, GroupLine>,
@@ -54,7 +55,8 @@ export function overlayCsv(
       ]),
     );
   }
-  const head = isGrouped ? ["run", "group", axis, metric, "min", "max", "num_runs"] : ["run", axis, metric];
+  const x = metricOf(axis) ?? axis;
+  const head = isGrouped ? ["run", "group", x, metric, "min", "max", "num_runs"] : ["run", x, metric];
   return [head, ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
 }
 
@@ -67,7 +69,7 @@ function cell(value: string | number | null): string {
 
 export interface SavedChart {
   name: string;
-  axis: XAxis;
+  axis: AxisName;
   picture: Picture;
   /** The recorded lines, never smoothed. */
   lines: ChartLine[];

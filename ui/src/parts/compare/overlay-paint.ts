@@ -1,6 +1,7 @@
 /** Paints an overlay of many lines in one pass, on a canvas or as SVG. Lengths are CSS pixels. */
 
-import type { Mark, XAxis } from "../../api";
+import type { Mark } from "../../api";
+import type { AxisName } from "../../model/axis-name";
 import { positionLabels, valueLabel } from "../../model/axis-labels";
 import { type Scale, shareOf, ticksOf } from "../../model/scale";
 import type { Points } from "../../model/series";
@@ -23,7 +24,7 @@ export interface Band {
 }
 
 export interface Scene {
-  axis: XAxis;
+  axis: AxisName;
   x: Scale;
   y: Scale;
   bands: Band[];
@@ -208,7 +209,7 @@ function paintClipped(context: Painter, { x: scaleX, y: scaleY, lines }: Scene, 
       const position = points.x[index] as number;
       if (position < scaleX.low || position > scaleX.high) continue;
       const at = place.x(position);
-      if (at - lastMark < 3 * size) continue;
+      if (Math.abs(at - lastMark) < 3 * size) continue;
       lastMark = at;
       const isAbove = value > scaleY.high;
       const tip = isAbove ? area.top : area.top + area.height;
