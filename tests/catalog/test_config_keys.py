@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import numpy
-import pytest
-
 from tachograph.catalog import describes_training, is_repeat_key
-from tachograph.catalog._importance import spearman
 
 IGNORED = (
     *(
@@ -41,11 +37,3 @@ def test_keys_that_do_not_describe_the_training():
     assert [key for key in IGNORED if describes_training(key)] == []
     assert [key for key in COMPARED if not describes_training(key)] == []
     assert is_repeat_key("train.seed") and is_repeat_key("device") and not is_repeat_key("seeding_rate")
-
-
-def test_rank_correlation_by_hand():
-    # Ranks differ by 1 1 1 1 0: 1 - 6 * 4 / (5 * 24).
-    assert spearman(numpy.array([1.0, 2, 3, 4, 5]), numpy.array([20.0, 10, 40, 30, 99])) == pytest.approx(0.8)
-    # Ties share ranks: 1.5 1.5 3 against 1 2 3 is 1.5 / sqrt(1.5 * 2).
-    assert spearman(numpy.array([0.0, 0, 1]), numpy.array([1.0, 2, 3])) == pytest.approx(1.5 / 3**0.5)
-    assert numpy.isnan(spearman(numpy.array([1.0, 1, 1]), numpy.array([1.0, 2, 3])))

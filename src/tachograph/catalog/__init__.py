@@ -26,7 +26,14 @@ from tachograph.catalog._groups import (
     differing_fields,
     group_rows,
 )
-from tachograph.catalog._importance import KeyImportance, KeyRanking, UnrankedKey, rank_keys
+from tachograph.catalog._importance import (
+    KeyImportance,
+    KeyRanking,
+    PairShare,
+    UnrankedKey,
+    explain_results,
+    rank_keys,
+)
 from tachograph.catalog._judgements import JudgedRule, count_judgements, export_cases, judgement_field, judgement_of
 from tachograph.catalog._lineage import (
     Origin,
@@ -127,6 +134,8 @@ __all__ = [
     "TrashError",
     "TrashedRun",
     "UnrankedKey",
+    "PairShare",
+    "explain_results",
     "Variation",
     "ViewError",
     "ancestors_of",

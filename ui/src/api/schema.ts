@@ -899,35 +899,45 @@ export interface ImportancePage {
   indexed: number;
 }
 
-/** The config keys that vary, by their rank correlation with a result. */
+/** The config keys that vary, by the share of a result that they explain. */
 export interface KeyRanking {
   field: string;
   /** The number of runs with a finite result. */
   num_runs: number;
   num_missing: number;
-  /** The number of keys that could be ranked. */
-  num_keys: number;
-  /** The strongest correlation first; empty if there are too few runs. */
+  /** Results so far off the others that they count as closer ones. */
+  num_clipped: number;
+  /** The share of the variance that all keys explain of runs that the model has not seen; null if it is not known. */
+  explained_share: number | null;
+  /** The largest share first; empty if there is no ranking. */
   keys: KeyImportance[];
   not_ranked: UnrankedKey[];
   /** Why there is no ranking, or null if there is one. */
-  too_few: string | null;
+  reason: string | null;
 }
 
-/** The rank correlation of a config key with a result. */
+/** The share of the variance of a result that a config key explains. */
 export interface KeyImportance {
   key: string;
-  /** The number of runs that have both. */
+  /** The number of runs that have it. */
   num_runs: number;
-  /** Spearman's rank correlation: 1 if the result always rises with the key, -1 if it always falls. */
-  rho: number;
-  /** The lower end of its 95 % interval; null if the ranks agree perfectly. */
-  low: number | null;
-  high: number | null;
-  /** Other keys with a rank correlation above 0.8 with this one: their effects cannot be separated. */
+  /** What it explains alone and in pairs with others; pairs count for both keys. */
+  share: number;
+  /** The lower end of the 95 % interval of the share; 0 if an effect is not certain. */
+  low: number;
+  high: number;
+  /** What it explains by itself. */
+  alone: number;
+  /** The largest first. */
+  pairs: PairShare[];
+  /** Other keys that vary together with this one: the share is theirs in common. */
   together: string[];
-  /** For a key with two texts: the text that counts as 1; the other one counts as 0. */
-  one: string | null;
+}
+
+/** What a key explains only together with another one: the best value of each depends on the other. */
+export interface PairShare {
+  key: string;
+  share: number;
 }
 
 /** A config key that varies, but is not ranked. */
