@@ -8,6 +8,6 @@ Example:
 
 from __future__ import annotations
 
-from tachograph.bridges.tensorboard.facade import SummaryWriter
+from tachograph.bridges.tensorboard.facade import GlobalSummaryWriter, SummaryWriter
 
-__all__ = ["SummaryWriter"]
+__all__ = ["GlobalSummaryWriter", "SummaryWriter"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tachograph
-from tachograph.tensorboard import SummaryWriter
+from tachograph.tensorboard import GlobalSummaryWriter, SummaryWriter
 from tests.conftest import lines_of
 
 torch = pytest.importorskip("torch")
@@ -110,6 +110,27 @@ def test_arguments_of_tensorboardx_are_accepted(logs):
         writer.add_image("p", None)
         writer.flush()
     assert [path.name for path in logs.iterdir()] == ["x"]
+
+
+def test_global_writer_is_shared_and_counts_steps(logs):
+    writer = GlobalSummaryWriter.getSummaryWriter()
+    try:
+        for value in (3.0, 2.0, 1.0):
+            GlobalSummaryWriter.getSummaryWriter().add_scalar("loss", value)
+        writer.add_text("loss", "a text")
+        writer.add_image("picture", np.zeros((3, 2, 2)))
+        writer.file_writer.flush()
+        (folder,) = logs.iterdir()
+        writer.close()
+    finally:
+        GlobalSummaryWriter._shared_writer = None
+    history = tachograph.read(folder)
+    assert points(history, "loss") == [(0, 3.0), (1, 2.0), (2, 1.0)]
+    assert [(record["global_step"], record["text"]) for record in history.latest("event", "text")] == [(0, "a text")]
+    assert history.latest("event", "not_recorded")
+    with GlobalSummaryWriter(logdir="runs/x").smw as writer:
+        writer.add_scalar("a", 1.0)
+    assert (logs / "x").is_dir()
 
 
 def test_tags_without_steps_are_counted_separately(logs):

@@ -27,6 +27,7 @@ SCRIPT = """
     for run_options, rows, summary, exit_code in content:
         run = wandb.init(dir=folder, project="proj", **run_options)
         run.define_metric("val/loss", step_metric="epoch", summary="min")
+        run.define_metric("los*", step_metric="clock", step_sync=False)
         for step, row in rows:
             run.log(row, step=step)
         if summary:
@@ -93,6 +94,8 @@ def test_every_value_arrives(wandb_folder, logs):
     assert history.config == {**CONFIG, "hf_token": "[masked]", "late": [1, {"a": 2}]}
     assert (history.summary["best"], history.summary["by"]) == (0.5, {"split": [1, 2]})
     assert history.summary["val/loss"] == {"min": 3.25}
+    axes = {record["metric"]: record.get("step_metric") for record in history.latest("event", "define_metric")}
+    assert axes == {"loss": "clock", "val/loss": "epoch"}
     (histogram,) = history.latest("event", "histogram")
     assert (histogram["tag"], histogram["counts"], histogram["edges"][-1]) == ("hist", [1, 0, 0, 2], 2)
     assert history.latest("event", "alert")[0]["title"] == "attention"

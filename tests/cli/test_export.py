@@ -204,6 +204,16 @@ def test_metrics_are_chosen_by_name_and_pattern(runs, tmp_path):
     assert [set(row) - {*PLACES} for row in rows] == [{"a[0]"}]
 
 
+def test_metrics_bring_along_their_x_axis(runs, tmp_path):
+    definition = {"event": "event", "time": 1.0, "name": "define_metric", "metric": "val/loss", "step_metric": "epoch"}
+    train, validation = {"epoch": 2.0, "other": 3.0}, {"epoch": 2.0, "val/loss": 1.0}
+    write_run(runs / "axis", definition, step_record(0, **train), step_record(1, **validation))
+    (row,) = exported(tmp_path, "csv", "axis", "--log-dir", runs, "--metrics", "val/loss")
+    assert {name: row[name] for name in row.keys() - {*PLACES}} == {"val/loss": 1.0, "epoch": 2.0}
+    rows = exported(tmp_path, "csv", "axis", "--log-dir", runs, "--metrics", "other")
+    assert [set(row) - {*PLACES} for row in rows] == [{"other"}]
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [

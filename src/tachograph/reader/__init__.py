@@ -5,7 +5,7 @@ from tachograph.reader._batches import RecordBatch, batch_records, times_of
 from tachograph.reader._checkpoint_origin import CHECKPOINT_RUN_FILE, find_parent, read_stamp, write_stamp
 from tachograph.reader._checkpoints import ParentRun, SavedCheckpoint, checkpoint_records, parents_of, saved_checkpoints
 from tachograph.reader._control_requests import accepts_requests, request_control
-from tachograph.reader._digest import Attempt, ControlState, RunDigest
+from tachograph.reader._digest import Attempt, ControlState, RunDigest, set_step_metric
 from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import (
@@ -85,6 +85,7 @@ __all__ = [
     "saved_checkpoints",
     "times_of",
     "trace_name",
+    "set_step_metric",
     "worst_first",
     "write_stamp",
 ]

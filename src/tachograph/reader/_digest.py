@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ from tachograph.records import (
     step_of,
 )
 
-__all__ = ["Attempt", "ControlState", "RunDigest"]
+__all__ = ["Attempt", "ControlState", "RunDigest", "set_step_metric"]
 
 _MAX_LATEST = 1_000
 _MAX_EVENT_NAMES = 200
@@ -166,11 +167,7 @@ class RunDigest:
         """The metrics that the training code has given another metric as their x axis, and this metric."""
         step_metrics: dict[str, str] = {}
         for record in self.latest("event", METRIC_DEFINED):
-            metric, step_metric = record.get("metric"), record.get("step_metric")
-            if isinstance(metric, str) and isinstance(step_metric, str):
-                step_metrics[metric] = step_metric
-            elif isinstance(metric, str):
-                step_metrics.pop(metric, None)
+            set_step_metric(step_metrics, record)
         return step_metrics
 
     @property
@@ -425,3 +422,12 @@ def _add_step(attempt: Attempt, record: dict[str, Any]) -> None:
     attempt.last_step = attempt.last_step if is_behind else step
     if attempt.first_step is None:
         attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
+
+
+def set_step_metric(step_metrics: dict[str, str], record: Mapping[str, Any]) -> None:
+    """Set or remove the x axis of a metric, as an event `METRIC_DEFINED` states it."""
+    metric, step_metric = record.get("metric"), record.get("step_metric")
+    if isinstance(metric, str) and isinstance(step_metric, str):
+        step_metrics[metric] = step_metric
+    elif isinstance(metric, str):
+        step_metrics.pop(metric, None)

@@ -26,7 +26,7 @@ from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 from tachograph.settings import Settings
 
-__all__ = ["SummaryWriter"]
+__all__ = ["GlobalSummaryWriter", "SummaryWriter"]
 
 _NUM_BINS = 64
 _NUMBERS = frozenset({float, int})
@@ -338,3 +338,59 @@ class SummaryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(error)
+
+
+class GlobalSummaryWriter:
+    """A writer that counts the steps of each tag itself and is shared by all modules, as that of tensorboardX.
+
+    The arguments are those of `SummaryWriter`. Only the process that opened it is recorded.
+    """
+
+    _shared_writer: GlobalSummaryWriter | None = None
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str] | None = None,
+        comment: str = "",
+        purge_step: int | None = None,
+        max_queue: int = 10,
+        flush_secs: int = 120,
+        filename_suffix: str = "",
+        write_to_disk: bool = True,
+        log_dir: str | os.PathLike[str] | None = None,
+        coalesce_process: bool = True,
+        **options: Any,
+    ) -> None:
+        self.smw = SummaryWriter(
+            log_dir, comment, purge_step, max_queue, flush_secs, filename_suffix, write_to_disk, logdir, **options
+        )
+
+    @classmethod
+    def getSummaryWriter(cls) -> GlobalSummaryWriter:  # noqa: N802 - the name of the original
+        """Return the writer of all modules; the first call opens it."""
+        with _lock:
+            if GlobalSummaryWriter._shared_writer is None:
+                GlobalSummaryWriter._shared_writer = cls()
+            return GlobalSummaryWriter._shared_writer
+
+    def add_scalar(self, tag: str, scalar_value: Any, walltime: float | None = None) -> None:
+        """Record a number at the next step of its tag."""
+        self.smw.add_scalar(tag, scalar_value, walltime=walltime)
+
+    def add_text(self, tag: str, text_string: str, walltime: float | None = None) -> None:
+        """Record a text at the next step of its tag."""
+        self.smw.add_text(tag, text_string, self.smw._next_step(f"text {tag}"), walltime)  # numbers have other steps
+
+    def add_image(self, tag: str, img_tensor: Any, walltime: float | None = None, dataformats: str = "CHW") -> None:
+        """Count the call; pictures are not recorded."""
+        self.smw.add_image(tag, img_tensor, walltime=walltime, dataformats=dataformats)
+
+    @property
+    def file_writer(self) -> SummaryWriter:
+        """The writer that this one uses."""
+        return self.smw
+
+    def close(self) -> None:
+        """Wait until everything is on disk, and close the writer."""
+        self.smw.flush()
+        self.smw.close()

@@ -21,11 +21,12 @@ from tachograph.bridges.wandb._values import (
     to_nested,
     without_media,
 )
+from tachograph.bridges.wandb.facade.metric import DefinedMetric, step_metric_of
 from tachograph.importers import Damage, Position, RunSource, SourceRecord, read_single_run
 from tachograph.importers.chunked_file import read_chunked_records
 from tachograph.importers.files import find_below, find_nearby
 from tachograph.importers.protobuf import as_signed, as_text, read_fields
-from tachograph.records import CONFIG_CHANGED, SUMMARY
+from tachograph.records import CONFIG_CHANGED, METRIC_DEFINED, SUMMARY
 
 __all__ = ["WandbImporter"]
 
@@ -38,6 +39,7 @@ _MESSAGES = {
     7: "stats",
     8: "artifact",
     10: "alert",
+    12: "metric",
     13: "output",
     17: "run",
     18: "exit",
@@ -86,7 +88,11 @@ class WandbImporter:
 
 
 class WandbSource(RunSource):
-    """The files of one run. The position has the offset in each of them, and the summary that is not yet recorded."""
+    """The files of one run.
+
+    The position has the offset in each of them, the summary that is not yet recorded, the definitions of metrics, and
+    the x axes that are recorded.
+    """
 
     def __init__(self, path: Path, source_id: str, name: str, files: list[Path]) -> None:
         super().__init__(path, source_id, name)
@@ -97,6 +103,8 @@ class WandbSource(RunSource):
         offsets: dict[str, int] = position.get("offsets", {})
         now_s: float = position.get("time", 0.0)
         self._summary = dict(position.get("summary", {}))
+        self._definitions: dict[str, str] = dict(position.get("definitions", {}))
+        self._axes: dict[str, str] = dict(position.get("axes", {}))
         for file in self._files:
             key = f"{file.parent.name}/{file.name}"
             self._has_start = key in offsets
@@ -115,6 +123,7 @@ class WandbSource(RunSource):
                     # Later messages change the summary. To read them again does no harm: each sets values.
                     offsets[key] = end
                     position.update(offsets=offsets, time=now_s, summary=self._summary)
+                    position.update(definitions=dict(self._definitions), axes=dict(self._axes))
                     yield record, position
             if records := self._take_summary():
                 yield {"time": now_s, **records[0]}, None
@@ -131,15 +140,15 @@ class WandbSource(RunSource):
                 case "history":
                     return self._history_records(content)
                 case "summary":
-                    for keys, value in read_items(content, 1):
-                        if not keys[0].startswith("_"):
-                            nest(self._summary, keys, value)
+                    self._update_summary(content)
                 case "config":
                     config = to_nested(read_items(content, 1))
                     config.pop("_wandb", None)
                     return [{"event": "event", "name": CONFIG_CHANGED, "config": config}] if config else []
                 case "stats":
                     return parse_stats(content)
+                case "metric":
+                    self._define_metric(content)
                 case "alert":
                     texts = {1: "title", 2: "text", 3: "level"}
                     fields = {texts[key]: as_text(value) for key, value in read_fields(content) if key in texts}
@@ -170,7 +179,32 @@ class WandbSource(RunSource):
         values, histograms = flatten(row, self.left_out)
         at = {name: record[name] for name in ("time", "global_step") if name in record}
         events = [{"event": "event", "name": "histogram", **at, **histogram} for histogram in histograms]
-        return [*events, {**record, **values}] if values else events
+        return [*self._new_axes(values), *events, {**record, **values}] if values else events
+
+    def _define_metric(self, content: bytes) -> None:
+        """Remember the x axis of a metric, or of all metrics with a prefix: field 1 has the name, 2 the pattern."""
+        texts = {key: as_text(value) for key, value in read_fields(content) if key in {1, 2, 4}}
+        name = texts.get(1) or texts.get(2)
+        if name:  # W&B escapes the dots of a name, because others stand for nested values
+            self._definitions[name.replace("\\.", ".")] = texts.get(4, "").replace("\\.", ".")
+
+    def _new_axes(self, values: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return an event for each metric of a row whose x axis is not recorded yet."""
+        events = []
+        if self._definitions:
+            definitions = [DefinedMetric(name, axis or None) for name, axis in self._definitions.items()]
+            for name in values:
+                axis = step_metric_of(name, definitions) or ""
+                if axis != self._axes.get(name, ""):
+                    self._axes[name] = axis
+                    fields = {"metric": name, **({"step_metric": axis} if axis else {})}
+                    events.append({"event": "event", "name": METRIC_DEFINED, **fields})
+        return events
+
+    def _update_summary(self, content: bytes) -> None:
+        for keys, value in read_items(content, 1):
+            if not keys[0].startswith("_"):
+                nest(self._summary, keys, value)
 
     def _take_summary(self) -> list[dict[str, Any]]:
         values, self._summary = without_media(self._summary), {}

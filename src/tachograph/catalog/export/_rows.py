@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from tachograph.exceptions import TableExportError
 from tachograph.journal import JournalFollower, RunFolder, stat_journal
-from tachograph.reader import NOT_METRICS, RecordBatch, batch_records
-from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
+from tachograph.reader import NOT_METRICS, RecordBatch, batch_records, set_step_metric
+from tachograph.records import METRIC_DEFINED, METRIC_KINDS, finite_or_none, is_number, step_of
 
 __all__ = ["JournalSnapshot", "RowBatch"]
 
@@ -36,6 +36,8 @@ class JournalSnapshot:
         with self._reporting_errors():
             self._identity = self._identify()
             self._end = JournalFollower.complete_bytes(self._path)
+        self.step_metrics: dict[str, str] = {}
+        """The metrics with another metric as their x axis, and this metric; once `metric_kinds` was called."""
         self.num_bad_lines = 0
         """The number of unreadable lines, once the journal was read."""
 
@@ -43,6 +45,10 @@ class JournalSnapshot:
         """Return the names of all metrics in order of appearance, each with the kinds of the records that have it."""
         kinds: dict[str, set[str]] = {}
         for batch in self._batches():
+            if batch.event == "event":
+                for record in batch.records:
+                    if record.get("name") == METRIC_DEFINED:
+                        set_step_metric(self.step_metrics, record)
             if batch.event not in METRIC_KINDS:
                 continue
             for name in batch.names:
@@ -51,8 +57,8 @@ class JournalSnapshot:
                     kinds.setdefault(name, set()).add(batch.event)
         return kinds
 
-    def rows(self, metrics: Collection[str], kinds: Collection[str]) -> Iterator[RowBatch]:
-        """Yield the records of some kinds that have at least one of the metrics.
+    def rows(self, metrics: Collection[str], kinds: Collection[str], axes: Collection[str] = ()) -> Iterator[RowBatch]:
+        """Yield the records of some kinds that have at least one of the metrics, and the axes in these records.
 
         A record without a step gets the step of the record before it, as in `RunHistory.series`.
         """
@@ -71,8 +77,9 @@ class JournalSnapshot:
                 steps.append(step)
             if batch.event in kinds:
                 times = [finite_or_none(record.get("time")) for record in batch.records]
-                columns = {name: _numbers(name, batch.records) for name in batch.names if name in metrics}
-                yield from _without_empty_rows(RowBatch(attempt, batch.event, steps, times, columns))
+                names = [name for name in batch.names if name in metrics or name in axes]
+                columns = {name: _numbers(name, batch.records) for name in names}
+                yield from _without_empty_rows(RowBatch(attempt, batch.event, steps, times, columns), metrics)
 
     def _batches(self) -> Iterator[RecordBatch]:
         follower = JournalFollower(self._path, end=self._end)
@@ -107,14 +114,15 @@ def _numbers(name: str, records: list[dict[str, Any]]) -> list[float | None]:
     return [value if is_number(value) else None for value in values]
 
 
-def _without_empty_rows(batch: RowBatch) -> Iterator[RowBatch]:
+def _without_empty_rows(batch: RowBatch, metrics: Collection[str]) -> Iterator[RowBatch]:
     columns = {name: values for name, values in batch.values.items() if any(value is not None for value in values)}
-    if not columns:
+    metric_columns = [values for name, values in columns.items() if name in metrics]
+    if not metric_columns:
         return
-    if any(None not in values for values in columns.values()):
+    if any(None not in values for values in metric_columns):
         yield batch._replace(values=columns)
         return
-    has_value = [any(value is not None for value in row) for row in zip(*columns.values(), strict=True)]
+    has_value = [any(value is not None for value in row) for row in zip(*metric_columns, strict=True)]
     yield RowBatch(
         batch.attempt,
         batch.kind,

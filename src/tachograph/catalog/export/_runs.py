@@ -42,7 +42,8 @@ def export_runs(
         folders: the runs.
         file: receives the table.
         format: a name in `FORMATS`.
-        metrics: names, in which `*` stands for any text; all metrics by default.
+        metrics: names, in which `*` stands for any text; all metrics by default. If one of them has another metric as
+            its x axis, the rows have this one too.
         kinds: the kinds of records.
         is_long: write a row for each value instead of one for each record.
 
@@ -58,16 +59,20 @@ def export_runs(
         for name, metric_kinds in journal.metric_kinds().items():
             kinds_of.setdefault(name, set()).update(metric_kinds)
     selected_metrics = _select(metrics, kinds_of, kinds)
+    step_metrics = {
+        axis for journal in journals for name, axis in journal.step_metrics.items() if name in selected_metrics
+    }
+    axes = [name for name in kinds_of if name in step_metrics and name not in selected_metrics]
     if not selected_metrics:
         num_bad_lines = sum(journal.num_bad_lines for journal in journals)
         bad_lines_note = f"; unreadable lines: {num_bad_lines}" if num_bad_lines else ""
         raise TableExportError(
             f"nothing to export: no metrics in records of these kinds: {', '.join(kinds)}{bad_lines_note}"
         )
-    writer = create_writer(file, list(selected_metrics), is_long=is_long)
+    writer = create_writer(file, [*selected_metrics, *axes], is_long=is_long)
     exported_runs: list[ExportedRun] = []
     for name, journal in zip(_labels(folders), journals, strict=True):
-        num_rows = sum(writer.add(name, batch) for batch in journal.rows(selected_metrics, kinds))
+        num_rows = sum(writer.add(name, batch) for batch in journal.rows(selected_metrics, kinds, axes))
         exported_runs.append(ExportedRun(name, num_rows, journal.num_bad_lines))
     writer.close()
     return exported_runs
