@@ -22,6 +22,7 @@ from tachograph.catalog import (
 )
 from tachograph.cli._compare import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
+from tachograph.cli._hang import print_hang
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
@@ -82,6 +83,12 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     help="Write the judged alerts of RUN, or of all runs, to a file that you may share: numbers only, no names.",
 )
 @click.option(
+    "--flight-recorder",
+    "dump_folder",
+    metavar="DIR",
+    help="Say which rank a hanging job waits for, from the flight recorder dumps of PyTorch in this folder.",
+)
+@click.option(
     "--require-signals", is_flag=True, help="Exit with status 1 if the run has no metric that a rule can check."
 )
 @click.option(
@@ -100,6 +107,7 @@ def doctor(
     mapped_signals: tuple[str, ...],
     judgements: tuple[str, ...],
     feedback: str | None,
+    dump_folder: str | None,
     require_signals: bool,
     fail_on: str | None,
 ) -> None:
@@ -114,34 +122,44 @@ def doctor(
     if lists_rules:
         new_console().print(_render_rules())
         return
+    if dump_folder is not None:
+        if print_hang(dump_folder, as_json=as_json) and fail_on is not None:
+            raise SystemExit(1)
+        return
     if feedback is not None:
         _write_feedback(feedback, run, log_dir)
         return
     if run is None:
-        raise click.UsageError("specify a run or a log file, or use --explain RULE, --rules or --feedback FILE")
+        raise click.UsageError(
+            "specify a run or a log file, or use --explain RULE, --rules, --feedback FILE or --flight-recorder DIR"
+        )
     if judgements:
         _judge(run, log_dir, judgements)
     signal_names = _remembered_signals(run, log_dir, _parse_signals(mapped_signals, "--map"))
     for signal, metrics in _parse_signals(signals, "--signal").items():
         signal_names[signal] = [*metrics, *signal_names.get(signal, ())]
     diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=signal_names)
-    history = read(run, log_dir) if diagnosis.state is not None else None
+    _print_diagnosis(diagnosis, run, log_dir, as_json=as_json)
+    if (require_signals and not diagnosis.signals) or (fail_on is not None and _is_faulty(diagnosis, fail_on)):
+        raise SystemExit(1)
+
+
+def _print_diagnosis(diagnosis: Diagnosis, run: str, log_dir: str, *, as_json: bool) -> None:
+    problems = recording_problems(read(run, log_dir)) if diagnosis.state is not None else []
     if as_json:
         content = msgspec.to_builtins(diagnosis)
-        if history is not None:
-            content["recording_problems"] = [line.plain for line in recording_problems(history)]
+        if diagnosis.state is not None:
+            content["recording_problems"] = [line.plain for line in problems]
         echo(json_text(content))
-    else:
-        where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
-        problems = recording_problems(history) if history is not None else []
-        new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}", problems))
-        _print_judged_rules(log_dir)
-    if require_signals and not diagnosis.signals:
-        raise SystemExit(1)
-    if fail_on is not None:
-        worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
-        if diagnosis.has_failed or not diagnosis.signals or worst >= severity_rank(fail_on):
-            raise SystemExit(1)
+        return
+    where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
+    new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}", problems))
+    _print_judged_rules(log_dir)
+
+
+def _is_faulty(diagnosis: Diagnosis, severity: str) -> bool:
+    worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
+    return diagnosis.has_failed or not diagnosis.signals or worst >= severity_rank(severity)
 
 
 def _parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
