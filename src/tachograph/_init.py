@@ -170,6 +170,7 @@ def _print_destination(run: Run, settings: Settings, *, is_online: bool) -> None
         run.print_line(f"mode {ONLINE!r} is another name of {Mode.CLOUD.value!r}")
     if resolve_mode(settings) is Mode.CLOUD:
         run.print_line(f"Sending it to {settings.server}")
+        run.print_line(f"Watch it at: {str(settings.server).rstrip('/')}/#/?q=run_id%3D{run.id}")
 
 
 def _start_exports(settings: Settings) -> list[SinkProcess]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tachograph._base.guard import faults
 
-__all__ = ["absolute_path", "config_folder"]
+__all__ = ["absolute_path", "config_folder", "state_folder"]
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -23,4 +23,11 @@ def config_folder() -> Path:
     # The XDG specification says to ignore a relative path.
     config = os.environ.get("XDG_CONFIG_HOME")
     home = Path(config) if config and os.path.isabs(config) else Path(os.path.expanduser("~")) / ".config"
+    return home / "tachograph"
+
+
+def state_folder() -> Path:
+    """Return the folder of the user's own files: ``$XDG_STATE_HOME/tachograph`` or its default."""
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "tachograph"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import rich_click as click
@@ -12,7 +14,7 @@ import rich_click as click
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ProgramNotFoundError
-from tachograph.journal import RunFolder, read_destination
+from tachograph.journal import RunFolder, page_of_run, read_destination
 from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def run(
             settings={**values, "log_dir": log_dir},
             captures=not no_output,
             stand_ins=stand_ins,
+            on_run=_print_page if sys.stderr is not None and sys.stderr.isatty() else None,
         )
     except ProgramNotFoundError as error:
         raise _NotFound(str(error)) from error
@@ -94,12 +97,22 @@ def run(
     raise SystemExit(result.returncode)
 
 
+def _print_page(path: str) -> None:
+    """Print where to watch a run that has started. Not into a file: it could tear a line of the program."""
+    page = page_of_run(path)
+    log_dir = shlex.quote(os.path.relpath(os.path.dirname(path)))
+    where = f"at: {page}" if page else f"with: tacho ui --log-dir {log_dir}"
+    with contextlib.suppress(OSError):
+        echo(f"[telemetry] recording {os.path.basename(path)}; watch it {where}", err=True)
+
+
 def _print_outcome(result: LaunchResult) -> None:
     """Print where the run is recorded. Standard error may be closed."""
     if result.run is None:
         line = f"nothing was recorded: {result.reason or 'telemetry is off'}"
     elif result.has_training:
-        line = f"recorded in {os.path.relpath(result.run)}"
+        page = page_of_run(result.run)
+        line = f"recorded in {os.path.relpath(result.run)}" + (f", see {page}" if page else "")
     else:
         reason = f" ({result.reason})" if result.reason else ""
         line = (

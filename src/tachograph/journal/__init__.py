@@ -17,6 +17,7 @@ from tachograph.journal._control_file import (
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._csv_main import complete_csv_later
+from tachograph.journal._dashboards import announce_dashboard, page_of_run
 from tachograph.journal._destination import Destination, read_destination, remove_destination, write_destination
 from tachograph.journal._ends import TAIL_BYTES, JournalEnds, current_state, read_ends
 from tachograph.journal._files import (
@@ -86,6 +87,7 @@ __all__ = [
     "RunFolder",
     "RunState",
     "TAIL_BYTES",
+    "announce_dashboard",
     "claim_run_folder",
     "complete_csv_later",
     "complete_size",
@@ -107,6 +109,7 @@ __all__ = [
     "list_runs",
     "lock_run_folder",
     "open_journal",
+    "page_of_run",
     "output_line",
     "partial_output",
     "read_destination",

@@ -46,7 +46,7 @@ STALE_AFTER_S = 20.0
 _MAX_HEARTBEAT_BYTES = 64 << 10
 
 
-_INTERRUPTS = frozenset({"KeyboardInterrupt", "SIGINT", "killed by SIGINT"})
+_INTERRUPTS = frozenset({"KeyboardInterrupt", "SIGINT", "killed by SIGINT", "killed by signal 2 (SIGINT)"})
 """The reasons in the `end` record of a run that was stopped with Ctrl-C. Its status is `failed`, as before."""
 
 

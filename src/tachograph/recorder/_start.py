@@ -15,7 +15,7 @@ from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
-from tachograph.journal import Claim, claim_run_folder, read_records, this_process
+from tachograph.journal import Claim, claim_run_folder, page_of_run, read_records, this_process
 from tachograph.reader import overview
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
@@ -185,8 +185,14 @@ def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
 
 
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:
-    """Print how to watch the runs of a folder, once in a process."""
-    if log_dir not in _hinted_folders:
+    """Print the address of the run in a dashboard that is running, or how to watch the folder, once in a process."""
+    page = None
+    if run.settings.console and run.path is not None:
+        with guard("looking for a dashboard"):
+            page = page_of_run(run.path)
+    if page is not None:
+        run.print_line(f"Watch it at: {page}")
+    elif log_dir not in _hinted_folders:
         _hinted_folders.add(log_dir)
         run.print_line(f"Watch it with: tacho ui --log-dir {shlex.quote(log_dir)}")
 

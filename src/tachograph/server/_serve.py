@@ -25,7 +25,7 @@ from urllib.parse import quote
 import uvicorn
 
 from tachograph.exceptions import ServeError
-from tachograph.journal import RunFolder
+from tachograph.journal import RunFolder, announce_dashboard
 from tachograph.server._access import Access, is_loopback
 from tachograph.server._app import LogDirs, create_app
 from tachograph.server._peer import is_peer_known
@@ -78,8 +78,10 @@ def serve(
         import_module(
             "uvloop"
         )  # uvicorn would import it after `on_ready`, and a Ctrl-C during this import can get lost
-    on_ready(_dashboard_url(host, port, access.token if access.owner_uid is None else None))
-    server.run(sockets=[listener])
+    log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else list(log_dir)
+    with announce_dashboard(_dashboard_url(host, port, None), log_dirs):
+        on_ready(_dashboard_url(host, port, access.token if access.owner_uid is None else None))
+        server.run(sockets=[listener])
 
 
 def _choose_access(token: str | None, hosts: tuple[str, ...], port: int, *, is_local: bool) -> Access:

@@ -17,20 +17,13 @@ import stat
 from pathlib import Path
 
 from tachograph._base.files import UnsafeFileError, add_file, open_to_read
+from tachograph._base.paths import state_folder
 
-__all__ = ["TOKEN_PATTERN", "load_token", "state_folder", "token_path", "write_login_page"]
+__all__ = ["TOKEN_PATTERN", "load_token", "token_path", "write_login_page"]
 
 TOKEN_PATTERN = re.compile(r"[!-~]{1,256}")
 _MAX_BYTES = 4096
 _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
-
-
-def state_folder() -> Path:
-    """Return the folder of the user's own files: `tachograph` in the state directory."""
-    # The XDG specification says to ignore a relative path.
-    state = os.environ.get("XDG_STATE_HOME")
-    home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
-    return home / "tachograph"
 
 
 def token_path() -> Path:

@@ -44,6 +44,11 @@ class Tacho:
         out, err = process.communicate(timeout=HANG_S)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
+    def command(self, *arguments: str) -> str:
+        """Return what another command of Tachograph prints about these runs."""
+        command = [sys.executable, "-m", "tachograph", *arguments]
+        return preloaded("command").run(command, cwd=self.folder, text=True, timeout=HANG_S, env=os.environ).stdout
+
     def bare(
         self, *command: str, env: dict[str, str] | None = None, preload: str | None = None
     ) -> subprocess.CompletedProcess[bytes]:

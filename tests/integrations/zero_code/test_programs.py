@@ -118,6 +118,10 @@ if 'die' in sys.argv:
     assert done.returncode == -signal.SIGKILL
     end = tacho.records("mine", "end")[-1]
     assert (end["status"], end["signal"]) == ("failed", "SIGKILL")
+    assert end["reason"] == "killed by signal 9 (SIGKILL)"
+    for command in (["ls"], ["show", "mine"], ["doctor", "mine"], ["ls", "--json"]):
+        shown = tacho.command(*command)
+        assert "killed by signal 9" in shown and "No problems found." not in shown, command
     assert len([step for step in tacho.records("mine", "step") if "train_loss" in step]) == 6
     again = tacho.run(python, "train.py", options=("--name", "mine", "--resume"))
     assert again.returncode == 0

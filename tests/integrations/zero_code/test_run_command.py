@@ -260,6 +260,7 @@ def test_error_before_any_import_is_recorded(tacho, python):
     assert error["fatal"] is True
     assert "not_installed_anywhere" in error["traceback"]
     assert tacho.records("train", "end")[-1]["reason"] == "ModuleNotFoundError"
+    assert tacho.records("train", "start")[0]["command"] == ["train.py"]  # as if it had started the run itself
 
 
 def test_error_in_subprocess_does_not_fail_the_run(tacho, python):

@@ -16,6 +16,7 @@ from tachograph._base.guard import guard
 from tachograph.integrations.zero_code._configs import ConfigHooks
 from tachograph.integrations.zero_code._imports import Hook, ImportWatch, StandIns
 from tachograph.integrations.zero_code._launch_spec import LaunchSpec, report_to_launcher
+from tachograph.integrations.zero_code._output_reader import OutputReader
 from tachograph.integrations.zero_code._script_values import ScriptValues
 from tachograph.integrations.zero_code._trackers import TrackerHooks, is_logged_by_trainer
 
@@ -33,6 +34,7 @@ def install() -> None:
     if spec is not None:
         child = _Child(spec)
         child.report_unhandled_exceptions()
+        child.read_output()
         ImportWatch(child.hooks()).install()
         if spec.stand_ins:
             StandIns(spec.stand_ins).install()
@@ -50,6 +52,7 @@ class _Child:
             self._start_run,
             lambda fields: report_to_launcher(spec, "values", fields),
         )
+        self._output = OutputReader(self._values.log_printed, self._is_loop_observed)
 
     def hooks(self) -> dict[str, Hook]:
         """Return the hooks to call when a module has been imported, by its name."""
@@ -96,6 +99,14 @@ class _Child:
 
         module.on_run_start.append(adopt)
 
+    def read_output(self) -> None:
+        """Read metrics from the output of the script, unless a trainer records and prints them."""
+        if self._spec.reads_output:
+            self._output.install()
+
+    def _is_loop_observed(self) -> bool:
+        return self._observer is not None and self._observer.state.is_recording
+
     def report_unhandled_exceptions(self) -> None:
         """Report an unhandled exception to the launcher: there may be no run yet to record it in."""
         previous = sys.excepthook
@@ -140,7 +151,7 @@ class _Child:
     def _start_run(self, tool: str) -> None:
         """Start the run of a program that logs metrics with a tool and does not train in a way that we recognise."""
         with guard("starting a run"):
-            self._shared_run()[1].begin(framework=tool, method="tracker")
+            self._shared_run()[1].begin(framework=tool, method="output" if tool == "output" else "tracker")
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"console": False, "tags": list(self._spec.tags)}
@@ -176,6 +187,7 @@ class _Child:
         def add(trainer: Any) -> None:
             from tachograph.integrations.transformers import TachographCallback
 
+            self._output.is_on = False
             if not any(isinstance(callback, TachographCallback) for callback in trainer.callback_handler.callbacks):
                 callback = TachographCallback(self._spec.name, **self._settings())
                 callback.default_name = self._spec.default_name
@@ -189,6 +201,7 @@ class _Child:
         def add(trainer: Any) -> None:
             from tachograph.integrations.lightning import TachographCallback
 
+            self._output.is_on = False
             if not any(isinstance(callback, TachographCallback) for callback in trainer.callbacks):
                 callback = TachographCallback(self._spec.name, **self._settings())
                 callback.default_name = self._spec.default_name

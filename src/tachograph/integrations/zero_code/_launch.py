@@ -21,11 +21,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, LogDirError, ProgramNotFoundError, TachographError
 from tachograph.integrations.zero_code._launch_spec import ChildReport, LaunchSpec, read_child_reports
@@ -33,13 +35,14 @@ from tachograph.integrations.zero_code._output import ProgramOutput, tee_output
 from tachograph.journal import RunFolder, RunState
 from tachograph.reader import overview
 from tachograph.recorder import append_after_exit
-from tachograph.records import check_run_name
+from tachograph.records import check_run_name, mask_text
 
 __all__ = ["LaunchResult", "check_command", "launch"]
 
 _UNSUCCESSFUL = frozenset({RunState.FAILED, RunState.INTERRUPTED})
 _FORWARDED_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _CAPTURE_TIMEOUT_S = 1.0
+_FIND_INTERVAL_S = 0.3
 
 
 class LaunchResult(NamedTuple):
@@ -67,6 +70,7 @@ def launch(
     captures: bool = True,
     stand_ins: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    on_run: Callable[[str], None] | None = None,
 ) -> LaunchResult:
     """Run a program and record it.
 
@@ -79,6 +83,7 @@ def launch(
         stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
         captures: whether to record its output. If so, the output passes through this process.
         variables: further environment variables of the program.
+        on_run: called in a thread with the folder of the run, as soon as the program has started one.
 
     Raises:
         ProgramNotFoundError: if there is no such program.
@@ -97,9 +102,10 @@ def launch(
         output = ProgramOutput(lambda: _find_run_folder(reports, pids)) if captures else None
         if output is not None:
             stack.callback(output.finish_recording, None)  # unless it is finished with a run
-        spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins))
+        spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins), captures)
         environment = {**_build_environment(spec, settings), **(variables or {})}
-        returncode, signals = _run(command, environment, output, pids)
+        with _call_with_run(on_run, lambda: _find_run_folder(reports, pids)):
+            returncode, signals = _run(command, environment, output, pids)
         pid = pids[0]
         kinds = ("run", "rank", "error", "fault", "values")
         runs, ranks, errors, faults, values = (read_child_reports(reports, kind) for kind in kinds)
@@ -119,7 +125,7 @@ def launch(
     reason = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
         fatal, script_values = _select_report(errors, pid), _select_report(values, pid) or {}
-        run = _record_without_training(spec, settings, returncode, fatal, script_values, output, reason)
+        run = _record_without_training(command, spec, settings, returncode, fatal, script_values, output, reason)
     except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
         return LaunchResult(returncode, None, has_training=False, reason=str(error), signals=signals)
     return LaunchResult(returncode, run, has_training=bool(script_values.get("rows")), reason=reason, signals=signals)
@@ -132,6 +138,27 @@ def _find_run_folder(reports: str, pids: Sequence[int]) -> str | None:
     except OSError:  # the program has ended
         return None
     return str(report["folder"]) if report is not None else None
+
+
+@contextlib.contextmanager
+def _call_with_run(on_run: Callable[[str], None] | None, find_run: Callable[[], str | None]) -> Iterator[None]:
+    """Call a function in a thread when there is a run, unless the context ends before."""
+    is_over = threading.Event()
+
+    def wait() -> None:
+        while on_run is not None and not is_over.wait(_FIND_INTERVAL_S):
+            folder = find_run()
+            if folder is not None:
+                with guard("reporting the run"):
+                    on_run(folder)
+                return
+
+    if on_run is not None:
+        threading.Thread(target=wait, name="tacho-run", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] | None:
@@ -302,15 +329,34 @@ def _end_fields(returncode: int) -> dict[str, Any]:
     if returncode == 0:
         return {"status": "finished", "reason": "exit", "exit_code": 0}
     if returncode > 0:
-        return {"status": "failed", "reason": f"exit code {returncode}", "exit_code": returncode}
+        # A shell reports a signal that ended its program as 128 and its number.
+        cause = f" (signal {returncode - 128}, {_signal_name(returncode - 128)})" if 128 < returncode < 160 else ""
+        return {"status": "failed", "reason": f"exit code {returncode}{cause}", "exit_code": returncode}
+    name = _signal_name(-returncode)
+    return {"status": "failed", "reason": f"killed by signal {-returncode} ({name})", "signal": name}
+
+
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-returncode).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-returncode}"
-    return {"status": "failed", "reason": f"killed by {name}", "signal": name}
+        return f"signal {number}"
+
+
+@contextlib.contextmanager
+def _program_arguments(command: Sequence[str]) -> Iterator[None]:
+    """Let a run that is started here have the command of the program, as if the program had started it."""
+    arguments = sys.argv
+    is_python_script = os.path.basename(command[0]).startswith("python") and not "".join(command[1:2]).startswith("-")
+    sys.argv = list(command[1:] if is_python_script else command)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def _record_without_training(
+    command: Sequence[str],
     spec: LaunchSpec,
     settings: Mapping[str, Any],
     returncode: int,
@@ -326,8 +372,11 @@ def _record_without_training(
     quiet = {"console": False, "hooks": False, "diagnose": False, "system_interval_s": 0.0}
     config = script_values.get("config") or None
     options = {**settings, **quiet}
-    run = init(spec.name or spec.default_name, config=config, resume=spec.resume, tags=spec.tags, **options)
+    with _program_arguments(command):
+        run = init(spec.name or spec.default_name, config=config, resume=spec.resume, tags=spec.tags, **options)
     run.event("instrumented", framework="none", method="launch", reason=reason or "no training was detected")
+    for metric, line in script_values.get("printed", {}).items():
+        run.event("read_from_output", metric=metric, line=mask_text(line.strip())[:200])
     for step, row in script_values.get("rows", ()):
         run.log(row, step)
     end = _end_fields(returncode)

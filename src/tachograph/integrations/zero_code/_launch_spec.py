@@ -35,6 +35,8 @@ class LaunchSpec(NamedTuple):
     tags: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
     """Modules that are replaced by our own of the same name, such as `wandb` by `tachograph.wandb`."""
+    reads_output: bool = True
+    """Whether to read metrics from the output."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the environment variables that carry it."""

@@ -6,6 +6,10 @@ Some programs never train in a way that we recognise. So a run is started at the
 otherwise after some calls: a trainer that has its own idea of the run, such as one to resume, gets time to start it.
 Rows that are still waiting when the process ends are reported to the launcher, because Python starts no threads then.
 
+Values that the script only prints (`_output_reader`) are recorded, too, unless it also logs them, or the loop is
+observed and they are its loss. A script often prints a value before it logs it. So if it has imported a tracker, the
+first printed value of a metric waits for the second one.
+
 A run that the script starts with Tachograph itself is left alone: the script decides on its content. One that it starts
 with our `wandb` is not, because such a script is written for several trackers.
 
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tachograph._base.guard import guard
 
 if TYPE_CHECKING:
+    from tachograph.integrations.zero_code._printed_values import PrintedValues
     from tachograph.recorder import Run
 
 __all__ = ["ScriptValues"]
@@ -31,6 +36,9 @@ __all__ = ["ScriptValues"]
 _MAX_WAITING = 20
 _MAX_DEPTH = 20
 _NUM_BINS = 64
+_MAX_LINE_CHARS = 200
+_TRACKER_MODULES = ("wandb", "torch.utils.tensorboard", "tensorboardX", "mlflow", "trackio", "swanlab")
+_OBSERVED_NAMES = frozenset({"loss", "train_loss"})
 
 
 class ScriptValues:
@@ -58,6 +66,15 @@ class ScriptValues:
         self._not_recorded: Counter[str] = Counter()
         self.logged: set[str] = set()
         """Names of metrics that the script logs itself."""
+        self._printed_lines: dict[str, str] = {}
+        """A line for each metric that was read from the output."""
+        self._is_loop_run = False
+        """Whether an integration has started the run, and so records the loss."""
+        self._first_printed: dict[str, tuple[int | None, float]] = {}
+        """First values of metrics that may be logged, too."""
+        self._confirmed_names: set[str] = set()
+        self._step_offset = 0
+        self._last_position = (0, 0)
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -74,8 +91,10 @@ class ScriptValues:
 
         with self._lock:
             self._run = run
+            self._is_loop_run = not self._is_starting
             waiting, self._waiting, self._waiting_rows = self._waiting, [], []
-        RunEndCallback(run, lambda: self._count_not_recorded(run))
+            self._printed_lines.clear()
+        RunEndCallback(run, lambda: self._before_end(run))
         for record in waiting:
             with guard("recording a call to another tool"):
                 record(run)
@@ -89,7 +108,10 @@ class ScriptValues:
         return run if run is not None and run.status == "running" and not run._is_forked else None
 
     def _add(
-        self, tool: str, record: Callable[[Run], None], row: tuple[int | None, dict[str, Any]] | None = None
+        self,
+        tool: str,
+        record: Callable[[Run], None],
+        row: tuple[int | None, dict[str, Any]] | None = None,
     ) -> None:
         """Record something now, or when the run has started; the module explains when it starts."""
         with self._lock:
@@ -128,7 +150,10 @@ class ScriptValues:
             if self._run is None and not self._has_own_run() and (self._config or self._waiting_rows):
                 from tachograph.records import to_plain
 
-                self._report(to_plain({"config": self._config, "rows": self._waiting_rows}, "report", []))
+                self._report(to_plain(self._waiting_values(), "report", []))
+
+    def _waiting_values(self) -> dict[str, Any]:
+        return {"config": self._config, "rows": self._waiting_rows, "printed": self._printed_lines}
 
     # Values of the script --------------------------------------------------------------------------------------------
 
@@ -206,11 +231,88 @@ class ScriptValues:
 
         self._add(tool, record, (own_step if step is None else step, row))
 
+    def log_printed(self, printed: PrintedValues, line: str) -> None:
+        """Record metrics that the script printed, unless it logs them, too."""
+        logged_names = self._logged_names()
+        values = {name: value for name, value in printed.values.items() if name not in logged_names}
+        if not values:
+            return
+        epoch = {} if printed.epoch is None else {"epoch": printed.epoch}
+        step = self._printed_step(printed)
+
+        def record(run: Run) -> None:
+            from tachograph.bridges.drop_in import place_row
+
+            if self._is_loop_run or getattr(run.span_recorder, "row_step", None) is not None:
+                row = {name: value for name, value in values.items() if name not in _OBSERVED_NAMES}
+                self._log_confirmed(run, row, place_row(run, "output", printed.step)[0], line)
+            else:
+                self._log_confirmed(run, values, step, line, epoch)
+
+        if self._run is None:
+            self._printed_lines.update({name: line for name in values if name not in self._printed_lines})
+        self._add("output", record, (step, {**values, **epoch}))
+
+    def _log_confirmed(
+        self,
+        run: Run,
+        values: Mapping[str, float],
+        step: int | None,
+        line: str,
+        epoch: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record printed values, and hold back those that the script may be about to log."""
+        from tachograph.records import mask_text
+
+        may_be_logged = any(module in sys.modules for module in _TRACKER_MODULES)
+        row = dict(values)
+        for name in values:
+            if name in self._confirmed_names:
+                continue
+            if may_be_logged and name not in self._first_printed:
+                self._first_printed[name] = step, row.pop(name)
+                continue
+            self._confirmed_names.add(name)
+            run.event("read_from_output", metric=name, line=mask_text(line.strip())[:_MAX_LINE_CHARS])
+            if name in self._first_printed:
+                first_step, first_value = self._first_printed.pop(name)
+                run.log({name: first_value}, first_step)
+        if row:
+            run.log({**row, **(epoch or {})}, step)
+
+    def _logged_names(self) -> set[str]:
+        """Return the metrics that the script logs, with the names that they have if they are printed."""
+        from tachograph.integrations.zero_code._printed_values import parse_line
+
+        names = set(self.logged)
+        for name in self.logged:
+            printed = parse_line(f"{name}: 0.5")
+            names.update(printed.values if printed is not None else ())
+        return names
+
+    def _printed_step(self, printed: PrintedValues) -> int | None:
+        """Return the step of a line if no loop is observed. Steps that start again in each epoch are added up."""
+        last_step, last_epoch = self._last_position
+        step, epoch = printed.step, printed.epoch if printed.epoch is not None else last_epoch
+        if step is None:
+            return epoch if not last_step and printed.epoch is not None else (last_step + self._step_offset) or None
+        if step < last_step and epoch > last_epoch:
+            self._step_offset += printed.total or last_step
+        self._last_position = step, epoch
+        return step + self._step_offset
+
     def count_unrecorded(self, kind: str) -> None:
         """Count a value that cannot be recorded."""
         self._not_recorded[kind] += 1
 
-    def _count_not_recorded(self, run: Run) -> None:
+    def _before_end(self, run: Run) -> None:
+        logged_names = self._logged_names() if self._first_printed else set()
+        for name, (step, value) in self._first_printed.items():
+            if name not in logged_names:
+                run.event("read_from_output", metric=name)
+                run.log({name: value}, step)
+        self._first_printed.clear()
+        self._confirmed_names.clear()
         if self._not_recorded:
             run.event("not_recorded", **self._not_recorded)
             self._not_recorded.clear()  # the next run counts its own
