@@ -57,6 +57,34 @@ def test_ls_shows_chosen_columns_and_marks_the_best(runs):
     assert found == [{"name": "run-1", "config.lr": 1e-3, "val_loss.at_min": 4}]
 
 
+def test_columns_may_be_patterns_and_sorting_shows_its_field(runs):
+    assert re.search(r"run +config\.lr +config\.seed\b", tacho("ls", "--columns", "config.*"))
+    rows = json.loads(tacho("ls", "--columns", "config.s*,val_loss.m?n", "--json", "config.lr=1e-3"))
+    assert rows[0] == {"name": "run-1", "config.seed": 2, "val_loss.min": 1.6}
+    assert "no run has a field that matches" in tacho("ls", "--columns", "confg.*", code=2)
+    for width in (60, 100, 160):
+        out = tacho("ls", "--sort", "-val_loss.min", columns=width)
+        assert re.search(r"run-2 .* 2\.6\b", out) and "val_loss.min" in out
+    assert re.search(r"config\.lr +config\.seed", tacho("ls", "--columns", "config.lr", "--sort", "config.seed"))
+
+
+def test_display_name_finds_the_run(runs):
+    tacho("rename", "run-1", "New name")
+    assert "run-1" in tacho("show", "New name")
+    assert "run-1" in tacho("doctor", "New name", "--json")
+    tacho("rename", "run-0", "run-2")
+    assert json.loads(tacho("show", "run-2", "--json"))["name"] == "run-2"  # the name of a folder comes first
+    tacho("rename", "run-0", "New name")
+    assert "2 runs are called 'New name'" in tacho("show", "New name", code=1)
+    assert "no run 'Newer name'" in tacho("show", "Newer name", code=1)
+
+
+def test_trash_without_a_command_lists(runs):
+    assert "The trash is empty." in tacho("trash")
+    tacho("rm", "run-1")
+    assert "run-1" in tacho("trash") and "run-1" in tacho("trash", "--log-dir", str(runs))
+
+
 def test_view_is_saved_and_shown(runs):
     options = ("--columns", "config.lr,val_loss.min", "--sort", "-val_loss.min")
     out = tacho("ls", "config.lr=1e-3", *options, "--save-view", "Good runs")
@@ -103,8 +131,9 @@ def test_ls_groups_by_everything_but_the_seed(runs):
     assert spread["spread"] == pytest.approx(0.7071, abs=1e-3)
     assert (spread["best"], spread["best_run"]) == (0.6, "run-0")
     out = tacho("ls", "--group", "config", "--columns", "val_loss.min")
-    assert "config.lr=0.001" in out
-    assert "1.1 ± 0.7071, best 0.6 (run-0)" in out
+    assert re.search(r"config\.lr +runs +val_loss\.min *\n0\.001 +2 +1\.1 ± 0\.7071, best 0\.6 \(run-0\)", out)
+    narrow = tacho("ls", "--group", "config", "--columns", "val_loss.min", columns=40)
+    assert "config.lr=0.001" in narrow and "1.1 ± 0.7071, best 0.6" in narrow
     assert "at most 3" in tacho("ls", "--group", "name,state,host,steps", code=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,11 @@ __all__ = ["ls"]
 _WIDE_HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
 _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
 _NARROW_HEADINGS = ("run", "state", "loss", "step")
+_SORTED_HEADINGS = {"name": "run", "steps": "step", "train_loss": "loss", "sec_per_step": "time/step"}
+"""Headings of fields that have another name there."""
 _GROUPED_COLUMN = "loss.min"
 _MAX_CELL_CHARS = 60
+_MAX_REASON_CHARS = 30
 _ARCHIVED_FILTERS = {"no": False, "only": True, "all": None}
 
 
@@ -65,8 +69,10 @@ def _complete_view(context: click.Context, parameter: click.Parameter, incomplet
     type=click.Choice([str(state) for state in RunState]),
     help="Only runs in this state. Can be repeated.",
 )
-@click.option("--columns", metavar="FIELDS", help="Fields to show, such as config.lr,val_loss.min.")
-@click.option("--sort", metavar="FIELD", help="Sort by a field; -FIELD puts the highest value first.")
+@click.option(
+    "--columns", metavar="FIELDS", help="Fields to show, such as config.lr,val_loss.min; config.* is all of the config."
+)
+@click.option("--sort", metavar="FIELD", help="Sort by a field and show it; -FIELD puts the highest value first.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show at most N runs.")
 @click.option(
     "--group",
@@ -115,6 +121,7 @@ def ls(
         parse_query(query_view.filter)
         _save_view(log_dirs, save_view, query_view)
     catalog = Catalog(*log_dirs)
+    query_view.columns = _expand_columns(catalog, query_view)
     rows = _select_rows(catalog, query_view, is_saved=base_view is not None, shows_facts=as_csv)[:limit]
     if query_view.only_differing and len(rows) > 1:
         query_view.columns = differing_fields(rows, query_view.columns)
@@ -128,9 +135,38 @@ def ls(
         num_hidden = len(catalog.select(query_view.filter, archived=True)) if query_view.archived == "no" else 0
         _print_no_runs(log_dirs, query_view.filter, num_hidden)
     elif query_view.columns:
-        new_console().print(_column_table(rows, query_view.columns))
+        sort_fields = [sort_field] if (sort_field := query_view.sort.removeprefix("-")) else []
+        new_console().print(_column_table(rows, list(dict.fromkeys([*query_view.columns, *sort_fields]))))
     else:
-        new_console().print(_default_table(rows))
+        new_console().print(_default_table(rows, query_view.sort.removeprefix("-")))
+
+
+def _expand_columns(catalog: Catalog, view: SavedView) -> list[str]:
+    """Return the columns of a view with patterns such as `config.*` replaced by the fields of its runs.
+
+    Raises:
+        click.UsageError: if no run has a field that matches a pattern.
+    """
+    from tachograph.catalog import FACTS
+
+    if not any(_is_pattern(column) for column in view.columns):
+        return view.columns
+    names = list(dict.fromkeys([*FACTS, *(known.field for known in catalog.fields())]))
+    rows = catalog.select(view.filter, columns=names, archived=_ARCHIVED_FILTERS[view.archived])
+    metrics = dict.fromkeys(metric for row in rows for metric in row.summary.metrics)
+    names += [f"{metric}.{statistic}" for metric in metrics for statistic in ("last", "min", "max")]
+    fields = [name for name in dict.fromkeys(names) if any(row.get(name) is not None for row in rows)]
+    columns: list[str] = []
+    for column in view.columns:
+        matches = [name for name in fields if fnmatch.fnmatchcase(name, column)] if _is_pattern(column) else [column]
+        if not matches and rows:
+            raise click.UsageError(f"--columns {column!r}: no run has a field that matches")
+        columns += matches
+    return list(dict.fromkeys(columns))
+
+
+def _is_pattern(column: str) -> bool:
+    return any(character in column for character in "*?[")
 
 
 def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_facts: bool) -> list[RunRow]:
@@ -249,13 +285,15 @@ def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
 # The usual columns ---------------------------------------------------------------------------------------------------
 
 
-def _default_table(rows: Sequence[RunRow]) -> RenderableType:
-    width = new_console().width
+def _default_table(rows: Sequence[RunRow], sort_field: str = "") -> RenderableType:
+    extra = [] if not sort_field or _SORTED_HEADINGS.get(sort_field, sort_field) in _NARROW_HEADINGS else [sort_field]
+    width = new_console().width - sum(max(len(field), 8) + 2 for field in extra)
     headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
-    table = new_table(*headings, right={"step", "loss", "time/step"})
+    extra = [field for field in extra if _SORTED_HEADINGS.get(field, field) not in headings]
+    table = new_table(*headings, *map(safe, extra), right={"step", "loss", "time/step", *map(safe, extra)})
     for row in rows:
         cells = _row_cells(row)
-        add_row(table, *(cells[heading] for heading in headings))
+        add_row(table, *(cells[heading] for heading in headings), *(_cell(row, field) for field in extra))
     return table
 
 
@@ -266,7 +304,7 @@ def _row_cells(row: RunRow) -> dict[str, RenderableType]:
     is_live = run.state is RunState.RUNNING
     return {
         "run": _title(row),
-        "state": state_text(run.state) + Text(lost_text, style="yellow") + _alert_count(run),
+        "state": state_text(run.state) + _reason(run) + Text(lost_text, style="yellow") + _alert_count(run),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
         "loss": number(run.train_loss),
@@ -286,6 +324,13 @@ def _title(row: RunRow) -> Text:
     if row.annotations.tags:
         title += Text(f" [{safe(', '.join(row.get('tags')), _MAX_CELL_CHARS)}]", style="dim")
     return title
+
+
+def _reason(run: RunOverview) -> Text:
+    """Return why a run failed: an exception, a signal or an exit code."""
+    if not run.state.is_failure or not run.reason:
+        return Text()
+    return Text(f" {safe(run.reason.partition(' (')[0], _MAX_REASON_CHARS)}", style="dim")
 
 
 def _alert_count(run: RunOverview) -> Text:
@@ -363,12 +408,27 @@ def _print_groups(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequen
     if not groups:
         new_console().print(Text("No runs."))
         return
-    for group in groups:
-        key = ", ".join(f"{field}={format_field(field, value)}" for field, value in group.key.items())
-        parts = [(f"  {safe(column, 30)}", _spread(group, column)) for column in columns]
-        new_console().print(
-            Text(safe(key or "all runs", 1_000), style="bold"), grid([("  runs", str(len(group.runs))), *parts])
-        )
+    keys = list(dict.fromkeys(field for group in groups for field in group.key))
+    headings = [*map(safe, keys), "runs", *(safe(column) for column in columns)]
+    lines = [
+        [
+            *(format_field(field, group.key.get(field)) for field in keys),
+            str(len(group.runs)),
+            *(_spread(group, column) for column in columns),
+        ]
+        for group in groups
+    ]
+    widths = [max(map(len, cells)) for cells in zip(headings, *lines, strict=True)]
+    if sum(widths) + 2 * len(widths) <= new_console().width:
+        table = new_table(*headings, right={"runs"})
+        for cells in lines:
+            add_row(table, *cells)
+        new_console().print(table)
+        return
+    for cells in lines:  # too wide for a table: a block per group
+        key = ", ".join(f"{field}={cell}" for field, cell in zip(keys, cells, strict=False))
+        facts = [(f"  {heading[:30]}", cell) for heading, cell in zip(headings, cells, strict=True)][len(keys) :]
+        new_console().print(Text(safe(key or "all runs", 1_000), style="bold"), grid(facts))
 
 
 def _spread(group: RunGroup, column: str) -> str:

@@ -11,7 +11,7 @@ import rich_click as click
 from click.shell_completion import CompletionItem
 
 from tachograph.exceptions import RunNotFoundError, did_you_mean
-from tachograph.journal import LogFolders, find_run_folders
+from tachograph.journal import LogFolders, find_run, find_run_folders
 from tachograph.settings import Settings
 
 __all__ = [
@@ -62,14 +62,22 @@ def _choose_log_dir(context: click.Context, parameter: click.Parameter, value: t
 
 
 def resolve_run(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Turn the names or ids of runs into paths, if there are several log folders.
+    """Turn display names into names, and the names or ids of runs into paths if there are several log folders.
 
     Raises:
-        RunNotFoundError: if there is no such run, or several folders have one of this name.
+        RunNotFoundError: if there is no such run, or several folders have one of this name, or several runs have this
+            display name.
     """
     log_dirs = context.meta.get(_LOG_DIRS, [])
-    if len(log_dirs) < 2 or context.resilient_parsing:
+    if context.resilient_parsing:
         return value
+    if len(log_dirs) < 2:
+        log_dir = context.params.get("log_dir")
+        if not isinstance(log_dir, str) or not value:
+            return value
+        if isinstance(value, str):
+            return _name_of(value, log_dir)
+        return tuple(_name_of(name, log_dir) for name in value)
     names = [value] if isinstance(value, str) else list(value or ())
     if not names and isinstance(parameter, click.Option):
         return value
@@ -88,6 +96,22 @@ def resolve_run(context: click.Context, parameter: click.Parameter, value: Any) 
         context.params["log_dir"] = match[0]
         paths.append(os.fspath(match[2].path))
     return paths[0] if isinstance(value, str) else tuple(paths)
+
+
+def _name_of(name: str, log_dir: str) -> str:
+    """Return the name of the run with this display name, unless there is a run or a file of that name."""
+    try:
+        if os.path.exists(name) or find_run(name, log_dir):
+            return name
+    except RunNotFoundError:
+        from tachograph.catalog import Catalog
+
+        rows = [row for row in Catalog(log_dir).select(archived=None) if row.get("display_name") == name]
+        if len(rows) > 1:
+            ids = ", ".join(repr(row.id) for row in rows[:5]) + (" …" if len(rows) > 5 else "")
+            raise RunNotFoundError(f"{len(rows)} runs are called {name!r}: pass the name of one of {ids}") from None
+        return rows[0].id if rows else name
+    return name
 
 
 def log_dirs_option(command: Command) -> Command:

@@ -70,9 +70,13 @@ def empty_old_trash(log_dir: str) -> int:
     return len(deleted_runs)
 
 
-@click.group()
-def trash() -> None:
-    """List, restore or delete removed runs."""
+@click.group(invoke_without_command=True)
+@log_dir_option
+@click.pass_context
+def trash(context: click.Context, log_dir: str) -> None:
+    """List, restore or delete removed runs. Without a command, list them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_, log_dir=log_dir, as_json=False)
 
 
 @trash.command("list")

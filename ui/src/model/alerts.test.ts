@@ -18,6 +18,7 @@ import {
   marksNear,
   alertMarks,
   stepRange,
+  verdict,
 } from "./alerts";
 import { filterMetrics } from "./metric-groups";
 import { defaultView } from "./route";
@@ -221,4 +222,12 @@ test("expected values are shown as a range", () => {
 test("a judgement belongs to the rule and the step of an alert", () => {
   expect(judgementField(alert())).toBe("alert.loss_spike@1200");
   expect(judgementField(alert({ opened_step: null }))).toBe("alert.loss_spike@");
+});
+
+test("a failed run is not said to be without problems", () => {
+  const page = { num_open: 0, num_critical: 0, alerts: [] };
+  const metrics = [{ name: "loss", signal: "loss" }];
+  expect(verdict(page, metrics, "finished")).toBe("No open alerts.");
+  for (const state of ["failed", "crashed"] as const)
+    expect(verdict(page, metrics, state)).toBe("The run failed; its metrics have no open alerts.");
 });

@@ -40,8 +40,13 @@ export function verdict(
   }
   if (metrics.length > 0 && !metrics.some(({ name, signal }) => signal === "loss" || name === "window/latest_loss"))
     return "No alerts, but most rules need a training loss, and no metric has one of its usual names.";
-  const closed = alerts.length > 0 ? `, ${number(alerts.length)} closed` : "";
-  return `No open alerts${closed}.`;
+  return noAlertsText(state === "failed" || state === "crashed", alerts.length);
+}
+
+/** That no alert is open; of a run that failed this is no good news, so it says what was checked. */
+export function noAlertsText(hasFailed: boolean, numClosed: number): string {
+  const closed = numClosed > 0 ? `, ${number(numClosed)} closed` : "";
+  return hasFailed ? `The run failed; its metrics have no open alerts${closed}.` : `No open alerts${closed}.`;
 }
 
 /** Give each alert a stable key. Ids in a journal are not guaranteed to be unique. */
