@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tachograph._base.files import replace_file
+from tachograph._base.guard import faults, suppress
 from tachograph._base.paths import state_folder
 from tachograph._base.typed import decode_json
 from tachograph.journal._liveness import ProcessIdentity, RunState, infer_writer_state, this_process
@@ -38,13 +39,13 @@ def announce_dashboard(url: str, log_dirs: Sequence[str | os.PathLike[str]]) -> 
     dashboard = _Dashboard(url.partition("#")[0].rstrip("/"), [os.path.realpath(each) for each in log_dirs], process)
     folder = state_folder() / "dashboards"
     path = folder / f"{process.pid}.json"
-    with contextlib.suppress(OSError):  # no home folder, or a read-only one
+    with suppress(OSError):  # no home folder, or a read-only one
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(dashboard), below=folder, mode=0o600)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()
 
 
@@ -67,10 +68,10 @@ def _running_dashboards() -> Iterator[_Dashboard]:
     caller = this_process()
     try:
         paths = sorted((state_folder() / "dashboards").glob("*.json"))
-    except OSError:
+    except faults(OSError):
         return
     for path in paths[:_MAX_FILES]:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, msgspec.MsgspecError):
             with path.open("rb") as file:
                 dashboard = decode_json(file.read(_MAX_BYTES), _Dashboard)
             state = infer_writer_state(dashboard.process, None, caller)
