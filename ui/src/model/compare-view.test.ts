@@ -32,6 +32,7 @@ test("the address holds the whole view", () => {
     hidden: ["a&b"],
     only: ["group lr=0.1, wd=1"],
     pinned: ["val_loss", "a,b"],
+    sizes: { "a,b": { columns: 2, heightPx: 400 } },
     limits: { "a,b": [null, 3], loss: [-1e-5, 2] },
     differences: {
       columns: ["val_loss.best", "acc.max"],

@@ -1,6 +1,7 @@
 /** The view of the compare page, as the address holds it. */
 
 import { type AxisName, readAxis } from "./axis-name";
+import { type PanelSize, readSizes, writeSizes } from "./panel-size";
 import {
   defaultDifferences,
   defaultSweep,
@@ -45,6 +46,8 @@ export interface CompareView {
   pinned: string[];
   /** The visible range of values, by metric. */
   limits: Record<string, Limits>;
+  /** The size of charts, by metric, if it is not the usual one. */
+  sizes: Record<string, PanelSize>;
   differences: DifferencesView;
   sweep: SweepView;
   verdict: VerdictView;
@@ -65,6 +68,7 @@ export const defaultCompareView: CompareView = {
   only: [],
   pinned: [],
   limits: {},
+  sizes: {},
   differences: defaultDifferences,
   sweep: defaultSweep,
   verdict: defaultVerdict,
@@ -89,6 +93,7 @@ export function readCompareView(parameters: URLSearchParams): CompareView {
     only: unique(parameters.getAll("only")),
     pinned: unique(parameters.getAll("pin")),
     limits: readLimits(parameters.getAll("y")),
+    sizes: readSizes(parameters.getAll("size")),
     differences: readDifferences(parameters),
     sweep: readSweep(parameters),
     verdict: readVerdict(parameters),
@@ -111,6 +116,7 @@ export function writeCompareView(view: CompareView, parameters: URLSearchParams)
   for (const name of view.pinned) parameters.append("pin", name);
   for (const [name, [low, high]] of Object.entries(view.limits))
     parameters.append("y", `${low ?? ""},${high ?? ""},${name}`);
+  for (const text of writeSizes(view.sizes)) parameters.append("size", text);
   writeDifferences(view.differences, parameters);
   writeSweep(view.sweep, parameters);
   writeVerdict(view.verdict, parameters);
