@@ -364,24 +364,41 @@ FAULTS = (
 # Score -------------------------------------------------------------------------------------------------------------
 
 
-def alerts_of(columns: Columns, log_every: int) -> list[tuple[int, Record]]:
-    """Run the rules over a run; return each alert with the index of the value that caused it."""
-    engine = RuleEngine()
+def records_of(columns: Columns, log_every: int) -> Iterator[Record]:
+    """Yield the records of a run."""
     num_values = len(next(iter(columns.values())))
-    engine.observe({"event": "start", "time": 0.0, "max_steps": num_values * log_every})
-    found: list[tuple[int, Record]] = []
+    yield {"event": "start", "time": 0.0, "max_steps": num_values * log_every}
     time_s = 0.0
     names = [name for name in columns if name != "val_loss"]
     for index in range(num_values):
         record: Record = {"event": "step", "time": time_s, "global_step": index * log_every}
         record.update((name, float(columns[name][index])) for name in names)
         time_s += log_every * record.get("sec_per_step", 1.0)
-        found += ((index, alert) for alert in engine.observe(record))
+        yield record
         if "val_loss" in columns and not np.isnan(columns["val_loss"][index]):
-            validation = {"event": "validation", "time": time_s, "global_step": index * log_every}
-            validation["val_loss"] = float(columns["val_loss"][index])
-            found += ((index, alert) for alert in engine.observe(validation))
-    return found
+            value = float(columns["val_loss"][index])
+            yield {"event": "validation", "time": time_s, "global_step": index * log_every, "val_loss": value}
+
+
+def alerts_of(columns: Columns, log_every: int) -> list[tuple[int, Record]]:
+    """Run the rules over a run; return each alert with the index of the value that caused it."""
+    engine = RuleEngine()
+    return [
+        (record.get("global_step", 0) // log_every, alert)
+        for record in records_of(columns, log_every)
+        for alert in engine.observe(record)
+    ]
+
+
+def with_fault(fault: Fault, base: Base) -> Columns:
+    """Return a copy of a run with a fault.
+
+    Raises:
+        KeyError: if the run does not have the metric.
+    """
+    columns, at = base.copy(), round(fault.start * base.num_values)
+    fault.inject(columns, at, np.random.default_rng((13, at)))
+    return columns
 
 
 def inject(fault: Fault, bases: list[Base]) -> Result:
@@ -391,9 +408,9 @@ def inject(fault: Fault, bases: list[Base]) -> Result:
     others: dict[str, int] = {}
     least = _SEVERITIES.index(fault.severity)
     for base in bases:
-        columns, at = base.copy(), round(fault.start * base.num_values)
+        at = round(fault.start * base.num_values)
         try:
-            fault.inject(columns, at, np.random.default_rng((13, at)))
+            columns = with_fault(fault, base)
         except KeyError:
             continue
         num_bases += 1

@@ -111,6 +111,37 @@ def test_batch_boundaries_do_not_change_alerts(data: st.DataObject) -> None:
     assert [encode(alert) for alert in observe_batched(rows, cuts)] == alerts
 
 
+def test_quiet_blocks_that_are_skipped_do_not_change_alerts() -> None:
+    names = ("time", "global_step", "train_loss", "lr", "grad_norm", "sec_per_step")
+    num_alerts = 0
+    for seed in range(5):
+        source = random.Random(seed)
+        noise, took_s = source.choice([0.005, 0.03, 0.2]), source.choice([0.01, 0.3])
+        columns = [
+            [(1 + at / 300) ** -0.3 * max(0.02, 1 + source.gauss(0, noise)) for at in range(2400)],
+            [3e-4 * (1 - at / 4800) for at in range(2400)],
+            [math.exp(source.gauss(0, 0.3)) for _ in range(2400)],
+            [took_s * math.exp(source.gauss(0, 0.03)) for _ in range(2400)],
+        ]
+        for _ in range(source.randrange(4)):
+            begin, column = source.randrange(300, 2300), source.choice(columns)
+            end = source.choice([begin + 1, begin + 40, 2400])
+            change = source.choice([1.5, 4.0, 30.0, 0.0, math.nan])
+            column[begin:end] = [change * value for value in column[begin:end]]
+        columns = [[1000.0 + at for at in range(2400)], list(range(2400)), *columns]
+        single, batched, alerts = RuleEngine(), RuleEngine(), ([], [])
+        for row in zip(*columns, strict=True):
+            alerts[0].extend(single.observe({"event": "step", **dict(zip(names, row, strict=True))}))
+        at = 0
+        while at < 2400:
+            size = source.choice([5, 64, 100, 256, 700])
+            alerts[1].extend(batched.observe_steps(names, [column[at : at + size] for column in columns]))
+            at += size
+        assert list(map(encode, alerts[0])) == list(map(encode, alerts[1])), seed
+        num_alerts += len(alerts[0])
+    assert num_alerts > 5
+
+
 def test_single_and_batched_steps_can_alternate() -> None:
     rows = troubled(random.Random(2), 4000)
     engine, alerts = RuleEngine(), []

@@ -38,11 +38,24 @@ class CreepDetector:
         """Forget all levels."""
         self._history.clear()
 
+    def copy(self) -> CreepDetector:
+        """Return an independent copy."""
+        other = CreepDetector(self._min_share)
+        other._history = self._history.copy()
+        return other
+
+    def add_levels(self, levels: list[float]) -> bool:
+        """Add the levels of several blocks; return whether none confirms a growth. The rest is left out then."""
+        return self._history.add_to_point(levels) or all(self.add_level(level) is None for level in levels)
+
     def add_level(self, level: float) -> Creep | None:
         """Add the level of a block; return the growth it confirms, if any."""
         if not self._history.add(level):
             return None
-        num_points = len(self._history.points)
+        points = self._history.points
+        if min(points) > 0 and max(points) < (1 + self._min_share) * min(points):
+            return None  # no two parts can differ by as much
+        num_points = len(points)
         while num_points >= _MIN_POINTS:
             parts = self._history.parts(num_points)
             rise = parts[-1] - parts[0]

@@ -30,7 +30,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import eq
 from typing import Any, NamedTuple
 
 from tachograph.diagnostics._alert_tracker import AlertTracker
@@ -38,7 +37,14 @@ from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signal_stats import SignalColumn, SignalListener, SignalStats, skip_quiet_rows
+from tachograph.diagnostics._signal_stats import (
+    BlockBatch,
+    SignalColumn,
+    SignalListener,
+    SignalStats,
+    add_quiet_blocks,
+    skip_quiet_rows,
+)
 from tachograph.diagnostics._signals import SIGNALS, SignalNames, is_reward, scale_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
@@ -79,6 +85,9 @@ _MIN_REGULAR = 32
 _NUM_FIRST_STEPS = 64
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
+_MAX_PREVIEW_ROWS = 256
+_MIN_PREVIEW_ROWS = 32
+
 _MAX_FREQUENT_CHANGES = 8
 _FREQUENT_WITHIN = 512
 _SAME_CHANGE_WITHIN = 16
@@ -102,6 +111,8 @@ class _Layout(NamedTuple):
     has_loss: bool
     stats: list[tuple[int, SignalStats]]
     """The columns of all handlers with their statistics; empty if a handler does more than adding to statistics."""
+    can_preview: bool
+    """Whether the listeners of all these statistics can judge several blocks together."""
 
 
 class RuleEngine:
@@ -217,9 +228,19 @@ class RuleEngine:
         may_skip = bool(quiet_columns) and len(quiet_columns) == len(signal_columns)
         row = 0
         interval_changes = self._interval.add_many(steps) if layout.has_loss else []
+        num_rows, next_preview = _MAX_PREVIEW_ROWS, 0
         while row < len(steps):
             if may_skip and not self._skips_step_time and not tracker.num_cooling_down:
                 next_change = next((at for at in interval_changes if at >= row), len(steps))
+                end = min(row + num_rows, next_change)
+                if layout.can_preview and row >= next_preview and end - row >= _MIN_PREVIEW_ROWS:
+                    if add_quiet_blocks(quiet_columns, range(row, end), steps, times_s):
+                        context.time_s, context.step = times_s[end - 1], steps[end - 1]
+                        row, num_rows = end, min(2 * num_rows, _MAX_PREVIEW_ROWS)
+                        continue
+                    # Look closer at the next rows, and then at fewer rows together.
+                    num_rows = max(num_rows // 4, _MIN_PREVIEW_ROWS)
+                    next_preview = row + num_rows // 2
                 row = skip_quiet_rows(quiet_columns, row, min(next_change, len(steps) - 1))
             if row in interval_changes:
                 self._on_interval_change()
@@ -368,6 +389,7 @@ class RuleEngine:
             evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
             has_loss=("loss", "") in best,
             stats=stats if len(stats) == len(handlers) else [],
+            can_preview=all(signal_stats.can_preview for _, signal_stats in stats),
         )
 
     def _handlers_for(self, signal: str, metric: str) -> list[Callable[[float], None]]:
@@ -474,7 +496,7 @@ class _IntervalDetector:
         last, gap = self._last, self._gap
         if last is not None and gap and steps and self._other_gap is None:
             expected = range(last + gap, last + gap * (len(steps) + 1), gap)
-            if len(expected) == len(steps) and all(map(eq, steps, expected)):
+            if [*expected] == [*steps]:
                 self._last = steps[-1]
                 self._num_usual += len(steps)
                 return []
@@ -535,6 +557,12 @@ class _LrChangeDetector(SignalListener):
     def on_block(self, stats: SignalStats) -> None:
         """Centre the band on the current value."""
         self._set_band(stats, stats.last or 0.0)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Skip learning rates that are all close to each other."""
+        if not batch.lowest * _LR_FACTOR > batch.highest > 0:
+            return None
+        return lambda: self._set_band(stats, batch.blocks[-1][-1])
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Report a change."""

@@ -23,6 +23,19 @@ class History:
         """Number of blocks in a point."""
         self._pending: list[float] = []
 
+    def copy(self) -> History:
+        """Return an independent copy."""
+        other = History()
+        other.points, other.num_merged, other._pending = self.points.copy(), self.num_merged, self._pending.copy()
+        return other
+
+    def add_to_point(self, levels: list[float]) -> bool:
+        """Add the levels of several blocks, if they do not complete a point; return whether they were added."""
+        is_incomplete = len(self._pending) + len(levels) < self.num_merged
+        if is_incomplete:
+            self._pending += levels
+        return is_incomplete
+
     def add(self, level: float) -> bool:
         """Add the level of a block; return whether it completes a point."""
         self._pending.append(level)

@@ -14,7 +14,7 @@ from collections import deque
 from typing import NamedTuple
 
 from tachograph.diagnostics._context import RunContext
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median
 
 __all__ = ["Shift", "ShiftDetector"]
 
@@ -57,6 +57,13 @@ class ShiftDetector:
         self._blocks.clear()
         self._merging, self._merged_s = [], 0.0
 
+    def copy(self) -> ShiftDetector:
+        """Return an independent copy."""
+        other = ShiftDetector(self._min_share, self._min_merged)
+        other._last_time_s, other._merged_s = self._last_time_s, self._merged_s
+        other._merging, other._blocks = self._merging.copy(), self._blocks.copy()
+        return other
+
     def add_block(self, stats: SignalStats, context: RunContext) -> Shift | None:
         """Add the last block of a signal; return the shift it confirms, if any."""
         self._merging.append(stats.values)
@@ -65,12 +72,36 @@ class ShiftDetector:
         self._last_time_s = now_s
         took_s = BLOCK * (stats.level or 0.0)
         self._merged_s += took_s if last_s is None or now_s is None else max(took_s, now_s - last_s)
+        return self._check(context.step) if self._is_merged() else None
+
+    def add_blocks(self, batch: BlockBatch) -> bool:
+        """Add several blocks; return whether none of them confirms a shift. The rest of them is left out then."""
+        last_s, merging, merged_s = self._last_time_s, self._merging, self._merged_s
+        for values, level, now_s, step in zip(
+            batch.sorted_blocks, batch.levels, batch.times_s, batch.steps, strict=True
+        ):
+            merging.append(values)
+            took_s = BLOCK * level
+            if last_s is not None and now_s is not None and now_s - last_s > took_s:
+                took_s = now_s - last_s
+            merged_s += took_s
+            last_s = now_s
+            if len(merging) >= self._min_merged and (merged_s >= _MIN_BLOCK_S or len(merging) >= _MAX_MERGED):
+                if self._check(step) is not None:
+                    return False
+                merging, merged_s = self._merging, 0.0
+        self._last_time_s, self._merged_s = last_s, merged_s
+        return True
+
+    def _is_merged(self) -> bool:
         num_merged = len(self._merging)
-        if num_merged < self._min_merged or (self._merged_s < _MIN_BLOCK_S and num_merged < _MAX_MERGED):
-            return None
-        middle = median(sorted(values[BLOCK // 2] for values in self._merging))
-        width = median(sorted(values[-BLOCK // 4] - values[BLOCK // 4] for values in self._merging))
-        self._blocks.append((middle, width, context.step))
+        return num_merged >= self._min_merged and (self._merged_s >= _MIN_BLOCK_S or num_merged >= _MAX_MERGED)
+
+    def _check(self, step: int | None) -> Shift | None:
+        """Compare the merged blocks with those before them, and start the next ones."""
+        middle = median(sorted([values[BLOCK // 2] for values in self._merging]))
+        width = median(sorted([values[-BLOCK // 4] - values[BLOCK // 4] for values in self._merging]))
+        self._blocks.append((middle, width, step))
         self._merging, self._merged_s = [], 0.0
         # Fast path: most blocks are not higher than the first.
         lowest = (1 + 0.5 * self._min_share) * self._blocks[0][0]

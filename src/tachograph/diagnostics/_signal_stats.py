@@ -26,23 +26,39 @@ estimate from few values may be too small.
 An *outlier* is a value above `outlier_above`. A listener decides whether an outlier is abnormal. An abnormal value
 enters the block clipped to `outlier_above`, so that it does not shift level or spread; `values` still shows it as it
 was recorded. Values that are NaN or infinite never enter a block.
+
+*Batches.* Most blocks mean nothing to any listener, and calling each listener for each block costs more than everything
+else. If many values arrive together, `preview_blocks` splits them into blocks and asks each listener whether all of
+them are quiet: none of their values leaves the band, and none makes the listener report anything. If every listener of
+every signal agrees, `BlockBatch.commit` brings signals and listeners into the state that they would have after the same
+blocks one by one. Otherwise nothing has changed, and the values are added singly.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import mul, sub
-from typing import NamedTuple
 
-__all__ = ["BLOCK", "SignalColumn", "SignalListener", "SignalStats", "median", "skip_quiet_rows"]
+__all__ = [
+    "BLOCK",
+    "BlockBatch",
+    "SignalColumn",
+    "SignalListener",
+    "SignalStats",
+    "add_quiet_blocks",
+    "median",
+    "no_change",
+    "skip_quiet_rows",
+]
 
 BLOCK = 16
 _MIDDLE = BLOCK // 2
 _QUARTER = BLOCK // 4
 _NUM_RMS_BLOCKS = 4
 _NUM_WIDTH_BLOCKS = 8
+_MIN_BLOCKS_TO_PREVIEW = 8  # before that, many rules handle the start of a run
 _TO_SIGMA = 1.4826  # half the interquartile range of Gaussian noise, times this, is its standard deviation
 _CAP_SIGMAS = 4.0
 # Times of a block's values, in blocks since the middle of the block before.
@@ -65,6 +81,218 @@ class SignalListener:
 
     def on_not_finite(self, stats: SignalStats, value: float) -> None:
         """Handle a value that is NaN or infinite."""
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Find out whether several blocks are quiet, without changing anything.
+
+        A listener that implements `on_block` and not this method receives all blocks singly.
+
+        Returns:
+            A function that does what `on_block` would have done for each block; None if one of them would be reported,
+            would end an alert, or has a value that this listener watches for.
+        """
+        return None
+
+
+def no_change() -> None:
+    """Do nothing: the result of `preview_blocks` for a listener whose state does not depend on the blocks."""
+
+
+class BlockBatch:
+    """Several consecutive blocks of one signal, and the values of the incomplete block after them.
+
+    Attributes:
+        blocks: the values of each block in the order of recording.
+        sorted_blocks: the same, sorted.
+        levels: the median of each block.
+        peaks: the largest value of each block and of the incomplete block.
+        rest: the values of the incomplete block.
+        lowest: the lowest of all values.
+        highest: the highest of all values.
+        half_widths: half the interquartile range of each block, as `SignalStats.half_width`; empty if the spread of
+            the signal is not measured.
+        first_row: the row with which the first block ends; each other one ends sixteen rows later.
+        steps: the step of each block's last value.
+        times_s: the time of each block's last value.
+        num_before: number of values in complete blocks before these.
+        by_signal: the batches of all signals in the same rows.
+        commits: what brings the signal and its listeners into the state after these blocks.
+    """
+
+    __slots__ = (
+        "blocks",
+        "by_signal",
+        "commits",
+        "first_row",
+        "half_widths",
+        "highest",
+        "levels",
+        "lowest",
+        "num_before",
+        "peaks",
+        "rest",
+        "sorted_blocks",
+        "steps",
+        "times_s",
+    )
+
+    def __init__(
+        self,
+        values: list[float],
+        first_row: int,
+        steps: Sequence[int | None],
+        times_s: Sequence[float | None],
+        num_before: int,
+        by_signal: dict[str, BlockBatch],
+    ) -> None:
+        """Split the values into blocks."""
+        num_blocks = len(values) // BLOCK
+        end = num_blocks * BLOCK
+        self.blocks = [values[begin : begin + BLOCK] for begin in range(0, end, BLOCK)]
+        self.sorted_blocks = list(map(sorted, self.blocks))
+        self.levels = [0.5 * (block[_MIDDLE - 1] + block[_MIDDLE]) for block in self.sorted_blocks]
+        self.rest = rest = values[end:]
+        self.peaks = [block[-1] for block in self.sorted_blocks]
+        self.peaks.append(max(rest, default=-math.inf))
+        self.highest = max(self.peaks)
+        self.lowest = min([block[0] for block in self.sorted_blocks] + rest)
+        self.first_row = first_row
+        last_row = first_row + end
+        self.steps = steps[first_row:last_row:BLOCK]
+        self.times_s = times_s[first_row:last_row:BLOCK]
+        self.num_before = num_before
+        self.by_signal = by_signal
+        self.half_widths: list[float] = []
+        self.commits: list[Callable[[], None]] = []
+
+    def commit(self) -> None:
+        """Bring the signal and its listeners into the state after these blocks."""
+        for commit in self.commits:
+            commit()
+
+
+class _MeasuredBlock:
+    """The distances of a block from the trend. They are computed when they are needed, which is rare in a batch."""
+
+    __slots__ = ("_abnormal", "_before", "_block", "_cap", "_distances", "_mean_square", "offset")
+
+    def __init__(
+        self,
+        block: list[float],
+        before: float,
+        offset: float,
+        cap: float,
+        abnormal: Container[int],
+        distances: list[float] | None,
+    ) -> None:
+        self._block = block
+        self._before = before
+        self.offset = offset
+        """Add it to the distances to measure them from the trend at the end of the block."""
+        self._cap = cap
+        self._abnormal = abnormal
+        self._distances = distances
+        self._mean_square: float | None = None
+
+    @property
+    def distances(self) -> list[float]:
+        """The distance of each value from the trend."""
+        if self._distances is None:
+            before = self._before
+            self._distances = [value - before for value in self._block]
+        return self._distances
+
+    @property
+    def mean_square(self) -> float:
+        """The mean square of the distances or, if that is smaller, half that of the differences of neighbours."""
+        if self._mean_square is None:
+            distances, cap = self.distances, self._cap
+            if self._abnormal:
+                distances = [distance for index, distance in enumerate(distances) if index not in self._abnormal]
+            if max(distances) > cap or -min(distances) > cap:
+                distances = [max(-cap, min(distance, cap)) for distance in distances]
+            steps = list(map(sub, distances[1:], distances))
+            self._mean_square = min(
+                sum(map(mul, distances, distances)) / len(distances), 0.5 * sum(map(mul, steps, steps)) / len(steps)
+            )
+        return self._mean_square
+
+
+class _Spread:
+    """The last blocks as distances from the trend, and the estimates of the spread; see the module docstring."""
+
+    __slots__ = ("_cap", "_change", "blocks", "widths")
+
+    def __init__(self) -> None:
+        self.widths: deque[float] = deque(maxlen=_NUM_WIDTH_BLOCKS)
+        self.blocks: deque[_MeasuredBlock] = deque(maxlen=_NUM_RMS_BLOCKS)
+        self._change: float | None = None
+        self._cap = math.inf
+
+    def copy(self) -> _Spread:
+        """Return an independent copy."""
+        other = _Spread.__new__(_Spread)
+        other.widths, other.blocks = self.widths.copy(), self.blocks.copy()
+        other._change, other._cap = self._change, self._cap
+        return other
+
+    def add_block(
+        self,
+        block: list[float],
+        sorted_block: list[float],
+        before: float | None,
+        level: float,
+        abnormal: Collection[int] = (),
+    ) -> float:
+        """Measure the distances of a block from the trend; return half their interquartile range.
+
+        Args:
+            block: the values in the order of recording; abnormal ones are clipped.
+            sorted_block: the same, sorted.
+            before: the level of the block before; None for the first one.
+            level: the level of this block.
+            abnormal: the indices of abnormal values.
+        """
+        trend, distances = 0.0, None
+        if before is None:
+            before = level
+        else:
+            change, last = level - before, self._change
+            self._change = change
+            # A trend moves twice in the same direction. A fall slows down, so the smaller change is the trend.
+            if last is None or change * last > 0:
+                trend = change if last is None or abs(change) < abs(last) else last
+        width = _half_width(sorted_block)
+        if trend and abs(trend) > 0.5 * width:
+            distances = [value - before - trend * offset for offset, value in zip(_BLOCK_OFFSETS, block, strict=True)]
+            width = _half_width(sorted(distances))
+        else:
+            trend = 0.0
+        self.widths.append(width)
+        left_out = abnormal if len(abnormal) <= _QUARTER else ()
+        self.blocks.append(_MeasuredBlock(block, before, before + trend - level, self._cap, left_out, distances))
+        return width
+
+    def robust_sigma(self) -> float:
+        """Return the spread by interquartile ranges, and cap the distances of the next block accordingly."""
+        widths = self.widths
+        width, recent = median(sorted(widths)), 0.5 * (widths[-1] + widths[-2])
+        width = max(width, recent)
+        self._cap = _CAP_SIGMAS * _TO_SIGMA * width
+        return _TO_SIGMA * width
+
+    def sigma(self) -> float | None:
+        """Return the spread, and cap the distances of the next block accordingly; None if it is not known yet."""
+        num_blocks = len(self.widths)
+        if num_blocks < 2:
+            return None
+        robust_sigma = self.robust_sigma()
+        # There is no level before the first block, from which its distances could be measured.
+        blocks = list(self.blocks)[-(num_blocks - 1) :]
+        rms = math.sqrt(median(sorted([block.mean_square for block in blocks])))
+        # Few blocks may underestimate it.
+        few_blocks_factor = 1 + (_NUM_WIDTH_BLOCKS - num_blocks) / (2 * _NUM_WIDTH_BLOCKS)
+        return few_blocks_factor * max(robust_sigma, rms)
 
 
 class SignalStats:
@@ -89,17 +317,13 @@ class SignalStats:
         "_block",
         "_block_listeners",
         "_blocks",
-        "_cap",
-        "_change",
         "_clipped_values",
-        "_distances",
         "_last",
         "_not_finite_listeners",
         "_num_paused",
         "_outlier_listeners",
-        "_squares",
+        "_spread",
         "_watch_limits",
-        "_widths",
         "first_level",
         "first_value",
         "high",
@@ -143,11 +367,7 @@ class SignalStats:
         self._block: list[float] = []
         self._clipped_values: dict[int, float] = {}  # original values of the current block, by index
         self._blocks: deque[list[float]] = deque(maxlen=_NUM_RMS_BLOCKS)
-        self._widths: deque[float] = deque(maxlen=_NUM_WIDTH_BLOCKS)
-        self._squares: deque[float] = deque(maxlen=_NUM_RMS_BLOCKS)
-        self._distances: deque[tuple[float, list[float]]] = deque(maxlen=_NUM_RMS_BLOCKS)
-        self._change: float | None = None
-        self._cap = math.inf
+        self._spread = _Spread()
         self._last: float | None = None
         self._num_paused = 0
         self._watch_limits: dict[SignalListener, float] = {}
@@ -200,7 +420,7 @@ class SignalStats:
     @property
     def half_width(self) -> float:
         """Half the interquartile range of the last block; around its trend, if the signal has a band."""
-        return self._widths[-1] if self._widths else _half_width(self.values)
+        return self._spread.widths[-1] if self._spread.widths else _half_width(self.values)
 
     def pause(self, num_values: int) -> None:
         """Report no outliers for the next values because a new level is expected, then continue from that level."""
@@ -229,7 +449,8 @@ class SignalStats:
         Consecutive values that are this high count once: a slow spike is one event, a bimodal signal many.
         """
         count, was_above = 0, False
-        for offset, distances in (*self._distances, (-(self.level or 0.0), self._block)):
+        blocks = [(block.offset, block.distances) for block in self._spread.blocks]
+        for offset, distances in (*blocks, (-(self.level or 0.0), self._block)):
             for distance in distances:
                 is_above = distance + offset >= height
                 count += is_above and not was_above
@@ -240,9 +461,9 @@ class SignalStats:
         """Return the spread of the last 64 values around their trend, as logarithms; 0 if one is not positive."""
         ratios = []
         # Without a band there are no distances.
-        for block, (offset, distances) in zip(self._blocks, self._distances, strict=False):
-            for value, distance in zip(block, distances, strict=True):
-                trend = value - distance - offset
+        for block, measured in zip(self._blocks, self._spread.blocks, strict=False):
+            for value, distance in zip(block, measured.distances, strict=True):
+                trend = value - distance - measured.offset
                 if value <= 0 or trend <= 0:
                     return 0.0
                 ratios.append(value / trend)
@@ -252,7 +473,7 @@ class SignalStats:
         # From the lowest tenth to the upper quartile: spikes are in the upper quarter.
         sigma = math.log(ratios[-len(ratios) // 4] / ratios[len(ratios) // 10]) / 1.956
         # The widths cover twice as many values, which makes a lucky estimate rarer.
-        return max(sigma, _TO_SIGMA * median(sorted(self._widths)) / (self.level or math.inf))
+        return max(sigma, _TO_SIGMA * median(sorted(self._spread.widths)) / (self.level or math.inf))
 
     def _add_outside_band(self, value: float) -> None:
         if not math.isfinite(value):
@@ -288,7 +509,7 @@ class SignalStats:
         self._blocks.append(block)
         if self._band is not None:
             if self._band[0]:
-                self._measure(block, sorted_block, before, abnormal)
+                self._spread.add_block(block, sorted_block, before, self.level, abnormal)
                 self._update_sigma(self._band)
             else:
                 self.outlier_above = (1 + self._band[1]) * self.level
@@ -296,75 +517,116 @@ class SignalStats:
         for listener in self._block_listeners:
             listener.on_block(self)
 
-    def _measure(
-        self, block: list[float], sorted_block: list[float], before: float | None, abnormal: dict[int, float]
-    ) -> None:
-        """Measure the distances of a block from the trend."""
-        level = self.level or 0.0
-        trend = 0.0
-        if before is None:
-            before = level
-        else:
-            change, last = level - before, self._change
-            self._change = change
-            # A trend moves twice in the same direction. A fall slows down, so the smaller change is the trend.
-            if last is None or change * last > 0:
-                trend = change if last is None or abs(change) < abs(last) else last
-        width = _half_width(sorted_block)
-        if abs(trend) > 0.5 * width:
-            distances = [value - before - trend * offset for offset, value in zip(_BLOCK_OFFSETS, block, strict=True)]
-            sorted_distances = sorted(distances)
-            width = _half_width(sorted_distances)
-            lowest, highest = sorted_distances[0], sorted_distances[-1]
-        else:
-            trend = 0.0
-            distances = [value - before for value in block]
-            lowest, highest = sorted_block[0] - before, sorted_block[-1] - before
-        self._widths.append(width)
-        self._distances.append((before + trend - level, distances))
-        if self.num_in_blocks == BLOCK:
-            return  # there is no level before the first block
-        if 0 < len(abnormal) <= _QUARTER:
-            distances = [distance for index, distance in enumerate(distances) if index not in abnormal]
-        cap = self._cap
-        if highest > cap or -lowest > cap:
-            distances = [max(-cap, min(distance, cap)) for distance in distances]
-        steps = list(map(sub, distances[1:], distances))
-        squares = sum(map(mul, distances, distances)) / len(distances), 0.5 * sum(map(mul, steps, steps)) / len(steps)
-        self._squares.append(min(squares))
-
     def _update_sigma(self, band: tuple[float, float]) -> None:
         """Update the spread and the band."""
-        widths = self._widths
         if self._num_paused > 0:
             self._num_paused -= BLOCK
             return
-        if len(widths) < 2 or self.level is None:
+        sigma = self._spread.sigma()
+        if sigma is None or self.level is None:
             return
-        recent = 0.5 * (widths[-1] + widths[-2])
-        width = max(median(sorted(widths)), recent)
-        self._cap = _CAP_SIGMAS * _TO_SIGMA * width
-        rms = math.sqrt(median(sorted(self._squares)))
-        few_blocks_factor = 1 + (_NUM_WIDTH_BLOCKS - len(widths)) / (
-            2 * _NUM_WIDTH_BLOCKS
-        )  # few blocks may underestimate it
-        self.sigma = sigma = few_blocks_factor * max(_TO_SIGMA * width, rms)
-        # A constant signal has no spread: zero times an infinite number of spreads would be NaN.
-        distance = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
-        self.outlier_above = self.level + max(distance, band[1] * abs(self.level))
+        self.sigma = sigma
+        self.outlier_above = _outlier_limit(band, self.level, sigma)
         self._update_high()
 
     def _update_high(self) -> None:
         self.high = min(self.outlier_above, *self._watch_limits.values()) if self._watch_limits else self.outlier_above
 
+    # Batches -------------------------------------------------------------------------------------------------------
 
-class SignalColumn(NamedTuple):
+    @property
+    def can_preview(self) -> bool:
+        """Whether every listener that receives blocks can tell whether several of them are quiet."""
+        return all(
+            type(listener).preview_blocks is not SignalListener.preview_blocks for listener in self._block_listeners
+        )
+
+    def split(
+        self,
+        values: Sequence[float],
+        rows: range,
+        steps: Sequence[int],
+        times_s: Sequence[float],
+        by_signal: dict[str, BlockBatch],
+    ) -> bool:
+        """Add the batch of some rows to `by_signal`; return False if one of their values leaves the current band."""
+        if self._clipped_values or self._num_paused > 0 or self.num_in_blocks < _MIN_BLOCKS_TO_PREVIEW * BLOCK:
+            return False
+        first_row = rows.start + BLOCK - 1 - len(self._block)
+        joined = [*self._block, *values[rows.start : rows.stop]]
+        batch = BlockBatch(joined, first_row, steps, times_s, self.num_in_blocks, by_signal)
+        if not (self.low < batch.lowest and batch.peaks[0] < self.high):
+            return False
+        by_signal[self.signal] = batch
+        return True
+
+    def preview_blocks(self, batch: BlockBatch) -> bool:
+        """Return whether the blocks are quiet for the signal and all its listeners; `batch.commit` adds them then."""
+        commit = self._preview_band(batch)
+        if commit is None:
+            return False
+        batch.commits.append(commit)
+        for listener, limit in self._watch_limits.items():
+            if batch.highest >= limit and listener not in self._block_listeners:
+                return False
+        if batch.blocks:
+            for listener in self._block_listeners:
+                commit = listener.preview_blocks(self, batch)
+                if commit is None:
+                    return False
+                if commit is not no_change:
+                    batch.commits.append(commit)
+        batch.commits.append(self._update_high)
+        return True
+
+    def _preview_band(self, batch: BlockBatch) -> Callable[[], None] | None:
+        """Follow level, spread and band over the blocks; return None if a value leaves the band."""
+        band, above, sigma, spread = self._band, self.outlier_above, self.sigma, self._spread
+        levels, peaks, half_widths = batch.levels, batch.peaks, batch.half_widths
+        if band is not None and not band[0]:
+            for level, peak in zip(levels, peaks[1:], strict=True):
+                above = (1 + band[1]) * level
+                if peak >= above:
+                    return None
+        elif band is not None and levels:
+            spread, before, last = spread.copy(), self.level, len(levels) - 1
+            num_sigmas = band[0]
+            for index, level in enumerate(levels):
+                half_widths.append(spread.add_block(batch.blocks[index], batch.sorted_blocks[index], before, level))
+                peak, before = peaks[index + 1], level
+                # The robust estimate is cheaper, and never more than the spread.
+                if peak - level >= num_sigmas * spread.robust_sigma() or index == last:
+                    sigma = spread.sigma() or 0.0
+                    above = _outlier_limit(band, level, sigma)
+                    if peak >= above:
+                        return None
+
+        def commit() -> None:
+            self._block = batch.rest
+            if levels:
+                self._spread, self.sigma, self.outlier_above = spread, sigma, above
+                self.level, self.values, self._last = levels[-1], batch.sorted_blocks[-1], batch.blocks[-1][-1]
+                self._blocks.extend(batch.blocks)
+                self.num_in_blocks += BLOCK * len(levels)
+
+        return commit
+
+
+def _outlier_limit(band: tuple[float, float], level: float, sigma: float) -> float:
+    # A constant signal has no spread: zero times an infinite number of spreads would be NaN.
+    distance = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
+    return level + max(distance, band[1] * abs(level))
+
+
+class SignalColumn:
     """Values that will be added to a signal; none of them may be NaN."""
 
-    stats: SignalStats
-    values: Sequence[float]
-    lowest: float
-    highest: float
+    __slots__ = ("_bounds", "stats", "values")
+
+    def __init__(self, stats: SignalStats, values: Sequence[float]) -> None:
+        self.stats = stats
+        self.values = values
+        self._bounds: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, stats: SignalStats, values: Sequence[float]) -> SignalColumn | None:
@@ -372,7 +634,36 @@ class SignalColumn(NamedTuple):
         total = sum(values)
         if total - total != 0:  # also if the sum of large numbers is infinite
             return None
-        return cls(stats, values, min(values), max(values))
+        return cls(stats, values)
+
+    def is_within(self, low: float, high: float) -> bool:
+        """Return whether all values are between two limits."""
+        if self._bounds is None:
+            self._bounds = min(self.values), max(self.values)
+        return low < self._bounds[0] and self._bounds[1] < high
+
+
+def add_quiet_blocks(
+    columns: Iterable[SignalColumn], rows: range, steps: Sequence[int], times_s: Sequence[float]
+) -> bool:
+    """Add the values of some rows, if all their blocks are quiet; return whether they were added.
+
+    Args:
+        columns: the values of all signals, one for each row.
+        rows: the rows to add.
+        steps: the step of each row.
+        times_s: the time of each row.
+    """
+    by_signal: dict[str, BlockBatch] = {}
+    for column in columns:
+        if not column.stats.split(column.values, rows, steps, times_s, by_signal):
+            return False
+    for column in columns:
+        if not column.stats.preview_blocks(by_signal[column.stats.signal]):
+            return False
+    for batch in by_signal.values():
+        batch.commit()
+    return True
 
 
 def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
@@ -383,19 +674,20 @@ def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
         row: the row to begin with.
         end: the row to stop at.
     """
-    for stats, values, lowest, highest in columns:
+    for column in columns:
+        stats, values = column.stats, column.values
         num_quiet = BLOCK - 1 - len(stats._block)
         end = min(end, row + num_quiet)
         if end <= row:
             return row
         low, high = stats.low, stats.high
-        if not (low < lowest and highest < high):
+        if not column.is_within(low, high):
             for index in range(row, end):
                 if not low < values[index] < high:
                     end = index
                     break
-    for stats, values, _, _ in columns:
-        stats._block += values[row:end]
+    for column in columns:
+        column.stats._block += column.values[row:end]
     return end
 
 

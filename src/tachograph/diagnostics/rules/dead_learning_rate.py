@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats
 from tachograph.diagnostics._text import figure
 
 __all__ = ["DeadLearningRate"]
@@ -76,6 +77,26 @@ class DeadLearningRate(Rule):
                 title = f"Loss is exactly {figure(values[-1])} in all of the last {num_values} values"
             evidence = {"metric": stats.metric, "value": values[-1], "step": step, "window_values": num_values}
             self.report(title, "The model is not learning.", key=signal, evidence=evidence)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Skip positive learning rates, and losses that vary within each block."""
+        signal = stats.signal
+        if self.is_open(signal):
+            return None
+        if signal == "loss":
+            if any(block[0] == block[-1] for block in batch.sorted_blocks):
+                return None
+        elif batch.lowest <= 0:
+            return None
+
+        def commit() -> None:
+            self._num_blocks[signal] = 0
+            if signal == "lr":
+                self._peak_lr = max(self._peak_lr, *batch.peaks[:-1])
+                self._last_lr = batch.sorted_blocks[-1][0]
+                self._zero_since = (batch.steps[-1] or 0, batch.num_before + BLOCK * len(batch.blocks))
+
+        return commit
 
     def _is_constant(self, values: list[float]) -> bool:
         """Return whether the loss does not change although it should, and no alert on the learning rate explains it."""

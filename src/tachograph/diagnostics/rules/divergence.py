@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median, no_change
 from tachograph.diagnostics._text import figure
 
 __all__ = ["Divergence"]
@@ -124,7 +126,7 @@ class Divergence(Rule):
             return
         values, low = stats.values, stats.values[BLOCK // 4]
         best = self._update_best(level, stats.num_in_blocks // BLOCK)
-        rise, width = self._usual_rise(best, first), self._width
+        rise, width = self._usual_rise(best, first, self._width), self._width
         if level < best + 0.5 * rise or not self._widths:
             self._is_lenient = False
             # The upper half may contain the fault, and both halves the fall of the loss.
@@ -162,6 +164,59 @@ class Divergence(Rule):
             if self._high and self._high[-1].value_index >= BLOCK * (num_blocks - 1) and self._last_step is not None:
                 self._best_step = self._last_step  # the rise may have begun within this block
         return self._best
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Follow the best level and the usual width over blocks without a high value."""
+        best, first, step = self._best, stats.first_level, self._best_step
+        if self.context.is_reinforcement:
+            return no_change
+        if best is None or first is None or self._is_lenient or not self._widths or self.is_open():
+            return None
+        if self._high and self._high[-1].value_index >= batch.num_before:
+            return None
+        levels, widths, width = [*self._levels, *batch.levels], self._widths.copy(), self._width
+        sorted_widths = sorted(widths)
+        num_levels, num_blocks, peaks = len(self._levels), batch.num_before // BLOCK, batch.peaks
+        sigmas, least_rise, calm_index = self.thresholds.sigmas, self._least_rise(best, first), -1
+        rise = max(least_rise, sigmas * width)
+        limit = best + rise
+        num_lower = _NUM_BLOCKS if min(levels[:num_levels]) < best else 0  # blocks with a lower level not far back
+        for index, level in enumerate(batch.levels):
+            values, end = batch.sorted_blocks[index], num_levels + index + 1
+            num_lower = _NUM_BLOCKS if level < best else num_lower - 1
+            if num_lower > 0:
+                recent = levels[max(0, end - _NUM_BLOCKS) : end]
+                num_smoothed = max(1, min((num_blocks + index + 1) // 8, _NUM_BLOCKS))
+                smoothed_level = median(sorted(recent[-num_smoothed:]))
+                if smoothed_level < best:
+                    best, step = smoothed_level, batch.steps[index]
+                    least_rise = self._least_rise(best, first)
+                    rise = max(least_rise, sigmas * width)
+            if level < best + 0.5 * rise:
+                if len(widths) == widths.maxlen:
+                    sorted_widths.remove(widths[0])
+                widths.append(1.48 * min(values[BLOCK // 2] - values[BLOCK // 4], batch.half_widths[index]))
+                insort(sorted_widths, widths[-1])
+                if width != sorted_widths[len(widths) // 4]:
+                    width = sorted_widths[len(widths) // 4]
+                    rise = max(least_rise, sigmas * width)
+            limit = best + rise
+            if level <= best + 0.25 * rise:
+                calm_index = index
+            if peaks[index + 1] >= limit or values[BLOCK // 4] > limit or rise <= 0:
+                return None
+
+        def commit() -> None:
+            self._best, self._best_step, self._widths, self._width = best, step, widths, width
+            self._levels.extend(batch.levels)
+            self._lows.extend([values[BLOCK // 4] for values in batch.sorted_blocks[-_NUM_BLOCKS:]])
+            if calm_index >= 0:
+                self._calm_step = batch.steps[calm_index]
+                self._calm_value_index = batch.num_before + BLOCK * (calm_index + 1)
+            self._last_step = batch.steps[-1]
+            stats.watch(self, limit)
+
+        return commit
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Check whether most of the recent values are that high, and whether that is new."""
@@ -205,12 +260,15 @@ class Divergence(Rule):
         return (median(last) - best) / (median(first) - best)
 
     def _rise(self, best: float, first: float) -> float:
-        rise = self._usual_rise(best, first)
+        rise = self._usual_rise(best, first, self._width)
         return (
             max(rise, self.thresholds.share_after_change * max(first - best, abs(best))) if self._is_lenient else rise
         )
 
-    def _usual_rise(self, best: float, first: float) -> float:
+    def _usual_rise(self, best: float, first: float, width: float) -> float:
+        return max(self._least_rise(best, first), self.thresholds.sigmas * width)
+
+    def _least_rise(self, best: float, first: float) -> float:
         limits = self.thresholds
         gain = max(first - best, 0.0)
         share = limits.share_of_gain * gain
@@ -218,7 +276,7 @@ class Divergence(Rule):
             share = min(limits.share_of_best * best, share)
         if gain < 0.1 * abs(best):
             share = 0.5 * abs(best)  # there is no improvement yet that could be lost
-        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gain)
+        return max(share, 0.1 * abs(best), limits.least_gain * gain)
 
     def _onset(self, window: int) -> int | None:
         """Return the step at which the rise began, which is never before the best step.

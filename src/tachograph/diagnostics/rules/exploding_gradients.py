@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["ExplodingGradients"]
@@ -149,6 +150,34 @@ class ExplodingGradients(Rule):
         if not 0.95 * limit < self._limit < 1.05 * limit:
             self._limit = limit
             stats.watch(self, limit)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Follow the usual norm over blocks without a value above the limit."""
+        if self.is_open() or len(self._levels) < 2 * _NUM_LEVELS or batch.lowest <= 0:
+            return None
+        if self.tracker.alerts and self.tracker.is_open("vanishing_gradients"):
+            return None
+        limits, limit, peaks = self.thresholds, self._limit, batch.peaks
+        if peaks[0] > limit or batch.highest > limits.factor * min(*self._levels, *batch.levels):
+            return None
+        levels = [*self._levels, *batch.levels]
+        for index in range(len(batch.levels)):
+            end = len(self._levels) + index + 1
+            usual = 0.5 * (levels[end - 1] + levels[end - 2])
+            new_limit = max(limits.factor * usual, limits.factor_of_largest * max(levels[end - _NUM_LEVELS : end]))
+            if not 0.95 * new_limit < limit < 1.05 * new_limit:
+                limit = new_limit
+            if peaks[index + 1] >= limit:
+                return None
+
+        def commit() -> None:
+            self._levels.extend(batch.levels)
+            self._usual = 0.5 * (levels[-1] + levels[-2])
+            if limit != self._limit:
+                self._limit = limit
+                stats.watch(self, limit)
+
+        return commit
 
     def _add_first(self, stats: SignalStats, value: float) -> None:
         """Learn from one of the first sixteen values, before there is a block of them."""

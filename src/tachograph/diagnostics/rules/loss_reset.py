@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median, no_change
 from tachograph.diagnostics._text import figure
 
 __all__ = ["LossReset"]
@@ -161,3 +162,11 @@ class LossReset(Rule):
             self._levels.append(stats.level)
         if self.is_open() and stats.num_in_blocks >= 64:
             self.resolve(f"the rules started over; the loss is at {figure(stats.level)}")
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Remember the start; blocks resolve an alert, or complete a comparison with the start."""
+        if self.is_open() or self._jump is not None or not self._levels:
+            return None
+        if len(self._levels) >= _MAX_LEVELS or self._first is not None:
+            return no_change
+        return lambda: self._levels.extend(batch.levels[: _MAX_LEVELS - len(self._levels)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median, no_change
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["LossShift"]
@@ -91,6 +92,32 @@ class LossShift(Rule):
                 self._check_rise(stats, num, sigma)
         if len(levels) >= 7 and level < (1 - self.thresholds.drop) * levels[-4]:
             self._check_drop(stats)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Skip blocks that need no closer look."""
+        if self.context.is_reinforcement:
+            return no_change
+        if self._normal is not None:
+            return None
+        levels = [*self._levels, *batch.levels]
+        lowest, ratio = min(levels), 1 + 0.7 * self.thresholds.rise
+        if max(levels) > ratio * lowest or lowest <= 0:
+            for index, level in enumerate(batch.levels):
+                end, num_blocks = len(self._levels) + index + 1, self._num_blocks + index + 1
+                for num in _SCALES:
+                    if min(end, _MAX_LEVELS) < 2 * num + 1 or num_blocks % (num // 2):
+                        break
+                    if max(level, levels[end - num], levels[end - num + 1]) > ratio * levels[end - num - 2]:
+                        return None
+                if end >= 7 and level < (1 - self.thresholds.drop) * levels[end - 4]:
+                    return None
+
+        def commit() -> None:
+            self._levels.extend(batch.levels)
+            self._steps.extend(batch.steps)
+            self._num_blocks += len(batch.levels)
+
+        return commit
 
     def _check_return(self, level: float) -> None:
         before, after = self._normal or (0.0, 0.0)

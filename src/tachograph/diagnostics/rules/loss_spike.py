@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median, no_change
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
@@ -179,6 +180,10 @@ class LossSpike(Rule):
             self.resolve(
                 f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
             )
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Blocks matter only after a spike."""
+        return None if self._spike is not None or self._stays_up or self.is_open() else no_change
 
     @property
     def _clear_above(self) -> float:

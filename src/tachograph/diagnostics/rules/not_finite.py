@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats, no_change
 from tachograph.diagnostics._text import figure
 
 __all__ = ["NotFinite"]
@@ -88,6 +89,10 @@ class NotFinite(Rule):
         last_at, num_values = self._last_at.get(stats.signal), self.thresholds.values_to_resolve
         if last_at is not None and stats.num_added - last_at >= num_values:
             self.resolve(f"{stats.metric} has been finite for {num_values} values", key=stats.signal)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Finite blocks only resolve an alert."""
+        return None if self.is_open(stats.signal) else no_change
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Check a validation loss."""

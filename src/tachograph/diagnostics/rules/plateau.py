@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from operator import mul, sub
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, no_change
 from tachograph.diagnostics._slope import fit_slope
 from tachograph.diagnostics._text import figure, percent
 
@@ -145,8 +146,57 @@ class Plateau(Rule):
         if stats.level is None or self.context.is_reinforcement:
             return
         lr = self.signals["lr"].level if "lr" in self.signals else None
-        self._lr_peak = max(self._lr_peak, lr or 0.0)
-        block = _BlockMean(sum(stats.last_block) / BLOCK, self.context.step, lr)
+        self._add_block(stats.last_block, self.context.step, lr)
+        self._check_if_due(stats, stats.level)
+
+    def _check_if_due(self, stats: SignalStats, level: float) -> None:
+        if self._num_values >= max(self._next_check, self.thresholds.least_values) and not self._pending:
+            self._next_check = self._num_values + self._num_values // _CHECK_EVERY
+            if (self.context.step or 0) >= _MIN_SHARE_OF_RUN * (self.context.max_steps or 0):
+                self._evaluate(stats, level)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Add blocks, with a check among them unless it may end an alert.
+
+        Nothing depends on this alert, so it may be opened while the others skip blocks.
+        """
+        if self.context.is_reinforcement:
+            return no_change
+        num_blocks = len(batch.blocks)
+        if self.is_open() and self._num_values + BLOCK * num_blocks >= self._next_check:
+            return None
+        lr = self.signals["lr"].level if "lr" in self.signals else None
+        lrs = [lr] * num_blocks
+        if "lr" in batch.by_signal:
+            lr_batch = batch.by_signal["lr"]
+            lr_levels = [lr, *lr_batch.levels]
+            # The learning rate of a row is added before its loss.
+            num_after = (batch.first_row - lr_batch.first_row) // BLOCK + 1
+            lrs = lr_levels[num_after : num_after + num_blocks]
+
+        def commit() -> None:
+            begin = 0
+            while begin < num_blocks:
+                room = self._values_per_point // BLOCK - len(self._pending)
+                if room > 1:
+                    # No check is due before a point is complete.
+                    end = min(begin + room, num_blocks) - 1
+                    self._pending += [sum(block) / BLOCK for block in batch.blocks[begin:end]]
+                    self._num_values += BLOCK * (end - begin)
+                    begin = end
+                self._add_block(batch.blocks[begin], batch.steps[begin], lrs[begin])
+                if self._num_values >= self._next_check:
+                    self.context.step, self.context.time_s = batch.steps[begin], batch.times_s[begin]
+                    self._check_if_due(stats, batch.levels[begin])
+                begin += 1
+            self._lr_peak = max(self._lr_peak, *(lr or 0.0 for lr in lrs))
+
+        return commit
+
+    def _add_block(self, values: list[float], step: int | None, lr: float | None) -> None:
+        if lr is not None and lr > self._lr_peak:
+            self._lr_peak = lr
+        block = _BlockMean(sum(values) / BLOCK, step, lr)
         size, points = self._values_per_point, self._points
         if size >= BLOCK:
             self._pending.append(block.level)
@@ -154,34 +204,30 @@ class Plateau(Rule):
                 points.add(sum(self._pending) / len(self._pending), block.step, lr)
                 self._pending = []
         elif self._last is None:
-            self._first_block = stats.last_block
+            self._first_block = values
         else:
             if self._first_block:
                 points.add_parts(self._first_block, size, _before(self._last, block), self._last)
                 self._first_block = []
-            points.add_parts(stats.last_block, size, self._last, block)
+            points.add_parts(values, size, self._last, block)
         self._last = block
         if len(points.levels) >= _MAX_POINTS:  # so that memory stays bounded
             points.merge_pairs()
             self._values_per_point *= 2
         self._num_values += BLOCK
-        if self._num_values >= max(self._next_check, self.thresholds.least_values) and not self._pending:
-            self._next_check = self._num_values + self._num_values // _CHECK_EVERY
-            if (self.context.step or 0) >= _MIN_SHARE_OF_RUN * (self.context.max_steps or 0):
-                self._evaluate(stats)
 
-    def _evaluate(self, stats: SignalStats) -> None:
+    def _evaluate(self, stats: SignalStats, level: float) -> None:
         quarter, half = self._index_of_share(0.25), self._index_of_share(0.5)
         levels = self._points.levels
         if len(levels) - half < _MIN_POINTS or half - quarter < 2 or quarter < 2:
             return  # values are recorded more rarely than at the start
         if self.is_open():
-            gain, error, level = _fitted_gain(levels[half:])
+            gain, error, mean = _fitted_gain(levels[half:])
             # A clear and significant fall, so that the alert does not flap.
-            if gain + 2 * error > 3 * self.thresholds.least_gain * level and gain > 2 * error:
-                self.resolve(f"the loss is falling again, by {percent(gain / level)} over the stretch")
-        elif not self._check(stats, quarter, half):
-            self._check(stats, 0, quarter)
+            if gain + 2 * error > 3 * self.thresholds.least_gain * mean and gain > 2 * error:
+                self.resolve(f"the loss is falling again, by {percent(gain / mean)} over the stretch")
+        elif not self._check(stats, level, quarter, half):
+            self._check(stats, level, 0, quarter)
 
     def _index_of_share(self, share: float) -> int:
         """Return the index of the first point after a share of the steps."""
@@ -192,7 +238,7 @@ class Plateau(Rule):
         limit = first + share * (last - first)
         return min(bisect_right(steps, limit, key=lambda step: step or 0), len(steps) - 1)
 
-    def _check(self, stats: SignalStats, before: int, begin: int) -> bool:
+    def _check(self, stats: SignalStats, last_level: float, before: int, begin: int) -> bool:
         """Report a plateau if the loss is flat from one point on; the points before it show how fast it fell."""
         levels, limits = self._points.levels[begin:], self.thresholds
         half = len(levels) // 2
@@ -213,7 +259,7 @@ class Plateau(Rule):
         is_flat = max_gain < limits.least_gain * level and can_tell
         if not is_flat and not (has_fallen and max_gain < limits.least_share * fall):
             return False
-        self._report(stats, gain, max_gain / level, begin)
+        self._report(stats, last_level, gain, max_gain / level, begin)
         return True
 
     def _fall(self, begin: int, middle: int) -> tuple[float, float]:
@@ -233,10 +279,9 @@ class Plateau(Rule):
             return True
         return 0 < last <= 1.1 * first and last >= self.thresholds.least_lr_share * self._lr_peak
 
-    def _report(self, stats: SignalStats, gain: float, max_share: float, first_point: int) -> None:
+    def _report(self, stats: SignalStats, level: float, gain: float, max_share: float, first_point: int) -> None:
         begin = self._points.steps[first_point]
         num_values = self._values_per_point * (len(self._points.levels) - first_point)
-        level = stats.level or 0.0
         evidence = {
             "metric": stats.metric,
             "level": level,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._earlier_levels import EarlierLevels, measure_earlier
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median
 from tachograph.diagnostics._text import duration, percent
 from tachograph.records import BASELINE_SPEED
 
@@ -105,6 +106,19 @@ class SlowerThanBaseline(Rule):
             self._check_end(self._earlier)
         elif self._passed_s >= _MIN_S:
             self._compare(stats, self._earlier)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Without earlier runs, blocks are only collected."""
+        if self._earlier is not None or self._num_skipped < _NUM_SKIPPED or batch.lowest <= 0:
+            return None
+
+        def commit() -> None:
+            middles = [block[BLOCK // 2] for block in batch.sorted_blocks]
+            for middle in middles:
+                self._passed_s += BLOCK * middle
+            self._blocks.extend(map(math.log, middles[-_MAX_BLOCKS:]))
+
+        return commit
 
     def _compare(self, stats: SignalStats, earlier: EarlierLevels) -> None:
         level = median(sorted(self._blocks))

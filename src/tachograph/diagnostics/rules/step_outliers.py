@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats
 from tachograph.diagnostics._text import duration, factor, percent
 
 __all__ = ["StepOutliers"]
@@ -172,6 +173,24 @@ class StepOutliers(Rule):
             self.resolve(f"no slow step in the last {window} steps")
         if self.is_open("regular") and stats.num_added - self._last_at > 4 * self.thresholds.longest_period:
             self.resolve(f"no slow step in the last {stats.num_added - self._last_at} values", key="regular")
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Follow the usual step time over blocks without a slow step."""
+        if self.is_open() or self.is_open("regular"):
+            return None
+        watched, excess = self._watched_level, 1 + self.thresholds.least_regular_share
+        for level, peak in zip(batch.levels, batch.peaks[1:], strict=True):
+            if not 0.95 * level < watched < 1.05 * level:
+                watched = level
+            if peak >= excess * watched:
+                return None
+
+        def commit() -> None:
+            if watched != self._watched_level:
+                self._watched_level = watched
+                stats.watch(self, excess * watched)
+
+        return commit
 
 
 def _is_regular(steps: list[int]) -> bool:

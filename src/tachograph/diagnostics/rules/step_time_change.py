@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._shift import Shift, ShiftDetector
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats
 from tachograph.diagnostics._text import duration, factor
 
 __all__ = ["StepTimeChange"]
@@ -89,6 +90,17 @@ class StepTimeChange(Rule):
         self._last = shift
         self._undecided = None if plan else shift
         self._report(stats, shift, f"It seems planned: {plan}." if plan else "No recorded change explains it.", plan)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Skip blocks in which the detector finds nothing."""
+        detector = self._detector.copy()
+        if self._undecided is not None or self.is_open() or not detector.add_blocks(batch):
+            return None
+
+        def commit() -> None:
+            self._detector = detector
+
+        return commit
 
     def _decide(self, stats: SignalStats, shift: Shift) -> None:
         """Check whether the first change of a schedule would have been followed by another one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
@@ -10,7 +11,7 @@ from msgspec import Meta
 from tachograph.diagnostics._creep import CreepDetector
 from tachograph.diagnostics._rule import RuleSettings
 from tachograph.diagnostics._shift import ShiftDetector
-from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median
 from tachograph.diagnostics._step_time import StepTimeRule
 from tachograph.diagnostics._text import percent
 
@@ -123,6 +124,24 @@ class ThroughputRegression(StepTimeRule):
             self._recent = deque(maxlen=num_to_resolve)
             self._clear()
             self._report(stats, creep.before, creep.after, f"than {BLOCK * creep.num_blocks} values ago", None)
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Skip blocks in which the detectors find nothing."""
+        if self.is_open() or not self.is_observed(stats):
+            return None
+        fine_detector, coarse_detector = (detector.copy() for detector in self._detectors)
+        if not fine_detector.add_blocks(batch) or not coarse_detector.add_blocks(batch):
+            return None
+        creep = self._creep.copy()
+        if not (stats.signal == "step_s" and self.context.is_reinforcement):
+            middles = [block[BLOCK // 2] for block in batch.sorted_blocks]
+            if not creep.add_levels(middles):
+                return None
+
+        def commit() -> None:
+            self._detectors, self._creep = (fine_detector, coarse_detector), creep
+
+        return commit
 
     def _report(self, stats: SignalStats, old: float, new: float, since: str, from_step: int | None) -> None:
         self._old, self._new = old, new

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats
 from tachograph.diagnostics._text import figure
 
 __all__ = ["VanishingGradients"]
@@ -67,6 +68,22 @@ class VanishingGradients(Rule):
             log = math.log(level)
             self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
             self._num_blocks += 1
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        """Follow the usual norm over blocks that are not far below it."""
+        mean_log, share = self._mean_log, self.thresholds.share
+        if mean_log is None or self._num_blocks < self.thresholds.warm_up_blocks or self.is_open():
+            return None
+        for level, peak in zip(batch.levels, batch.peaks, strict=False):
+            if level <= 0 or peak <= share * math.exp(mean_log):
+                return None
+            mean_log += 0.05 * (math.log(level) - mean_log)
+
+        def commit() -> None:
+            self._mean_log = mean_log
+            self._num_blocks += len(batch.blocks)
+
+        return commit
 
     def _report(self, stats: SignalStats, largest: float) -> None:
         usual = math.exp(self._mean_log) if self._mean_log is not None else None
