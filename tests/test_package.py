@@ -22,7 +22,7 @@ ALLOWED = {
     "journal": {"base", "records"},
     "reader": {"base", "records", "journal"},
     "diagnostics": {"base", "records"},
-    "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers"},
+    "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
     "recorder": {"base", "records", "journal", "reader", "diagnostics"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},

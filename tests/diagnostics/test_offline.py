@@ -337,6 +337,9 @@ def test_mapped_loss_is_remembered_for_rules_and_table(logs):
     assert "no_training_loss" in tacho("doctor", "mapped", "--log-dir", logs)
     assert "my/objective is NaN" in tacho("doctor", "mapped", "--log-dir", logs, "--map", "loss=my/objective")
     assert "my/objective is NaN" in tacho("doctor", "mapped", "--log-dir", logs)
+    assert tachograph.diagnose("mapped", logs).signals["loss"] == "my/objective"
+    other_name = tachograph.diagnose("mapped", logs, signals={"val_loss": "My/Objective"})
+    assert other_name.signals["val_loss"] == "my/objective" and "loss" not in other_name.signals
     assert json.loads(tacho("ls", "--log-dir", logs, "--columns", "name,loss", "--json"))[0]["loss"] == 2.5
     done = tacho("doctor", "mapped", "--log-dir", logs, "--map", "los=my/objective", check=False)
     assert done.returncode == 1 and "unknown signal" in done.stderr

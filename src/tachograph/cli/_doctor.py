@@ -18,7 +18,6 @@ from tachograph.catalog import (
     count_judgements,
     export_cases,
     judgement_field,
-    read_annotations,
 )
 from tachograph.cli._compare import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
@@ -31,7 +30,7 @@ from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.journal import RunState, find_run, list_runs
 from tachograph.reader import Alert, read
-from tachograph.records import SEVERITIES, SIGNALS, severity_rank
+from tachograph.records import SEVERITIES, severity_rank
 from tachograph.settings import Settings, parse_switch
 
 __all__ = ["alert_lines", "doctor"]
@@ -135,9 +134,8 @@ def doctor(
         )
     if judgements:
         _judge(run, log_dir, judgements)
-    signal_names = _remembered_signals(run, log_dir, _parse_signals(mapped_signals, "--map"))
-    for signal, metrics in _parse_signals(signals, "--signal").items():
-        signal_names[signal] = [*metrics, *signal_names.get(signal, ())]
+    _remember_signals(run, log_dir, _parse_signals(mapped_signals, "--map"))
+    signal_names = _parse_signals(signals, "--signal")
     diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=signal_names)
     _print_diagnosis(diagnosis, run, log_dir, as_json=as_json)
     if (require_signals and not diagnosis.signals) or (fail_on is not None and _is_faulty(diagnosis, fail_on)):
@@ -178,21 +176,17 @@ def _parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     return rules
 
 
-def _remembered_signals(run: str, log_dir: str, new_names: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the metrics that a user named as signals of this run, after remembering the new ones."""
+def _remember_signals(run: str, log_dir: str, new_names: dict[str, list[str]]) -> None:
+    """Write the metrics that the user names as signals of a run to its annotations, which `diagnose` reads."""
+    if not new_names:
+        return
     resolve_signals(new_names)
     try:
         folder = find_run(run, log_dir)
     except RunNotFoundError:
-        if new_names:
-            raise ConfigError(f"--map: {run} is no run, so nothing can be remembered; use --signal") from None
-        return {}
-    if new_names:
-        fields = ((f"{SIGNAL_ANNOTATION}{signal}", metrics[0]) for signal, metrics in new_names.items())
-        annotate(folder, [{"op": "set", "field": field, "value": metric} for field, metric in fields])
-    values = read_annotations(folder).values
-    signals = {signal: values.get(f"{SIGNAL_ANNOTATION}{signal}") for signal in SIGNALS}
-    return {signal: [metric] for signal, metric in signals.items() if isinstance(metric, str) and metric}
+        raise ConfigError(f"--map: {run} is no run, so nothing can be remembered; use --signal") from None
+    fields = ((f"{SIGNAL_ANNOTATION}{signal}", metrics[0]) for signal, metrics in new_names.items())
+    annotate(folder, [{"op": "set", "field": field, "value": metric} for field, metric in fields])
 
 
 def _parse_signals(texts: tuple[str, ...], option: str) -> dict[str, list[str]]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
-from tachograph.diagnostics import RuleEngine, resolve_rules, resolve_signals
+from tachograph.catalog import SIGNAL_ANNOTATION, read_annotations
+from tachograph.diagnostics import SIGNALS, RuleEngine, resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
 from tachograph.reader import Alert, AlertHistory, RankView, overview, read_ranks, worst_first
-from tachograph.records import METRIC_KINDS, freeze, is_frozen, to_plain
+from tachograph.records import METRIC_KINDS, freeze, is_frozen, plain_name, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -65,7 +66,8 @@ def diagnose(
         log_dir: the folder that contains the runs.
         rules: the rules to use and their thresholds, as for `init`. They take precedence over those that the run was
             started with.
-        signals: more metric names by signal, as for `init`.
+        signals: more metric names by signal, as for `init`. For a run, metrics named with `tacho doctor --map` are
+            used too.
 
     Raises:
         RunNotFoundError: if there is neither a run nor a log.
@@ -79,6 +81,7 @@ def diagnose(
     name, records, folder = _open_source(source, log_dir)
     if folder is not None:
         thresholds = resolve_rules({**_rules_of_run(folder), **(rules or {})})
+        signal_names = resolve_signals(_with_remembered(signals or {}, folder))
     engine, history, num_records = RuleEngine(thresholds, signals=signal_names), AlertHistory(), 0
     has_recorded_hang = False
     for record in records:
@@ -128,6 +131,19 @@ def _rules_of_run(folder: RunFolder) -> dict[str, Any]:
             resolve_rules({name: setting})
             usable_rules[name] = setting
     return usable_rules
+
+
+def _with_remembered(signals: Mapping[str, Any], folder: RunFolder) -> dict[str, list[str]]:
+    """Add the metrics that a user named as signals of a run, with `tacho doctor --map` or in the dashboard."""
+    annotations = read_annotations(folder).values
+    names_by_signal = {signal: [names] if isinstance(names, str) else [*names] for signal, names in signals.items()}
+    plain_names = {plain_name(name) for names in names_by_signal.values() for name in names}
+    for signal in SIGNALS:
+        name = annotations.get(f"{SIGNAL_ANNOTATION}{signal}")
+        if isinstance(name, str) and name and plain_name(name) not in plain_names:
+            plain_names.add(plain_name(name))
+            names_by_signal.setdefault(signal, []).append(name)
+    return names_by_signal
 
 
 def _to_plain_record(record: dict[str, Any]) -> dict[str, Any]:
