@@ -16,7 +16,8 @@ import msgspec
 import rich_click as click
 
 from tachograph._base.files import open_user_file
-from tachograph.cli._compare import load_runs, print_report, write_file
+from tachograph.cli._compare import load_runs, print_report
+from tachograph.cli._files import write_file
 from tachograph.cli._format import duration, json_text, new_console, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option
 from tachograph.cli._terminal import echo

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from rich.text import Text
 
-from tachograph.cli._compare import InputError, load_runs, print_report, seed_spread_option, write_file
+from tachograph.cli._compare import InputError, load_runs, print_report, seed_spread_option
+from tachograph.cli._files import write_file
 from tachograph.cli._format import json_text, new_console, plural, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.exceptions import TachographError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph._base.files import replace_file
+from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, json_text, new_console, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._select import select_runs, where_option
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     Pair = tuple[list[RunEvidence], list[RunEvidence]]
 
-__all__ = ["InputError", "compare", "load_runs", "print_report", "seed_spread_option", "write_file"]
+__all__ = ["InputError", "compare", "load_runs", "print_report", "seed_spread_option"]
 
 _STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
 _MAX_COMPARISONS = 50
@@ -321,15 +320,6 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     names = list(names)
     runs = load_folders([find_readable_run(name, log_dir) for name in names])
     return [replace(run, name=name.rstrip("/")) for run, name in zip(runs, names, strict=True)]
-
-
-def write_file(path: str, text: str) -> None:
-    """Write a file that the user named; print an error that names it if that fails."""
-    try:
-        real_path = Path(os.path.realpath(path))
-        replace_file(real_path, text.encode(), below=real_path.parent)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {safe(path)}: {error.strerror or error}") from error
 
 
 def print_report(

@@ -19,7 +19,7 @@ from tachograph.catalog import (
     export_cases,
     judgement_field,
 )
-from tachograph.cli._compare import write_file
+from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._hang import print_hang
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run

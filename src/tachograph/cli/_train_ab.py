@@ -18,7 +18,8 @@ import msgspec
 
 from tachograph._base import ranks
 from tachograph.cli._ab import print_progress, tag_run
-from tachograph.cli._compare import print_report, write_file
+from tachograph.cli._compare import print_report
+from tachograph.cli._files import write_file
 from tachograph.cli._format import duration, json_text, new_console, safe
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError

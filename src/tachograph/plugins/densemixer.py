@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tachograph.plugins._base import BasePlugin, PluginConfig, Slots
+from tachograph.plugins._expert_load import count_tokens
 
 __all__ = ["DenseMixerOptions", "DenseMixerPlugin"]
 
@@ -155,11 +156,8 @@ class DenseMixerPlugin(BasePlugin):
         return add_gradient
 
     def _count_load(self, block: _ExpertBlock, top_k_index: torch.Tensor) -> None:
-        load = self._loads.get(block.name)
-        if load is None:
-            load = self._loads[block.name] = torch.zeros(block.num_experts, device=top_k_index.device)
-        expert_ids = top_k_index.detach().reshape(-1)
-        load.scatter_add_(0, expert_ids, torch.ones_like(expert_ids, dtype=load.dtype))
+        load = count_tokens(top_k_index, block.num_experts)
+        self._loads[block.name] = load + self._loads[block.name] if block.name in self._loads else load
 
 
 class _ExpertBlock(NamedTuple):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["SIGNALS", "OtlpOptions", "OtlpTarget", "check_options", "resolve_targets"]
+__all__ = ["SIGNALS", "OtlpOptions", "OtlpTarget", "check_options", "check_service_name", "resolve_targets"]
 
 SIGNALS = ("traces", "logs", "metrics")
 """In the order in which they are sent."""
@@ -73,6 +73,11 @@ def check_options(
 ) -> None:
     """Raise `ConfigError` for an invalid option of `OtlpSink`, without importing the client."""
     resolve_targets(OtlpOptions(endpoint, protocol, headers, timeout, compression, insecure), signals)
+    check_service_name(service_name)
+
+
+def check_service_name(service_name: Any) -> None:
+    """Raise `ConfigError` for an invalid name of a service."""
     if service_name is not None and (not isinstance(service_name, str) or not service_name.strip()):
         raise ConfigError(f"service_name must be a non-empty string, got {service_name!r}")
 

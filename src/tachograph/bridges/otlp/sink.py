@@ -22,7 +22,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector
 from tachograph._base.version import __version__
 from tachograph.bridges.otlp._encoder import OtlpEncoder, OtlpMessages
 from tachograph.bridges.otlp._transport import RefusedError, Rejection, Transport, connect
-from tachograph.bridges.otlp.options import OtlpOptions, OtlpTarget, check_options, resolve_targets
+from tachograph.bridges.otlp.options import OtlpOptions, OtlpTarget, check_service_name, resolve_targets
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS
@@ -60,7 +60,7 @@ class OtlpSink:
         service_name: str | None = None,
         signals: list[str] | None = None,
     ) -> None:
-        check_options(endpoint, protocol, headers, timeout, compression, insecure, service_name, signals)
+        check_service_name(service_name)
         options = OtlpOptions(endpoint, protocol, headers, timeout, compression, insecure)
         self._targets: list[OtlpTarget] = resolve_targets(options, signals)
         environment = dict(OTELResourceDetector().detect().attributes)

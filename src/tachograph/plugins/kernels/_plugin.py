@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from tachograph._base.guard import warn
 from tachograph.plugins._base import BasePlugin, PluginConfig, Slots, TrainingSetup
 from tachograph.plugins._device_timer import DeviceTimer
+from tachograph.plugins._expert_load import count_tokens
 from tachograph.plugins.kernels._experts import prefers_grouped_mm, register_scattermoe, unsupported_reason
 
 __all__ = ["KernelsOptions", "KernelsPlugin"]
@@ -181,7 +182,7 @@ class KernelsPlugin(BasePlugin):
             if not experts.training or id(experts) in self._sampled_layers or len(arguments) < 2:
                 return
             self._sampled_layers.add(id(experts))
-            self._loads.append(_load_of_experts(arguments[1], experts.num_experts))
+            self._loads.append(count_tokens(arguments[1], experts.num_experts))
             measurement = self._timer.measure(arguments[0].device)
             measurement.__enter__()
             started.append(measurement)
@@ -222,11 +223,3 @@ def _outer_models(model: Any) -> list[Any]:
     if isinstance(model, PreTrainedModel):
         return [model]
     return [outer for child in model.children() for outer in _outer_models(child)]
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def _load_of_experts(expert_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Return the number of tokens of each expert; experts of other devices are left out."""
-    ids = expert_ids.reshape(-1).clamp(max=num_experts)
-    counts = torch.zeros(num_experts + 1, dtype=torch.float32, device=ids.device)
-    return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.float32))[:-1]
