@@ -27,7 +27,8 @@ PORT = 8599
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 QUIET = {"console": False, "git": False}
 SCREENSHOTS = {
-    "runs": ("#/", "light", (1280, 560)),
+    "workspace": ("#/", "light", (1280, 800)),
+    "runs": ("#/table", "light", (1280, 560)),
     "overview": ("#/run/greyjacket/overview?with=baseline", "light", (1280, 980)),
     "charts": ("#/run/greyjacket/charts?with=baseline", "light", (1280, 860)),
     "charts-dark": ("#/run/greyjacket/charts?with=baseline&log=1", "dark", (1280, 860)),

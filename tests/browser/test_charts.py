@@ -80,7 +80,7 @@ def test_nan_and_infinity_are_marks_not_zero(page, dashboard, logs):
     values = [value for value in ticks["series"][0]["lines"][0]["y"] if value is not None]
     assert min(values) == 5.0
     assert ticks["series"][0]["lines"][0]["y"].count(None) == 3
-    page.goto(start.url)
+    page.goto(start.url + "#/table")
     expect(page.get_by_role("row", name=re.compile("diverged"))).to_contain_text("loss is NaN")
     page.goto(start.url + "#/run/diverged/overview")
     expect(page.get_by_text("5 not finite")).to_be_visible()
@@ -104,7 +104,7 @@ def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     for name, factor in (("first", 1.0), ("second", 2.0), ("third", 3.0)):
         record(logs, name, [{"train_loss": factor * step} for step in range(30)], config={"lr": factor, "seed": 1})
     start = dashboard()
-    page.goto(start.url)
+    page.goto(start.url + "#/table")
     page.get_by_label("Select first").check()
     page.get_by_label("Select third").check()
     page.get_by_role("button", name="Compare 2").click()

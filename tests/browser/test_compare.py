@@ -39,7 +39,7 @@ def write_sweep(logs, num_runs):
 
 def test_many_runs_are_overlaid_grouped_and_exported(page, dashboard, logs, context):
     write_sweep(logs, 30)
-    page.goto(dashboard().url)
+    page.goto(dashboard().url + "#/table")
     page.get_by_label(re.compile("Select all")).check()
     page.get_by_role("button", name="Compare 30").click()
     expect(page).to_have_url(re.compile(r"#/compare/charts\?run="))

@@ -212,7 +212,7 @@ def test_alerts_show_in_list_and_on_every_tab(page, dashboard, logs):
     write(logs / "bad", [START, *steps(), alert(1), alert(2, severity="critical")])
     write(logs / "warned", [START, *steps(), alert(1)])
     write(logs / "fine", [START, *steps(), alert(1), alert(1, "resolved")])
-    page.goto(dashboard().url)
+    page.goto(dashboard().url + "#/table")
     row = {name: page.get_by_role("row", name=re.compile(name)) for name in ("bad", "warned", "fine")}
     expect(row["bad"].locator(".chip")).to_have_text(["2 alerts"])
     expect(row["bad"].locator(".chip")).to_have_class(re.compile(r"\bbad\b"))

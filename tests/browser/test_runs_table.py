@@ -15,6 +15,7 @@ from tachograph.catalog._index import IndexEntry, index_path, save_index
 from tachograph.catalog._summary import CatalogSummary, brief_summary, journal_key
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAggregates
+from tests.browser.test_compare import painted
 from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
@@ -39,7 +40,7 @@ def columns(page):
 def test_table_finds_the_best_run(page, dashboard, logs):
     write_runs(logs)
     start = dashboard()
-    page.goto(start.url)
+    page.goto(start.url + "#/table")
     row = page.get_by_role("row", name=re.compile("run-4"))
     expect(row.get_by_text("best:")).to_have_count(1)
     expect(page.locator("[data-column]")).to_have_count(8)
@@ -112,6 +113,7 @@ def test_table_finds_the_best_run(page, dashboard, logs):
     expect(page.get_by_role("heading", level=1)).to_have_text("run-4")
     page.get_by_role("link", name="Runs", exact=True).click()
     expect(box).to_have_value("config.lr<0.05")
+    page.get_by_role("link", name="Table").click()
     page.get_by_role("button", name="Reset").click()
     expect(page.get_by_text("6 runs", exact=True)).to_be_visible()
 
@@ -128,7 +130,7 @@ def test_table_finds_the_best_run(page, dashboard, logs):
 
 def test_actions_are_undoable_and_report_failures(page, dashboard, logs):
     write_runs(logs)
-    page.goto(dashboard().url)
+    page.goto(dashboard().url + "#/table")
     expect(page.get_by_text("6 runs", exact=True)).to_be_visible()
     page.get_by_label("Select run-5").check()
     page.get_by_label("Select run-3").click(modifiers=["Shift"])
@@ -160,6 +162,7 @@ def test_actions_are_undoable_and_report_failures(page, dashboard, logs):
     page.get_by_role("button", name="Restore run-5").click()
     expect(page.get_by_role("button", name="Restore run-5")).to_have_count(0)
     page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="Table").click()
     expect(page.get_by_role("link", name="run-5")).to_be_visible()
 
     # The keyboard alone.
@@ -285,3 +288,15 @@ def test_many_runs_and_columns_need_few_elements(page, dashboard, logs):
     expect(page.get_by_role("row", name=re.compile("run-02999"))).to_contain_text("2\u202f999\u202f499")
     assert grid.evaluate(count) < 4_000
     assert page.locator("[data-column]").count() < 30
+
+    # The charts beside the same list draw the first runs, and others that are chosen.
+    page.get_by_role("link", name="Charts").click()
+    expect(page.get_by_text("Charts draw the first 200 runs of this list.")).to_be_visible()
+    expect(page.locator("[data-drawn]")).to_contain_text("200 of 3000 drawn")
+    wait_for(lambda: painted(page, "loss") == 200, "the first runs are painted")
+    grid.focus()
+    page.keyboard.press("End")
+    page.get_by_label("Draw run-02999").click()
+    expect(page.locator("[data-drawn]")).to_contain_text("201 of")
+    wait_for(lambda: painted(page, "loss") == 201, "the chosen run is painted, too")
+    assert grid.evaluate(count) < 4_000

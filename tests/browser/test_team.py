@@ -124,7 +124,7 @@ def test_people_log_in_with_a_key_and_see_their_project(page, team, train):
     log_in(page, team.key("ada", "read"))
     expect(page.get_by_role("heading", name="vision/vit")).to_be_visible()  # the address is kept
     expect(page.get_by_role("button", name="Account: ada")).to_contain_text("read")
-    page.goto(f"{team.url}#/")
+    page.goto(f"{team.url}#/table")
     table = page.get_by_role("grid").or_(page.get_by_role("table"))
     expect(table.get_by_role("link", name="nlp/small")).to_be_visible()
     page.get_by_label("Project").select_option("vision")
@@ -163,7 +163,7 @@ def test_scopes_decide_what_is_offered(page, team, train):
     page.goto(f"{team.url}#/run/nlp%2Fclosed/control")
     expect(page.locator("[data-problem]")).to_contain_text("remote_control=True")
     expect(stop).to_have_count(0)
-    page.goto(f"{team.url}#/")
+    page.goto(f"{team.url}#/table")
     page.get_by_role("checkbox").nth(1).check()
     trash = page.get_by_role("button", name="Trash", exact=True)
     expect(trash).to_be_disabled()

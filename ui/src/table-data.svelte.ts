@@ -63,6 +63,8 @@ export class TableData {
   #blocks = new Map<number, Set<string>>();
   /** By run, the columns that were fetched by name since the last refresh. */
   #named = new Map<string, Set<string>>();
+  /** The number of rows whose names are always fetched, wherever the table is scrolled. */
+  #numFirst = 0;
   #isNew = true;
   #isUnfinished = false;
   /** Whether a selection was made: the table says what is in view before. */
@@ -74,7 +76,8 @@ export class TableData {
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   /** Create it during a component's initialisation: it is closed together with the component. */
-  constructor() {
+  constructor(numFirst = 0) {
+    this.#numFirst = numFirst;
     $effect(() => () => {
       this.#isClosed = true;
       clearTimeout(this.#timer);
@@ -85,6 +88,18 @@ export class TableData {
   row(index: number): TableRun | null {
     void this.#revision;
     return this.#runs.get(this.#order[index] ?? "") ?? null;
+  }
+
+  /** The names in the first rows, as far as they are known. */
+  first(): string[] {
+    void this.#revision;
+    return this.#order.slice(0, this.#numFirst).filter((name) => name !== undefined);
+  }
+
+  /** The row of a run; -1 if it is not known. */
+  indexOf(name: string): number {
+    void this.#revision;
+    return this.#order.indexOf(name);
   }
 
   run(name: string): TableRun | null {
@@ -171,6 +186,9 @@ export class TableData {
       if (known && missing.length === 0) continue;
       return { ...this.#selection, column: missing, offset: block * blockSize, limit: blockSize };
     }
+    for (let block = 0; block * blockSize < Math.min(this.#numFirst, this.numMatching); block++)
+      if (!this.#blocks.has(block))
+        return { ...this.#selection, column: [], offset: block * blockSize, limit: blockSize };
     const wanted = names.filter((name) => columns.some((column) => !this.#named.get(name)?.has(column)));
     const [part] = selectRuns(wanted);
     if (!part) return null;

@@ -13,6 +13,7 @@ const pages: Partial<Record<Tab, string>> = {
 
 export function helpAddress(route: Route): string {
   if (route.page === "compare") return "help/comparing";
+  if (route.page === "workspace") return "help/dashboard";
   if (route.page !== "run") return "help/runs";
   return `help/${pages[route.tab] ?? "dashboard"}`;
 }

@@ -1,10 +1,22 @@
 import { expect, test } from "vitest";
 import { defaultTable } from "./table-view";
+import { defaultWorkspace } from "./workspace-view";
 import { defaultCompareView } from "./compare-view";
-import { compareAddress, defaultView, format, parse, runAddress, runsPage, type Route, withoutProject } from "./route";
+import {
+  compareAddress,
+  defaultView,
+  format,
+  parse,
+  runAddress,
+  type Route,
+  withoutProject,
+  workspacePage,
+} from "./route";
 
 test("every route survives a round trip through its address", () => {
   const routes: Route[] = [
+    workspacePage,
+    { page: "workspace", view: { ...defaultWorkspace, filter: "a & b", also: ["x/y"], drawsOnly: true } },
     {
       page: "runs",
       table: { ...defaultTable, filter: 'lora & "quotes"', sort: "train_loss", columns: ["a/b", "c d"] },
@@ -35,8 +47,13 @@ test("every route survives a round trip through its address", () => {
 });
 
 test("invalid addresses and parameters fall back to defaults", () => {
-  expect(parse("").page).toBe("runs");
-  expect(parse("#/nowhere/x").page).toBe("runs");
+  expect(parse("").page).toBe("workspace");
+  expect(parse("#/nowhere/x").page).toBe("workspace");
+  // The table was the first page once.
+  expect(parse("#/?q=x&c=loss&pin=loss")).toEqual({
+    page: "runs",
+    table: { ...defaultTable, filter: "x", columns: ["loss"], pinned: ["loss"] },
+  });
   const route = parse("#/run/a/nowhere?x=sideways&smooth=7&low=abc&with=a");
   expect(route).toEqual({
     page: "run",
@@ -67,5 +84,5 @@ test("an address with a project is opened by those who see only this project", (
   const own = parse(runAddress("a"));
   expect(withoutProject(own, "nlp")).toBe(own);
   expect(withoutProject(parse(compareAddress(["nlp/a", "b"])), "nlp")).toMatchObject({ runs: ["a", "b"] });
-  expect(withoutProject(runsPage, "nlp")).toBe(runsPage);
+  expect(withoutProject(workspacePage, "nlp")).toBe(workspacePage);
 });

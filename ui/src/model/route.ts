@@ -9,12 +9,14 @@ import {
   readCompareView,
   writeCompareView,
 } from "./compare-view";
-import { defaultTable, readTable, type TableView, writeTable } from "./table-view";
+import { readTable, type TableView, writeTable } from "./table-view";
+import { defaultWorkspace, isTableAddress, readWorkspace, type WorkspaceView, writeWorkspace } from "./workspace-view";
 
 export const tabs = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"] as const;
 export type Tab = (typeof tabs)[number];
 
 export type Route =
+  | { page: "workspace"; view: WorkspaceView }
   | { page: "runs"; table: TableView }
   | { page: "trash" }
   | { page: "compare"; tab: CompareTab; runs: string[]; view: CompareView }
@@ -69,7 +71,8 @@ export function parse(hash: string): Route {
     };
   }
   if (first === "trash") return { page: "trash" };
-  return { page: "runs", table: readTable(parameters) };
+  if (first === "table" || isTableAddress(parameters)) return { page: "runs", table: readTable(parameters) };
+  return { page: "workspace", view: readWorkspace(parameters) };
 }
 
 function decode(text: string): string {
@@ -104,7 +107,8 @@ function parseNumber(text: string | null): number | null {
 export function format(route: Route): string {
   const parameters = new URLSearchParams();
   if (route.page === "trash") return "#/trash";
-  if (route.page === "runs") return withQuery("#/", writeTable(route.table));
+  if (route.page === "workspace") return withQuery("#/", writeWorkspace(route.view));
+  if (route.page === "runs") return withQuery("#/table", writeTable(route.table));
   if (route.page === "compare") {
     for (const run of route.runs) parameters.append("run", run);
     writeCompareView(route.view, parameters);
@@ -143,7 +147,8 @@ export function withoutProject(route: Route, project: string | null): Route {
   return route;
 }
 
-export const runsPage: Route = { page: "runs", table: defaultTable };
+/** The first page. */
+export const workspacePage: Route = { page: "workspace", view: defaultWorkspace };
 
 export function runAddress(run: string, tab: Tab = "charts", others: string[] = []): string {
   return format({ page: "run", run, tab, others, view: defaultView });

@@ -1,5 +1,16 @@
 import { expect, test } from "vitest";
-import { comparisonOf, fromSaved, slugOf, toSaved, toSavedComparison } from "./saved-views";
+import {
+  comparisonOf,
+  fromSaved,
+  slugOf,
+  toSaved,
+  toSavedComparison,
+  toSavedWorkspace,
+  viewAddress,
+  viewConflict,
+} from "./saved-views";
+import { parse } from "./route";
+import { drawOnly, defaultWorkspace, withSelection } from "./workspace-view";
 import { defaultTable, type TableView } from "./table-view";
 
 test("names become names of files", () => {
@@ -31,4 +42,33 @@ test("a comparison is saved with its whole address", () => {
   expect(comparisonOf(saved)).toBe("#/compare/charts?run=a&q=x%3Fy&pin=b");
   expect(comparisonOf({ ...saved, charts: ["loss"] })).toBeNull();
   expect(comparisonOf({ ...saved, charts: [] })).toBeNull();
+});
+
+test("a view of the workspace has an expression and charts, and its file may be changed", () => {
+  const listed = withSelection(defaultWorkspace, {
+    filter: "tag:x",
+    sort: "loss",
+    archived: "all",
+    group: ["config.lr"],
+  });
+  const view = drawOnly({ ...listed, charts: { ...listed.charts, pinned: ["loss"], isLogY: true } }, ["a"]);
+  const saved = { slug: "v", problems: [], ...toSavedWorkspace("v", view) };
+  expect(saved).toMatchObject({ filter: "tag:x", sort: "loss", archived: "all", group: ["config.lr"] });
+  expect(parse(viewAddress(saved))).toEqual({ page: "workspace", view });
+  expect(parse(viewAddress({ ...saved, filter: "tag:y" }))).toEqual({
+    page: "workspace",
+    view: { ...view, filter: "tag:y" },
+  });
+  expect(viewConflict(saved, "workspace")).toBe("");
+  const table = { slug: "t", problems: [], ...toSaved("t", defaultTable, ["a"]) };
+  expect(parse(viewAddress(table)).page).toBe("runs");
+  expect(viewConflict(table, "workspace")).toContain("table");
+  const comparison = { ...table, charts: [{ compare: "run=a" }] };
+  expect(parse(viewAddress(comparison)).page).toBe("compare");
+  for (const [each, page] of [
+    [comparison, "table"],
+    [comparison, "workspace"],
+    [saved, "table"],
+  ] as const)
+    expect(viewConflict(each, page)).not.toBe("");
 });

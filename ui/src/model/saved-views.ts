@@ -1,7 +1,9 @@
-/** Saved views of the table as the API has them. */
+/** Saved views as the API has them: of the table, of the workspace, and comparisons. */
 
 import type { ViewDetail, ViewRequest } from "../api";
+import { format } from "./route";
 import { defaultTable, maxGroupFields, newestFirst, type TableView } from "./table-view";
+import { readWorkspace, selectionOf, withSelection, type WorkspaceView, writeWorkspace } from "./workspace-view";
 
 /** The name of a view's file: lower-case letters, digits and dashes; empty if the name has none of them. */
 export function slugOf(name: string): string {
@@ -25,11 +27,44 @@ export function fromSaved(saved: ViewDetail): TableView {
   };
 }
 
-/** The address of a comparison that was saved as a view; null if the view is one of the table. */
-export function comparisonOf(saved: ViewDetail): string | null {
+/** The charts of a view, as the address of their page has them; null if it is a view of another page. */
+function chartsOf(saved: ViewDetail, page: "compare" | "workspace"): string | null {
   const [chart] = saved.charts;
-  const query = chart && typeof chart === "object" && !Array.isArray(chart) ? chart["compare"] : null;
-  return typeof query === "string" ? `#/compare/charts?${query}` : null;
+  const query = chart && typeof chart === "object" && !Array.isArray(chart) ? chart[page] : null;
+  return typeof query === "string" ? query : null;
+}
+
+/** The address of a comparison that was saved as a view; null if the view is another one. */
+export function comparisonOf(saved: ViewDetail): string | null {
+  const query = chartsOf(saved, "compare");
+  return query === null ? null : `#/compare/charts?${query}`;
+}
+
+/** The address that opens a view. */
+export function viewAddress(saved: ViewDetail): string {
+  const charts = chartsOf(saved, "workspace");
+  if (charts === null) return comparisonOf(saved) ?? format({ page: "runs", table: fromSaved(saved) });
+  const { filter, sort, group, archived } = fromSaved(saved);
+  const view = readWorkspace(new URLSearchParams(charts));
+  // The view was saved with these; someone may have changed the file since.
+  return format({ page: "workspace", view: { ...withSelection(view, { sort, group }), filter, archived } });
+}
+
+/** Why a view of one page must not replace a saved one; empty if it may. */
+export function viewConflict(replaced: ViewDetail, page: "table" | "workspace"): string {
+  if (comparisonOf(replaced) !== null) return "A comparison has this name.";
+  return chartsOf(replaced, "workspace") === null && page === "workspace"
+    ? "A view of the table has this name."
+    : chartsOf(replaced, "workspace") !== null && page === "table"
+      ? "A view with charts has this name."
+      : "";
+}
+
+/** A view of the workspace to save: an expression that selects runs, not the runs themselves, and the charts. */
+export function toSavedWorkspace(name: string, view: WorkspaceView): ViewRequest {
+  const query = writeWorkspace({ ...view, filter: "", sort: newestFirst, archived: "no" }).toString();
+  const table = { ...defaultTable, ...selectionOf(view) };
+  return { ...toSaved(name, table, []), charts: [{ workspace: query }] };
 }
 
 /** A comparison to save: the part of its address after the question mark. */

@@ -85,6 +85,17 @@ export function fieldParts(field: string): { prefix: string; name: string; aggre
 /** Whether a field is the aggregate of a metric. */
 export const isMetric = (field: string): boolean => fieldParts(field).aggregate !== "";
 
+const isValidation = (name: string): boolean => /^(val|valid|validation|eval|dev|test)([_/.-]|$)/i.test(name);
+
+/** The field that says how well a run did: a validation loss or score if there is one, else the training loss. */
+export function resultField(fields: FieldView[]): string {
+  const metrics = fields.filter((each) => isMetric(each.field)).map((each) => fieldParts(each.field).name);
+  const loss = metrics.find((name) => isValidation(name) && /loss/i.test(name));
+  if (loss !== undefined) return `${loss}.min`;
+  const score = metrics.find((name) => isValidation(name) && /acc|f1|reward/i.test(name));
+  return score === undefined ? "loss" : `${score}.max`;
+}
+
 /** The columns of a table that nobody has configured. */
 export function defaultColumns(fields: FieldView[], hasTags: boolean): string[] {
   const known = new Map(fields.map((each) => [each.field, each]));
@@ -93,7 +104,6 @@ export function defaultColumns(fields: FieldView[], hasTags: boolean): string[] 
     field === "tags" ? hasTags || known.get(field)?.differs : known.has(field) || field === "state",
   );
   const metrics = fields.filter((each) => isMetric(each.field)).map((each) => fieldParts(each.field).name);
-  const isValidation = (name: string): boolean => /^(val|valid|validation|eval|dev|test)([_/.-]|$)/i.test(name);
   const losses = metrics.filter((name) => isValidation(name) && /loss/i.test(name));
   const accuracies = metrics.filter((name) => isValidation(name) && /acc|f1|reward/i.test(name));
   const differing = fields.filter((each) => each.field.startsWith("config.") && each.differs);

@@ -21,12 +21,16 @@ export class RunMetrics {
   /** The version of each run at which its metrics were loaded. */
   readonly #versions = new Map<string, string>();
   readonly #loaded: Resource<void>;
+  #isClosed = false;
 
   /** Create it during a component's initialisation. */
   constructor(runs: () => string[]) {
     const versions = new LiveVersions(runs, () => (this.value?.length ? newMetricsPeriodSeconds : usualPeriodSeconds));
     this.#loaded = new Resource(() => this.#load(runs, versions.value), 250);
     $effect(() => this.#loaded.refreshWhenChanged(runs(), versions.value, live.numReconnects));
+    $effect(() => () => {
+      this.#isClosed = true;
+    });
   }
 
   /** Why the metrics of some runs could not be read; null if they were. */
@@ -50,7 +54,7 @@ export class RunMetrics {
     const due = names.filter((name) => this.#versions.get(name) !== (versions[name] ?? ""));
     for (let start = 0; start < due.length; start += batchSize) {
       await Promise.all(due.slice(start, start + batchSize).map(load));
-      if (runs() !== names) return; // other runs were chosen, which are loaded next
+      if (this.#isClosed || runs() !== names) return; // other runs were chosen, which are loaded next
       this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));
     }
     this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));

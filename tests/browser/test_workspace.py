@@ -1,0 +1,156 @@
+"""The first page: the list of runs beside the charts of those that are drawn."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.conftest import wait_for_fit
+from tests.browser.test_charts import write_journal
+from tests.browser.test_compare import chart, painted, write_sweep
+from tests.conftest import wait_for
+
+
+def line(page, name):
+    return page.locator(f'[data-run="{name}"]')
+
+
+def colour_of(page, name):
+    return line(page, name).locator(".dot").evaluate("dot => getComputedStyle(dot).backgroundColor")
+
+
+def overlay_pixels(page):
+    """The canvas above the lines, with the crosshair and the highlighted line."""
+    return chart(page, "train_loss").locator("canvas").nth(1).evaluate("canvas => canvas.toDataURL()")
+
+
+def test_runs_are_drawn_hidden_and_highlighted(page, dashboard, logs):
+    write_sweep(logs, 12)
+    page.goto(dashboard().url)
+    wait_for(lambda: painted(page, "train_loss") == 12, "all lines are painted")
+    expect(page.locator("[data-drawn]")).to_have_text("12 drawn")
+    expect(line(page, "run-03")).to_contain_text(re.compile(r"0\.4\d"))  # its loss
+    before = {name: colour_of(page, name) for name in ("run-03", "run-05", "run-06")}
+    assert len(set(before.values())) == 3
+
+    # One click hides a run. The others are neither loaded again nor given other colours.
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/api/v1/series" in request.url else None)
+    page.get_by_label("Hide run-03").click()
+    wait_for(lambda: painted(page, "train_loss") == 11, "a line is hidden")
+    expect(page.locator("[data-drawn]")).to_contain_text("11 of 12 drawn")
+    page.get_by_label("Draw run-03").click()
+    wait_for(lambda: painted(page, "train_loss") == 12, "the line is drawn again")
+    page.get_by_label("Hide run-03").click()
+    assert asked == []
+    box = page.get_by_label("Search runs")
+    box.fill("config.lr=0.1")
+    wait_for(lambda: painted(page, "train_loss") == 5, "only runs that match are drawn")
+    assert colour_of(page, "run-05") == before["run-05"]
+
+    # The table shows the same runs, and the way back keeps what is hidden.
+    page.get_by_role("link", name="Table").click()
+    expect(page.get_by_text("6 of 12 runs")).to_be_visible()
+    page.get_by_role("button", name="loss", exact=True).click()
+    page.get_by_role("link", name="Charts").click()
+    expect(box).to_have_value("config.lr=0.1")
+    expect(page.get_by_label("Order of the runs")).to_have_value("loss")
+    expect(page.get_by_label("Draw run-03")).to_be_visible()
+    box.fill("")
+
+    # A line and its row are highlighted together.
+    plot = chart(page, "train_loss").locator(".plot")
+    wait_for(lambda: painted(page, "train_loss") == 11, "all runs are listed again")
+    bounds = plot.bounding_box()
+    page.mouse.move(bounds["x"] + bounds["width"] * 0.7, bounds["y"] + bounds["height"] * 0.9)
+    expect(line(page, "run-00")).to_have_class(re.compile("highlighted"))
+    page.mouse.move(0, 0)
+    expect(page.locator(".highlighted")).to_have_count(0)
+    plain = overlay_pixels(page)
+    line(page, "run-04").hover()
+    wait_for(lambda: overlay_pixels(page) != plain, "the line of the row is highlighted")
+
+    # Only one, all, none: with the mouse and with the keyboard.
+    line(page, "run-04").locator(".value").click(modifiers=["Alt"])
+    wait_for(lambda: painted(page, "train_loss") == 1, "only one line is painted")
+    page.get_by_role("button", name="draw all", exact=True).click()
+    wait_for(lambda: painted(page, "train_loss") == 12, "all lines are painted, also the hidden one")
+    page.keyboard.press("h")
+    expect(page.get_by_role("heading", name="No run is drawn")).to_be_visible()
+    page.get_by_role("grid").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    expect(page.locator("[data-drawn]")).to_contain_text("1 of 12 drawn")
+    page.keyboard.press("h")
+    page.keyboard.press("h")
+    expect(page.locator("[data-drawn]")).to_have_text("12 drawn")
+    line(page, "run-04").click(button="right", position={"x": 320, "y": 10})
+    page.get_by_role("button", name="Compare with …").click()
+    line(page, "run-06").get_by_role("link").click()
+    expect(page).to_have_url(re.compile("#/compare/charts.run=run-04&run=run-06$"))
+    page.go_back()
+    page.get_by_role("grid").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("run-00")  # the list is still sorted by loss
+
+
+def test_groups_views_and_new_runs(page, dashboard, logs, context):
+    write_sweep(logs, 6)
+    start = dashboard()
+    page.goto(start.url)
+    wait_for(lambda: painted(page, "train_loss") == 6, "all lines are painted")
+
+    # Groups: mean and range of the drawn runs of each group.
+    page.get_by_label("Group", exact=True).click()
+    page.get_by_role("button", name="Same config, except seeds").click()
+    page.keyboard.press("Escape")
+    group = page.get_by_role("row", name=re.compile("3 runs"))
+    expect(group).to_have_count(2)
+    wait_for(lambda: painted(page, "train_loss") == 8, "six runs and two means are painted")
+    low = group.filter(has_text="0.01")
+    low.get_by_label("Hide 3 runs").click()
+    wait_for(lambda: painted(page, "train_loss") == 4, "a group is hidden")
+    low.get_by_role("button", name=re.compile("3 runs  lr|3 runs.*lr")).click()
+    page.get_by_label("Draw run-02").click()
+    wait_for(lambda: painted(page, "train_loss") == 5, "one run of the hidden group is drawn")
+
+    # A new run is drawn as soon as it appears, unless it is hidden with its group.
+    write_journal(logs, "run-07", [{"train_loss": 2.0, "grad_norm": 1.0}] * 60, config={"lr": 0.1, "seed": 7})
+    wait_for(lambda: painted(page, "train_loss") == 6, "a new run is drawn")
+
+    # A view has the filter and the charts. It opens for everyone, also from the table.
+    page.get_by_label("Search runs").fill("config.lr=0.1")
+    page.get_by_label("Pin grad_norm").click()
+    page.get_by_role("button", name="log y").click()
+    page.get_by_role("button", name="Views").click()
+    page.get_by_label("Name of this view").fill("Large steps")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("link", name="Large steps")).to_be_visible()
+    shared = page.url
+    page.keyboard.press("Escape")
+    other = context.new_page()
+    other.goto(start.url + "#/table?sort=name")
+    other.get_by_role("button", name="Views").click()
+    other.get_by_role("link", name="Large steps").click()
+    expect(other.get_by_label("Search runs")).to_have_value("config.lr=0.1")
+    expect(other.get_by_label("Pinned charts").locator("[data-metric]")).to_have_count(1)
+    expect(other.get_by_role("button", name="log y")).to_have_attribute("aria-pressed", "true")
+    assert other.url == shared
+    wait_for(lambda: painted(other, "train_loss") == 5, "four runs and their mean are painted")
+
+    # A narrow window has the list above the charts; it can be folded.
+    other.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(other)
+    assert (
+        other.get_by_label("List of runs", exact=True).bounding_box()["y"]
+        < chart(other, "train_loss").bounding_box()["y"]
+    )
+    other.get_by_label("More about the list").click()
+    other.get_by_role("button", name="Fold this list").click()
+    expect(other.get_by_label("List of runs", exact=True)).to_have_count(0)
+    other.reload()
+    other.get_by_label("Show the list of runs").click()
+    expect(other.get_by_label("List of runs", exact=True)).to_be_visible()
