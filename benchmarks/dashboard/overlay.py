@@ -1,7 +1,8 @@
 """One chart with hundreds of long runs, in a real browser: ``python -m benchmarks.dashboard.overlay [--runs N]``.
 
 Each tool starts a server and opens its own page with the same curves, in turn. Times are those of the frames in which
-the first lines, and the last ones, appear on the screen.
+the first lines, and the last ones, appear on the screen. Then the pointer moves over the chart, and frames are counted.
+Ours is the first page, with the list of runs beside the charts; `--listed` adds short runs to that list.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.console import Console
 from benchmarks.child import ChildError, temporary_folder
 from benchmarks.dashboard.browser import open_page
 from benchmarks.dashboard.frames import FrameRecorder, Painted
-from benchmarks.dashboard.overlay_data import METRIC, make_runs, run_names
+from benchmarks.dashboard.overlay_data import METRIC, make_runs, make_short_runs, run_names
 from benchmarks.dashboard.peers import PEERS, free_port
 from benchmarks.dashboard.server import Client, Dashboard, Process
 from benchmarks.measure import Spread
@@ -34,6 +35,9 @@ _MAX_S = 180.0
 """… and a measurement is given up after this."""
 _SETTLE_MS = 2_000
 """A new browser is busy with itself for a while."""
+_HOVER_S = 3.0
+_MAX_ON_FIRST_PAGE = 200
+"""More runs are only drawn on the compare page."""
 _QUIET_S = 3.0
 """A page is complete when it has not requested data for this long."""
 
@@ -108,7 +112,11 @@ _OURS = _Tool(
     "Tachograph",
     _start_ours,
     _wait_for_answer,
-    lambda num_runs: "#/compare/charts?" + "&".join(f"run={name}" for name in run_names(num_runs)),
+    lambda num_runs: (
+        "#/"
+        if num_runs <= _MAX_ON_FIRST_PAGE
+        else "#/compare/charts?" + "&".join(f"run={name}" for name in run_names(num_runs))
+    ),
     f'[data-metric="{METRIC}"] .plot',
     "/series",
 )
@@ -183,6 +191,25 @@ class _Browser:
     def painted(self) -> Painted:
         return self._recorder.stop(self._tool.chart)
 
+    def hover(self) -> float:
+        """Move the pointer over the chart for a while; return the frames per second of the page."""
+        box = self.page.locator(self._tool.chart).first.bounding_box()
+        self.page.evaluate(
+            """() => {
+              window.numFrames = 0;
+              const count = () => { window.numFrames++; requestAnimationFrame(count); };
+              requestAnimationFrame(count);
+            }"""
+        )
+        before, began_s, num_moves = self.page.evaluate("window.numFrames"), time.monotonic(), 0
+        while time.monotonic() - began_s < _HOVER_S:
+            share = num_moves % 97 / 97
+            self.page.mouse.move(
+                box["x"] + box["width"] * (0.1 + 0.8 * share), box["y"] + box["height"] * (0.2 + 0.6 * share)
+            )
+            num_moves += 1
+        return float(self.page.evaluate("window.numFrames") - before) / (time.monotonic() - began_s)
+
 
 @contextlib.contextmanager
 def _browser(tool: _Tool) -> Iterator[_Browser]:
@@ -222,7 +249,7 @@ _STATES = {
 }
 
 
-def _round(tool: _Tool, folder: Path, size: _Size, found: dict[str, list[_Opened]]) -> None:
+def _round(tool: _Tool, folder: Path, size: _Size, found: dict[str, list[_Opened]], hovered: list[float]) -> None:
     if tool is _OURS:
         for path in (folder / "logs").glob("*/.tacho"):
             shutil.rmtree(path)
@@ -236,16 +263,19 @@ def _round(tool: _Tool, folder: Path, size: _Size, found: dict[str, list[_Opened
             if state == "new":
                 with _browser(tool) as browser:
                     found.setdefault("again", []).append(_open(tool, browser, process, url, size, is_first=False))
+                    hovered.append(browser.hover())
+                    print(f"{tool.title}, {size}, hovering: {hovered[-1]:.0f} fps", file=sys.stderr, flush=True)
 
 
 def _measure(report: Report, folder: Path, size: _Size, peers: Iterable[str], num_rounds: int) -> None:
     """Add the rows of our dashboard and of some peers, in alternating rounds."""
     tools = {"ours": _OURS, **{name: _PEERS[name] for name in peers}}
     found: dict[str, dict[str, list[_Opened]]] = {name: {} for name in tools}
+    hovered: dict[str, list[float]] = {name: [] for name in tools}
     for _ in range(num_rounds):
         for name, tool in list(tools.items()):
             try:
-                _round(tool, folder, size, found[name])
+                _round(tool, folder, size, found[name], hovered[name])
             except ChildError as error:
                 report.add_failure(f"{tool.title}, {size}", error)
                 del tools[name]
@@ -263,6 +293,11 @@ def _measure(report: Report, folder: Path, size: _Size, peers: Iterable[str], nu
                 ratio = Spread.of(its / own for its, own in zip(theirs, ours, strict=True))
                 verdict = "we lose" if ratio.high < 1 else "within the noise" if ratio.low < 1 else ""
                 report.add_row(f"  {tool.title}", seconds_text(theirs), ratio, "ours", budget=verdict)
+    report.add_section(f"{size} points in one chart, while the pointer moves over it")
+    for name, tool in tools.items():
+        fps = Spread.of(hovered[name])
+        budget = report.check_budget("hovering", fps.median, 30, " fps", at_least=True) if name == "ours" else ""
+        report.add_row(tool.title, f"{fps.median:.0f} ({fps.low:.0f}–{fps.high:.0f}) fps", budget=budget)
 
 
 def _largest_for_trackio(report: Report, folder: Path, size: _Size) -> _Size | None:
@@ -291,6 +326,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard.overlay")
     parser.add_argument("--runs", type=int, default=200, metavar="N", help="number of runs")
     parser.add_argument("--points", type=int, default=100_000, metavar="N", help="number of points of each run")
+    parser.add_argument("--listed", type=int, default=0, metavar="N", help="number of short runs in our list besides")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often each tool is measured")
     parser.add_argument("--peers", nargs="*", choices=_PEERS, default=list(_PEERS), help="other tools to measure")
     given = parser.parse_args()
@@ -301,6 +337,7 @@ def _main() -> None:
         report.add_section("Generated data")
         for tool in ("tachograph", *(peer for peer in given.peers if peer != "trackio")):
             report.add_row(tool, time_text(1e9 * make_runs(tool, folder, *size)))
+        make_short_runs(folder / "logs", given.listed)
         _measure(report, folder, size, [peer for peer in given.peers if peer != "trackio"], given.rounds)
         if "trackio" in given.peers:
             smaller = _largest_for_trackio(report, folder, size)
