@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_the_number_of_points(tmp_path):
         assert report.num_rows == num_steps - 1
         return peak
 
-    assert peak_bytes(6_000) < 2 * peak_bytes(600) + (1 << 20)
+    assert peak_bytes(3_000) < 2 * peak_bytes(300) + (1 << 19)
 
 
 def test_damaged_metric_file_is_imported_up_to_the_damage(tmp_path, logs, monkeypatch):

@@ -88,7 +88,9 @@ def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    # Without the pulse of a running run, which draws sixty times a second.
+    options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
+    context = browser.new_context(**options, accept_downloads=True)
     context.set_default_timeout(HANG_S * 1000)
     yield context
     context.close()

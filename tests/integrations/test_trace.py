@@ -301,6 +301,7 @@ def test_watched_loop_is_traced_from_the_command_line(script, logs):
                 time.sleep(0.005)
         """,
         logs,
+        preload="torch",
     )
     wait_for((logs / "x" / "metrics.jsonl").exists)
     command = [sys.executable, "-m", "tachograph", "control", "x", "--log-dir", str(logs), "--wait", "240"]
@@ -377,6 +378,7 @@ def test_forked_child_collects_nothing(script, logs):
         run.finish()
         """,
         logs,
+        preload="torch",
     ).ok()
     assert len(list_traces(RunFolder(logs / "x"))) == 1
     assert tacho.read(logs / "x").latest("event", "control_ack")[-1]["status"] == "applied"

@@ -159,7 +159,7 @@ def test_mirror_can_be_disabled(logs, capsys):
 
 @pytest.mark.slow
 def test_adding_forty_columns_is_not_quadratic(tmp_path):
-    """Compare 400,000 rows whose columns appear one by one with the same rows with all columns at once."""
+    """Compare 200,000 rows whose columns appear one by one with the same rows with all columns at once."""
 
     def mirror(folder, num_columns_at):
         folder.mkdir()
@@ -168,7 +168,7 @@ def test_adding_forty_columns_is_not_quadratic(tmp_path):
         mirror = CsvMirror(run)
         num_rows, size, took_s = 0, 0, 0.0
         with open(run.journal, "wb") as journal:
-            while num_rows < 400_000:
+            while num_rows < 200_000:
                 names = ["time", "global_step", *(f"c{index}" for index in range(num_columns_at(num_rows)))]
                 values = ",".join(f'"{name}":{number}' for number, name in enumerate(names))
                 line = b'{"event":"step",' + values.encode() + b',"nan_inf_detected":false}\n'
@@ -184,10 +184,10 @@ def test_adding_forty_columns_is_not_quadratic(tmp_path):
         mirror.close()
         return took_s + time.process_time() - began_s
 
-    growing_s = mirror(tmp_path / "growing", lambda row: 1 + row // 10_000)
+    growing_s = mirror(tmp_path / "growing", lambda row: 1 + row // 5_000)
     at_once_s = mirror(tmp_path / "at_once", lambda row: 20)
     with open(tmp_path / "growing" / "metrics.csv", "rb") as file:
-        assert sum(1 for _ in file) == 400_001
+        assert sum(1 for _ in file) == 200_001
     assert growing_s < 4 * at_once_s, f"{growing_s:.1f} s against {at_once_s:.1f} s"
 
 

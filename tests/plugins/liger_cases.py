@@ -192,7 +192,7 @@ def make_trainer(folder, model, **arguments):
         **arguments,
     }
     return transformers.Trainer(
-        model=model, args=transformers.TrainingArguments(**options), train_dataset=rows(length=6, masked=2)
+        model=model, args=transformers.TrainingArguments(**options), train_dataset=rows(length=4, masked=2)
     )
 
 
@@ -205,7 +205,7 @@ def case_trainers():
     )
     for name, with_adapter in (("plain", False), ("lora", True)):
         torch.manual_seed(1)
-        model = llama(hidden_size=16, intermediate_size=24)
+        model = llama(hidden_size=16, intermediate_size=24, num_hidden_layers=1 if with_adapter else 2)
         model = peft.get_peft_model(model, adapter) if with_adapter else model
         arguments = {"gradient_checkpointing": with_adapter}
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -254,9 +254,10 @@ def case_tacho_train():
         os.chdir(folder)
         try:
             path = "axolotl.integrations.liger.LigerPlugin"
-            page = train({**BASE, **PAGE, "plugins": [path], "sample_packing": True, "sequence_len": 32})
+            small = {"max_steps": 1, "micro_batch_size": 1, "telemetry": BASE["telemetry"]}
+            page = train({**BASE, **PAGE, **small, "plugins": [path], "sample_packing": True, "sequence_len": 32})
             example = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0]
-            ours = train({**yaml.safe_load(example), "max_steps": 1, "telemetry": BASE["telemetry"]})
+            ours = train({**yaml.safe_load(example), **small})
         finally:
             os.chdir(before)
     return {name: {**run, "active": list(map(float, run["active"]))} for name, run in (("page", page), ("ours", ours))}

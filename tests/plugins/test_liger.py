@@ -49,6 +49,8 @@ TEXT_MODELS = {
 """The kernels that change each type of text model, experts included."""
 NO_EFFECT = {"nemotron": {"rms_norm", "rms_norm_gated", "glu_activation"}}
 """Kernels for parts that a model does not have; by default layer norms, and gated norms."""
+SOME_KINDS = ("llama", "phi3", "mixtral", "deepseek_v3", "qwen3_5_text", "gpt_oss", "granite", "nemotron", "qwen3_next")
+"""One for almost each set of kernels; `make test-long` checks all: importing the models takes long."""
 
 
 def meta_model(kind, **options):
@@ -63,9 +65,13 @@ def classes_of(model):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_each_type_of_model_gets_its_kernels_and_is_restored():
+@pytest.mark.parametrize(
+    "kinds", [SOME_KINDS, pytest.param(tuple(TEXT_MODELS), marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_each_type_of_model_gets_its_kernels_and_is_restored(kinds):
     assert set(TEXT_MODELS) <= set(supported_types())
-    for kind, kernels in TEXT_MODELS.items():
+    for kind in kinds:
+        kernels = TEXT_MODELS[kind]
         model = meta_model(kind)
         observer, library_observer = ModelObserver(model), LibraryObserver()
         changed, ignored = set(), set()

@@ -51,7 +51,7 @@ class CaseResults(dict[str, Any]):
         return outcome["result"]
 
 
-def run_cases(module: str, *names: str, timeout_s: float = 480.0) -> CaseResults:
+def run_cases(module: str, *names: str, timeout_s: float = 800.0) -> CaseResults:
     """Run the functions ``case_<name>`` of a module with Triton's interpreter; all of them if no name is given."""
     from tests.preloaded import preloaded
 

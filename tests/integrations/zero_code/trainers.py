@@ -90,6 +90,12 @@ def sft() -> nn.Module:
 
 
 @script
+def private() -> nn.Module:
+    os.environ["TACHO_COMPLETIONS"] = "0"
+    return sft()
+
+
+@script
 def accelerated() -> nn.Module:
     """A hand-written loop that steps through Accelerate."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
