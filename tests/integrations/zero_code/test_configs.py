@@ -89,3 +89,53 @@ def test_merged_omegaconf_is_recorded(tacho, python):
         """,
     )
     assert config_of(tacho, python, "lr=0.5") == {"model": {"depth": 2}, "lr": 0.5}
+
+
+SCRIPTS = {
+    "configurator": """
+        learning_rate = 6e-4
+        betas = (0.9, 0.95)
+        config_keys = [key for key, value in globals().items() if not key.startswith("_") and type(value) is float]
+        exec("import sys\\nfor arg in sys.argv[1:]: globals()['learning_rate'] = float(arg[5:])")
+        config = {key: globals()[key] for key in config_keys}
+        print("loss: 0.5")
+        """,
+    "dataclass": """
+        import dataclasses, sys
+        @dataclasses.dataclass
+        class Config:
+            learning_rate: float
+            betas: tuple = (0.9, 0.95)
+            model: object = dataclasses.field(default_factory=object)
+        args = None
+        cfg = Config(float(sys.argv[1][5:]))
+        print("loss: 0.5")
+        """,
+    "click": """
+        import click
+        @click.command()
+        @click.option("--lr", "learning_rate", type=float)
+        def main(learning_rate):
+            print("loss: 0.5")
+        main()
+        """,
+    "absl": """
+        from absl import app, flags
+        flags.DEFINE_float("lr", 0.1, "")
+        app.run(lambda _: print("loss: 0.5"))
+        """,
+}
+
+
+def test_config_of_other_parsers_and_of_variables(tacho, python):
+    expected = {
+        "configurator": {"learning_rate": 0.25},
+        "dataclass": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
+        "click": {"learning_rate": 0.25},
+        "absl": {"lr": 0.25},
+    }
+    for name, source in SCRIPTS.items():
+        tacho.write(f"{name}_script.py", source)
+        done = tacho.run(python, f"{name}_script.py", "--lr=0.25")
+        assert done.returncode == 0, done.stderr.decode()
+        assert tacho.records(f"{name}_script", "start")[0]["config"] == expected[name], name

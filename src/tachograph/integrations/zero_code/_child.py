@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
-from tachograph.integrations.zero_code._configs import ConfigHooks
+from tachograph.integrations.zero_code._configs import ConfigHooks, config_of_script
 from tachograph.integrations.zero_code._imports import Hook, ImportWatch, StandIns
 from tachograph.integrations.zero_code._launch_spec import LaunchSpec, report_to_launcher
 from tachograph.integrations.zero_code._output_reader import OutputReader
@@ -51,6 +51,7 @@ class _Child:
         self._values = ScriptValues(
             self._start_run,
             lambda fields: report_to_launcher(spec, "values", fields),
+            config_of_script,
         )
         self._output = OutputReader(self._values.log_printed, self._is_loop_observed)
 

@@ -1,7 +1,8 @@
-"""Observes where a script gets its config from: `argparse`, `simple_parsing`, Hydra and OmegaConf.
+"""Observes where a script gets its config from: `argparse`, `simple_parsing`, click, absl, Hydra and OmegaConf.
 
 A namespace counts as the config if it was parsed from the arguments of the program, and a config of OmegaConf if the
-script loaded or merged it. If there are several, they are merged, and later values win.
+script loaded or merged it. If there are several, they are merged, and later values win. A script that uses none of them
+often has its config in a global variable: `config = {…}`, as nanoGPT does after it has executed its configurator.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from tachograph._base.guard import guard
 from tachograph.integrations.zero_code._calls import CallObserver, is_in
 from tachograph.integrations.zero_code._script_values import ScriptValues
 
-__all__ = ["ConfigHooks"]
+__all__ = ["ConfigHooks", "config_of_script"]
+
+_VARIABLES = ("config", "cfg", "conf", "args", "hparams", "hyperparameters", "hps", "params", "settings")
+"""Global variables of a script that usually have its config."""
+_MAX_FIELDS = 500
 
 _OTHERS = ("accelerate.commands", "deepspeed.launcher", "hydra", "omegaconf", "torch.distributed")
 """Packages that parse arguments or merge configs for purposes of their own."""
@@ -35,7 +40,9 @@ class ConfigHooks:
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
         """Return the hooks to call when a module has been imported, by its name."""
         return {
+            "absl.flags._flagvalues": self._absl_imported,
             "argparse": self._parser_imported,
+            "click.core": self._click_imported,
             "simple_parsing.parsing": self._parser_imported,
             "hydra.core.utils": self._hydra_imported,
             "omegaconf.omegaconf": self._omegaconf_imported,
@@ -51,6 +58,32 @@ class ConfigHooks:
     def _add_namespace(self, result: Any) -> None:
         namespace = result[0] if isinstance(result, tuple) else result  # `parse_known_args` also returns the rest
         self._values.add_config({name: value for name, value in vars(namespace).items() if not callable(value)})
+
+    def _absl_imported(self, module: ModuleType) -> None:
+        def parse(flags: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
+            def add(result: Any) -> None:
+                own_flags = flags.get_key_flags_for_module(sys.argv[0])  # not those of absl and other libraries
+                self._values.add_config({flag.name: flag.value for flag in own_flags})
+
+            return add
+
+        self._calls.wrap(module.FlagValues, "__call__", parse)
+
+    def _click_imported(self, module: ModuleType) -> None:
+        """Read the parameters of the command before click calls the function of the script with them."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def invoke(command: Any, context: Any) -> Any:
+                with guard("recording the config of the script"):
+                    callback = getattr(command, "callback", None)
+                    module_name = getattr(callback, "__module__", "")
+                    if module_name == "__main__":  # not a program that uses click, such as a launcher
+                        self._values.add_config(dict(context.params))
+                return original(command, context)
+
+            return invoke
+
+        self._calls.patches.wrap(module.Command, "invoke", make)
 
     def _hydra_imported(self, module: ModuleType) -> None:
         """Read the composed config before Hydra calls the function of the script with it."""
@@ -84,3 +117,23 @@ class ConfigHooks:
 
 def _is_other(frame: FrameType) -> bool:
     return is_in(frame.f_globals.get("__name__", ""), _OTHERS)
+
+
+def config_of_script() -> dict[str, Any]:
+    """Return the config in a global variable of the script: a dict, a namespace or a dataclass; empty without one."""
+    variables = vars(sys.modules.get("__main__", sys))
+    for name in _VARIABLES:
+        value = variables.get(name)
+        fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        if isinstance(value, (type, ModuleType)) or callable(value) or not isinstance(fields, dict):
+            continue
+        plain = {key: field for key, field in fields.items() if isinstance(key, str) and _is_plain(field)}
+        if plain and len(plain) <= _MAX_FIELDS and 2 * len(plain) > len(fields):
+            return plain
+    return {}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 100 and all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -47,15 +47,18 @@ class ScriptValues:
     Args:
         start_run: starts the run of this process, given the name of the tool.
         report: reports rows and config to the launcher when the process ends without a run.
+        find_config: returns the config of a script that passes it to no tool.
     """
 
     def __init__(
         self,
         start_run: Callable[[str], object],
         report: Callable[[dict[str, Any]], None],
+        find_config: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._start_run = start_run
         self._report = report
+        self._find_config = find_config
         self._lock = threading.RLock()  # trackers are also called from other threads
         self._config: dict[str, Any] = {}
         self._waiting: list[Callable[[Run], None]] = []
@@ -81,6 +84,9 @@ class ScriptValues:
     def config(self) -> dict[str, Any]:
         """Return the config so far."""
         with self._lock:
+            if not self._config:
+                with guard("looking for the config of the script"):
+                    self._config = self._find_config()
             return dict(self._config)
 
     def run_started(self, run: Run) -> None:
