@@ -344,6 +344,16 @@ def test_loss_that_stays_at_its_initial_value_diverged(source: random.Random) ->
     assert opened["severity"] == "critical" and 1000 <= opened["global_step"] < 1080
 
 
+def test_slow_spike_that_passes_the_initial_value_is_not_a_reset() -> None:
+    for seed in range(4):
+        source = random.Random(seed)
+        losses = [(1 + 0.075 * at) ** -0.35 * (1 + source.gauss(0, 0.01)) for at in range(400)]
+        losses[200:] = [loss * (1 + 3 * math.exp(-at / 25)) for at, loss in enumerate(losses[200:])]
+        alerts = diagnose(series("loss", losses))
+        assert not alerts_of_rule(alerts, "loss_reset"), brief(alerts)
+        assert alerts_of_rule(alerts, "loss_spike")
+
+
 def test_spike_from_the_initial_value_is_not_a_reset(source: random.Random) -> None:
     bump = [9.0 * math.exp(-index / 20) for index in range(300)]
     alerts = diagnose(series("loss", with_bump(falling(source, 2000), 1000, *bump)))

@@ -16,6 +16,12 @@ __all__ = ["LossReset"]
 
 
 _MAX_LEVELS = 64
+_MAX_HIGHER = 6
+"""Values far above the initial value before those close to it: the loss comes back from a spike."""
+_MAX_SHARE = 0.6
+"""Share of the jump that is left when the fall has been as at the start for long enough."""
+_NUM_SIMILAR = 4
+"""Comparisons with the start that must agree if the loss falls more slowly than that."""
 _MAX_HELD = 48
 """Values for which other rules wait for the decision."""
 
@@ -25,7 +31,8 @@ class LossReset(Rule):
 
     Fresh weights cause exactly that. After a jump to the initial value, the rule compares the next values with the
     first values of the run, one by one and then in blocks of sixteen, until the loss has fallen noticeably. If it does
-    not fall, or falls in a different way, it is a spike or a divergence, which is reported by then. All rules
+    not fall, or falls in a different way, it is a spike or a divergence, which is reported by then; so is a spike that
+    passes the initial value on its way back. All rules
     about the loss start over after a reset, so that an intended one is not reported as a divergence. The first
     reset is a warning; if more follow, a schedule seems to restart the training on purpose. The rule is inactive
     until the loss has fallen noticeably.
@@ -73,6 +80,9 @@ class LossReset(Rule):
         self._jump: dict[str, Any] | None = None
         self._values: list[float] = []
         self._num_blocks = 0
+        self._num_similar = 0
+        self._num_higher = 0
+        self._last_high_index = -1
         self._calm_below = 0.0
         self.context.may_be_reset = False
 
@@ -85,8 +95,14 @@ class LossReset(Rule):
         if first is None or level is None or first <= 0 or not stats.sigma or self.context.is_reinforcement:
             return False
         limits = self.thresholds
+        if stats.num_added != self._last_high_index + 1:
+            self._num_higher = 0
+        self._last_high_index = stats.num_added
+        self._num_higher += value > (1 + limits.tolerance) * first
         if abs(value - first) > limits.tolerance * first or level > (1 - limits.least_gain) * first:
             return False
+        if self._num_higher >= _MAX_HIGHER:
+            return False  # on its way back from a higher spike
         if stats.num_rises(0.6 * (value - level)) > 2:
             return False  # the loss is often this high
         if level > 0 and math.log(value / level) < 5 * stats.log_sigma():
@@ -98,7 +114,7 @@ class LossReset(Rule):
             "first": first,
             "level_before": level,
         }
-        self._values, self._num_blocks = [value], 0
+        self._values, self._num_blocks, self._num_similar = [value], 0, 0
         self._calm_below = level + 0.5 * (stats.outlier_above - level)
         self.context.may_be_reset = True
         stats.watch(self, -math.inf)
@@ -129,11 +145,13 @@ class LossReset(Rule):
         level, first = jump["level_before"], jump["first"]
         share_now, share_at_start = ((median(sorted(part)) - level) / (first - level) for part in (values, start))
         difference, limit = abs(share_now - share_at_start), self.thresholds.most_difference
-        if difference > limit:
+        # A spike falls faster and faster below the start, so the difference must be small beside what is left.
+        if difference > limit * min(1.0, 2 * max(share_at_start, share_now)):
             self._end(stats)
-        elif (share_at_start <= 0.75 and share_now <= 0.85) or (
-            share_at_start <= 0.9 and share_now <= 0.92 and difference < 0.5 * limit
-        ):
+            return
+        self._num_similar += 1
+        has_fallen = share_at_start <= _MAX_SHARE and share_now <= _MAX_SHARE
+        if has_fallen or (self._num_similar >= _NUM_SIMILAR and share_at_start <= 0.9 and difference < 0.5 * limit):
             self._end(stats)
             self._report(jump)
 
