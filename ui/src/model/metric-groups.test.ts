@@ -130,3 +130,13 @@ test("a learning rate is a schedule, a loss is not", () => {
   expect(["lr", "opt/lr", "learning_rate", "epoch"].every(isSchedule)).toBe(true);
   expect(["train_loss", "grad_norm", "flr"].some(isSchedule)).toBe(false);
 });
+
+test("rewards come first, and steps of other trackers are folded", () => {
+  const reward = { ...metric("episodic_return"), signal: "reward" };
+  const groups = groupMetrics([metric("tensorboard_step"), metric("train_loss"), reward]);
+  expect(groups).toEqual([
+    { title: "training", names: ["episodic_return", "train_loss"] },
+    { title: "counters", names: ["tensorboard_step"] },
+  ]);
+  expect(isOpenAtFirst(groups, 1, 100)).toBe(false);
+});

@@ -8,7 +8,7 @@ export interface Group {
 }
 
 /** The signals that belong to the training metrics under any name, the most important first. */
-const signals = ["loss", "val_loss", "lr", "grad_norm", "throughput", "step_s"];
+const signals = ["reward", "loss", "val_loss", "lr", "grad_norm", "throughput", "step_s"];
 /** Metrics of windows that stand for a signal if the training code does not record it itself. */
 const windowSignals: Record<string, string> = {
   "window/latest_loss": "loss",
@@ -35,6 +35,7 @@ const order = [
   "disk",
   "network",
   "system",
+  "counters",
 ];
 
 /** Group metrics: common training metrics first, then by the prefix of their names. */
@@ -58,7 +59,9 @@ export function groupMetrics(metrics: MetricView[]): Group[] {
 }
 
 /** Groups about the machine or the loop rather than the training. */
-const foldedGroups = ["windows", "memory", "gpu", "cpu", "disk", "network", "system"];
+const foldedGroups = ["windows", "memory", "gpu", "cpu", "disk", "network", "system", "counters"];
+/** The step that a script passed to another tracker, recorded beside its values. */
+const trackerStep = /^(wandb|tensorboard|mlflow|trackio|swanlab|output)_step$/;
 
 /** Whether the group at an index is open until the user folds it: the first one, and others while there is room. */
 export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number): boolean {
@@ -100,6 +103,7 @@ function importanceOf({ name, signal }: MetricView, recorded: Set<string | null>
 
 function titleOf({ name, kind }: MetricView): string {
   if (isOfWindow(name)) return "windows";
+  if (trackerStep.test(name)) return "counters";
   const plugin = /^plugin\/([^/]+)\//.exec(name)?.[1];
   if (plugin) return `plugin ${plugin}`;
   const slash = name.indexOf("/");
