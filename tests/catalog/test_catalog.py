@@ -392,3 +392,25 @@ def test_full_summaries_stop_at_the_time_limit(tmp_path):
     catalog = Catalog(tmp_path)
     assert [row.summary.is_full for row in catalog.rows(is_full=True, max_s=0.0)] == [False] * 5
     assert all(row.summary.is_full for row in catalog.rows(is_full=True))
+
+
+def test_result_is_the_main_validation_metric(tmp_path):
+    cases = {  # the metrics of two steps, and the result
+        "hf": ([{"train_loss": 3.0, "eval_loss": 2.0}, {"eval_loss": 2.5, "eval_accuracy": 0.9}], "eval_loss", 2.0),
+        "lightning": ([{"train_loss_step": 3.0, "val/loss": 2.0}, {"val/loss": 1.5}], "val/loss", 1.5),
+        "fairseq": ([{"loss": 3.0, "valid_loss": 2.0}, {"valid_loss": 2.1}], "valid_loss", 2.0),
+        "keras": ([{"loss": 3.0, "val_accuracy": 0.5}, {"val_accuracy": 0.4}], "val_accuracy", 0.5),
+        "rl": (
+            [{"train/loss": 3.0, "rollout/ep_rew_mean": 5.0}, {"rollout/ep_rew_mean": 9.0}],
+            "rollout/ep_rew_mean",
+            9.0,
+        ),
+        "plain": ([{"train_loss": 3.0}, {"train_loss": 2.0}], "train_loss", 2.0),
+        "none": ([{"speed": 3.0}, {"speed": 2.0}], None, None),
+    }
+    for name, (steps, _, _) in cases.items():
+        write(tmp_path / name, [START, *(step(number, **values) for number, values in enumerate(steps)), END])
+    catalog = Catalog(str(tmp_path))
+    rows = {row.name: row for row in catalog.select("", columns=["result", "result_metric"])}
+    found = {name: (row.get("result_metric"), row.get("result")) for name, row in rows.items()}
+    assert found == {name: (metric, result) for name, (_, metric, result) in cases.items()}

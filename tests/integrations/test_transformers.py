@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tachograph as tacho
+from tachograph.catalog import Catalog
 from tachograph.exceptions import LogDirError, TachographError
 from tachograph.reader import parents_of, read, request_control
 from tests.conftest import lines_of, wait_for
@@ -505,3 +506,20 @@ def test_callbacks_of_other_loggers_are_timed(logs, tmp_path, monkeypatch, capsy
     assert event["callback_s/swanlab"] >= log_s * event["num_steps"] * 0.5
     assert 0 <= event["callback_s/tensorboard"] < event["wall_s"]
     assert "swanlab took" in capsys.readouterr().out
+
+
+def test_loss_is_the_same_in_list_table_and_reader(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, logging_steps=1, max_steps=3).train()
+    callback.finish()
+    journal = logs / "hf" / "metrics.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    last = [line for line in lines if b"training_summary" in line or line == lines[-1]]
+    # Records of a long evaluation, or of other events, push the last step out of the part that lists read.
+    filler = b'{"event":"event","time":1.0,"name":"note","text":"' + b"x" * 4_000 + b'"}\n'
+    journal.write_bytes(b"".join([*(line for line in lines if line not in last), *[filler] * 8, *last]))
+    expected = read("hf", log_dir=logs).series("train_loss").values[-1]
+    (row,) = Catalog(str(logs)).rows()
+    assert row.summary.overview.train_loss == expected
+    (row,) = Catalog(str(logs)).select("", columns=["loss"])
+    assert row.get("loss") == expected

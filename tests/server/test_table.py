@@ -99,7 +99,7 @@ def test_fields_are_listed_for_completion(client):
     page = get(client, "table/fields")
     fields = {field["field"]: field for field in page["fields"]}
     assert fields["config.lr"] == {
-        "field": "config.lr", "kind": "number", "num_runs": 4, "differs": True, "values": [],
+        "field": "config.lr", "kind": "number", "num_runs": 4, "differs": True, "varies": True, "values": [],
     }  # fmt: skip
     assert fields["state"]["values"] == ["finished"]
     assert fields["tags"]["values"] == ["base", "paper"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._groups import value_key
-from tachograph.catalog._row import FACTS, FactKind, RunRow, reader_of, step_value_of
+from tachograph.catalog._row import FACTS, FactKind, RunRow, reader_of, result_direction, step_value_of
 
 __all__ = ["ColumnFacts", "ColumnFactsCache", "kind_of_value"]
 
@@ -29,6 +29,8 @@ class ColumnFacts(NamedTuple):
     low: float | None
     """The lowest finite number."""
     high: float | None
+    direction: int
+    """-1 if lower values are better, 1 if higher ones are, 0 if unknown."""
 
 
 class ColumnFactsCache:
@@ -56,6 +58,13 @@ class ColumnFactsCache:
         return result
 
 
+def _direction(rows: Sequence[RunRow], field: str) -> int:
+    if field != "result":
+        return direction_of(field)
+    directions = {result_direction(name) for row in rows if (name := row.result_name) is not None}
+    return directions.pop() if len(directions) == 1 else 0  # losses and rewards have no common order
+
+
 def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
     read_value = reader_of(field)
     values = [read_value(row) for row in rows]
@@ -67,7 +76,7 @@ def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     ]
     example = next((value for value in values if value is not None), None)
-    direction = direction_of(field)
+    direction = _direction(rows, field)
     best = max(numbers, key=lambda item: direction * item[0])[1].id if numbers and direction and len(rows) > 1 else None
     return ColumnFacts(
         kind=FACTS[field].kind if field in FACTS else kind_of_value(example),
@@ -75,6 +84,7 @@ def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
         differs=len(set(map(value_key, values))) > 1,
         low=min((value for value, _ in numbers), default=None),
         high=max((value for value, _ in numbers), default=None),
+        direction=direction,
     )
 
 
@@ -90,7 +100,7 @@ def _number_facts(rows: Sequence[RunRow], field: str, values: Sequence[float | N
     distinct = set(values)
     numbers = distinct - {None}
     low, high = (min(numbers), max(numbers)) if numbers else (None, None)  # type: ignore[type-var]
-    direction = direction_of(field)
+    direction = _direction(rows, field)
     best = low if direction < 0 else high if direction else None
     return ColumnFacts(
         kind=FACTS[field].kind if field in FACTS else "number" if numbers else "text",
@@ -98,6 +108,7 @@ def _number_facts(rows: Sequence[RunRow], field: str, values: Sequence[float | N
         differs=len(distinct) > 1,
         low=None if low is None else float(low),
         high=None if high is None else float(high),
+        direction=direction,
     )
 
 

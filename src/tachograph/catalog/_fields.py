@@ -30,6 +30,8 @@ class FieldDescription(msgspec.Struct):
     num_runs: int = 0
     differs: bool = False
     """Whether runs differ in it; a missing value differs from any other."""
+    varies: bool = False
+    """Whether runs that have it differ in it."""
     texts: list[str] = []
     """Its texts, the most frequent first, if there are few; of a list, its items."""
 
@@ -53,6 +55,7 @@ def describe_fields(rows: Sequence[RunRow]) -> list[FieldDescription]:
             texts[field] = None
     num_full = sum(row.summary.is_full for row in rows)
     for description in descriptions.values():
+        description.varies = description.differs
         # A run that was not read yet does not lack anything.
         description.differs = description.differs or description.num_runs < (
             num_full if needs_full(description.field) else len(rows)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
-from tachograph.records import loss_names_in
+from tachograph.records import loss_names_in, result_name_in
 
 __all__ = ["default_results"]
 
@@ -18,13 +18,13 @@ _SEPARATOR = re.compile(r"[/._\-]")
 
 
 def default_results(rows: Sequence[RunRow]) -> list[str]:
-    """Return the best values of the validation loss, the training loss and further evaluated metrics.
+    """Return the best values of the main result, the training loss and further evaluated metrics.
 
     Only metrics that at least half of the runs have, and whose names tell whether lower or higher values are better.
     """
     counts = Counter(name for row in rows for name in row.summary.metrics)
     usual = [name for name, count in counts.items() if 2 * count >= len(rows) and direction_of(name)]
-    evaluation_losses = [name for name in usual if _EVALUATION_WORDS & set(_SEPARATOR.split(name.lower()))]
-    losses = [name for name in evaluation_losses if "loss" in _SEPARATOR.split(name.lower())]
-    order = dict.fromkeys([*losses[:1], *loss_names_in(usual)[:1], *evaluation_losses])
+    evaluated_names = [name for name in usual if _EVALUATION_WORDS & set(_SEPARATOR.split(name.lower()))]
+    result_name = result_name_in(usual)
+    order = dict.fromkeys([*([result_name] if result_name else []), *loss_names_in(usual)[:1], *evaluated_names])
     return [f"{name}.best" for name in order][:_MAX_RESULTS]

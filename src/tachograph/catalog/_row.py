@@ -11,7 +11,7 @@ from tachograph.catalog._annotations import Annotations
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._summary import CatalogSummary
 from tachograph.journal import RunFolder
-from tachograph.records import loss_names_in
+from tachograph.records import loss_names_in, result_name_in, signal_of
 from tachograph.store import MetricAggregates
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "StepValue",
     "needs_full",
     "reader_of",
+    "result_direction",
     "step_value_of",
 ]
 
@@ -73,7 +74,7 @@ def step_value_of(field: str) -> StepValue | None:
 class RunRow:
     """The row of a run. The same object as long as nothing about the run changes."""
 
-    __slots__ = ("_loss_name", "annotations", "children", "id", "log_dir", "name", "summary")
+    __slots__ = ("_loss_name", "_result_name", "annotations", "children", "id", "log_dir", "name", "summary")
 
     def __init__(
         self, name: str, log_dir: str, summary: CatalogSummary, notes: Annotations, row_id: str | None = None
@@ -88,6 +89,7 @@ class RunRow:
         self.children: list[str] = []
         """The ids of the runs that started from this one, as far as summaries are full."""
         self._loss_name: str | None = ""
+        self._result_name: str | None = ""
 
     def __repr__(self) -> str:
         return f"RunRow({self.id!r})"
@@ -140,6 +142,13 @@ class RunRow:
             self._loss_name = mapped_name if mapped_name in metrics else next(iter(loss_names_in(metrics)), None)
         return self._loss_name
 
+    @property
+    def result_name(self) -> str | None:
+        """The metric that tells how good the run is; None if it has none with a usual name."""
+        if self._result_name == "":
+            self._result_name = result_name_in(self.summary.metrics) or self.loss_name
+        return self._result_name
+
     def missing_values(self, step_values: Iterable[StepValue]) -> list[StepValue]:
         """Return the values at steps that this run has, but that were not computed yet."""
         summary = self.summary
@@ -164,6 +173,19 @@ def _annotation_reader(field: str, base: Callable[[RunRow], Any] = lambda row: N
 def _loss(row: RunRow) -> float | None:
     name = row.loss_name
     return row.summary.overview.train_loss if name is None else row.summary.metrics[name].last
+
+
+def _result(row: RunRow) -> float | None:
+    name = row.result_name
+    if name is None:
+        return None
+    aggregates = row.summary.metrics[name]
+    return aggregates.max if result_direction(name) > 0 else aggregates.min
+
+
+def result_direction(name: str) -> int:
+    """Return the direction of a metric that is a result; a loss with an unusual name is one that should fall."""
+    return direction_of(name) or (1 if (signal_of(name) or ("",))[0] in {"reward", "val_accuracy"} else -1)
 
 
 def _num_alerts(row: RunRow) -> int:
@@ -223,6 +245,12 @@ FACTS: dict[str, Fact] = {
     "max_steps": Fact("number", "the planned number of steps", lambda row: row.summary.overview.max_steps),
     "progress": Fact("share", "the share of completed steps", lambda row: row.summary.overview.progress),
     "loss": Fact("number", "the last training loss, under any of its usual names", _loss),
+    "result": Fact(
+        "number",
+        "the best value of the first that the run has: validation loss, validation accuracy, reward, training loss",
+        _result,
+    ),
+    "result_metric": Fact("text", "the name of that metric", lambda row: row.result_name),
     "step_time": Fact(
         "duration",
         "the median time of a step",
@@ -261,7 +289,18 @@ FACTS: dict[str, Fact] = {
 
 FULL_FACTS = frozenset(
     {"project", "group", "job_type", "step_time", "goodput", "alerts", "checkpoints", "attempts", "host", "gpus", "gpu"}
-    | {"world_size", "command", "perf_tag", "run_id", "loss", "parent", "parents", "children"}
+    | {
+        "world_size",
+        "command",
+        "perf_tag",
+        "run_id",
+        "loss",
+        "result",
+        "result_metric",
+        "parent",
+        "parents",
+        "children",
+    }
 )
 """The facts that need a full summary; the others are read from the ends of the journal."""
 

@@ -49,12 +49,16 @@ class JournalEnds(NamedTuple):
 
     def has_step(self) -> bool:
         """Return whether a record of the tail has a step."""
-        return any("global_step" in record for record in self.tail)
+        return any("global_step" in record for record in self._points())
 
     def has_loss(self) -> bool:
         """Return whether a record of the tail has the training loss."""
-        names = set().union(*self.tail)
+        names = set().union(*self._points())
         return "window/latest_loss" in names or any(map(is_loss, names))
+
+    def _points(self) -> list[dict[str, Any]]:
+        """Return the records of steps: an event may refer to an earlier step, and state a mean over the run."""
+        return [record for record in self.tail if record["event"] != "event"]
 
 
 def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> JournalEnds:

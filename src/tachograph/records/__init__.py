@@ -30,7 +30,15 @@ from tachograph.records._kinds import (
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
-from tachograph.records._signals import LOSS_NAMES, SIGNALS, is_loss, loss_names_in, plain_name, signal_of
+from tachograph.records._signals import (
+    LOSS_NAMES,
+    SIGNALS,
+    is_loss,
+    loss_names_in,
+    plain_name,
+    result_name_in,
+    signal_of,
+)
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
@@ -102,6 +110,7 @@ __all__ = [
     "plain_name",
     "restore_non_finite",
     "severity_rank",
+    "result_name_in",
     "signal_of",
     "step_of",
     "suggest_run_name",

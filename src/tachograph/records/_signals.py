@@ -18,7 +18,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-__all__ = ["LOSS_NAMES", "SIGNALS", "is_loss", "loss_names_in", "plain_name", "signal_of"]
+__all__ = ["LOSS_NAMES", "SIGNALS", "is_loss", "loss_names_in", "plain_name", "result_name_in", "signal_of"]
 
 SIGNALS: dict[str, tuple[str, ...]] = {
     "loss": (
@@ -94,6 +94,26 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "lm loss validation",
         "lm-loss-validation/lm loss validation",
         "metrics/eval/LanguageCrossEntropy",
+    ),
+    "val_accuracy": (
+        "val_accuracy",  # Keras
+        "eval_accuracy",  # transformers
+        "validation_accuracy",
+        "val/accuracy",
+        "eval/accuracy",
+        "validation/accuracy",
+        "valid_accuracy",
+        "valid/accuracy",  # fairseq in TensorBoard
+        "val_acc",  # Lightning
+        "val/acc",
+        "eval_acc",
+        "eval/acc",
+        "valid_acc",
+        "accuracy/val",
+        "acc/val",
+        "eval_top1",  # timm (summary.csv)
+        "accuracy/top1",  # mmengine
+        "metrics/eval/MulticlassAccuracy",  # Composer
     ),
     "loss_scale": (
         "loss_scale",
@@ -300,6 +320,19 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
     if others <= _TRAINING_WORDS:
         return "loss", len(SIGNALS["loss"]) + is_epoch
     return ("val_loss", len(SIGNALS["val_loss"]) + 2) if _EVALUATION_SET.match(plain) else None
+
+
+_RESULT_SIGNALS = ("val_loss", "val_accuracy", "reward", "loss")
+
+
+def result_name_in(names: Iterable[str]) -> str | None:
+    """Return the metric that tells how good a run is: validation loss or accuracy, else reward, else training loss."""
+    ranked_names = [
+        (_RESULT_SIGNALS.index(signal[0]), signal[1], name)
+        for name in names
+        if (signal := signal_of(name)) is not None and signal[0] in _RESULT_SIGNALS
+    ]
+    return min(ranked_names)[2] if ranked_names else None
 
 
 def is_loss(name: object) -> bool:

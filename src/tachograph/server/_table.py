@@ -17,7 +17,6 @@ from tachograph.catalog import (
     RunRow,
     annotate,
     csv_blocks,
-    direction_of,
     group_rows,
     inverse_ops,
     kind_of_value,
@@ -86,7 +85,7 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     facts = catalog.column_facts.get(matching, columns)
     return TablePage(
         columns=[
-            copy_fields(TableColumn, column_facts, field=column, direction=direction_of(column))
+            copy_fields(TableColumn, column_facts, field=column)
             for column, column_facts in zip(columns, facts, strict=True)
         ],
         rows=[

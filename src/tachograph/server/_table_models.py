@@ -175,7 +175,9 @@ class FieldView(msgspec.Struct):
     num_runs: int
     """The number of runs that have it."""
     differs: bool
-    """Whether runs differ in it."""
+    """Whether runs differ in it; a missing value differs from any other."""
+    varies: bool
+    """Whether runs that have it differ in it."""
     values: list[str]
     """Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items."""
 

@@ -813,8 +813,10 @@ export interface FieldView {
   kind: "bool" | "bytes" | "duration" | "list" | "number" | "share" | "text" | "time";
   /** The number of runs that have it. */
   num_runs: number;
-  /** Whether runs differ in it. */
+  /** Whether runs differ in it; a missing value differs from any other. */
   differs: boolean;
+  /** Whether runs that have it differ in it. */
+  varies: boolean;
   /** Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items. */
   values: string[];
 }

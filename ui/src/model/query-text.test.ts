@@ -20,6 +20,7 @@ const field = (name: string, kind: FieldView["kind"] = "number"): FieldView => (
   kind,
   num_runs: 2,
   differs: true,
+  varies: true,
   values: name === "host" ? ["node1", "node2"] : [],
 });
 const vocabulary: Vocabulary = {

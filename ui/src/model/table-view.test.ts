@@ -19,6 +19,7 @@ const field = (name: string, more: Partial<FieldView> = {}): FieldView => ({
   kind: "number",
   num_runs: 3,
   differs: true,
+  varies: true,
   values: [],
   ...more,
 });
@@ -40,24 +41,26 @@ test("a view survives its address, and defaults are left out", () => {
   expect(odd).toMatchObject({ group: ["a", "b", "c"], archived: "no", columns: null });
 });
 
-test("default columns are facts, validation and the config that differs", () => {
+test("default columns are the result, what was varied in most runs, and facts", () => {
   const fields = [
     field("state"),
     field("tags", { differs: false }),
     field("started"),
     field("loss"),
+    field("result"),
     field("note", { differs: false }),
+    field("config.of_another_script", { num_runs: 1 }),
     field("config.optimizer", { kind: "text" }),
     field("config.lr"),
-    field("config.same", { differs: false }),
+    field("config.same", { differs: false, varies: false }),
+    field("config.missing_in_some", { varies: false }),
     field("val/loss.last"),
-    field("val/accuracy.last"),
     field("lr.last"),
   ];
-  const expected = ["state", "started", "loss", "val/loss.min", "val/accuracy.max", "config.lr", "config.optimizer"];
+  const expected = ["state", "result", "config.lr", "config.optimizer", "loss", "started"];
   expect(defaultColumns(fields, false)).toEqual(expected);
   expect(defaultColumns(fields, true)).toContain("tags");
-  expect(defaultColumns([], false)).toEqual(["state", "started", "duration", "steps", "loss"]);
+  expect(defaultColumns([], false)).toEqual(["state", "loss", "steps", "duration", "started"]);
 });
 
 test("groups show what they have in common, then columns that have a mean", () => {

@@ -70,8 +70,8 @@ const aggregateNames = [
   ...["at_min", "at_max", "best", "at_best", "nonfinite"],
 ];
 const prefixes = ["config", "summary", "git", "custom"];
-const firstColumns = ["state", "tags", "started", "duration", "steps", "loss"];
-const maxConfigColumns = 8;
+const firstColumns = ["loss", "steps", "duration", "started", "tags"];
+const maxConfigColumns = 6;
 
 /** The parts of a field: where it comes from, its name, and the aggregate of a metric. */
 export function fieldParts(field: string): { prefix: string; name: string; aggregate: string } {
@@ -85,38 +85,25 @@ export function fieldParts(field: string): { prefix: string; name: string; aggre
 /** Whether a field is the aggregate of a metric. */
 export const isMetric = (field: string): boolean => fieldParts(field).aggregate !== "";
 
-const isValidation = (name: string): boolean => /^(val|valid|validation|eval|dev|test)([_/.-]|$)/i.test(name);
+/** The field that says how well a run did. */
+export const resultField = (fields: FieldView[]): string =>
+  fields.some((each) => each.field === "result") ? "result" : "loss";
 
-/** The field that says how well a run did: a validation loss or score if there is one, else the training loss. */
-export function resultField(fields: FieldView[]): string {
-  const metrics = fields.filter((each) => isMetric(each.field)).map((each) => fieldParts(each.field).name);
-  const loss = metrics.find((name) => isValidation(name) && /loss/i.test(name));
-  if (loss !== undefined) return `${loss}.min`;
-  const score = metrics.find((name) => isValidation(name) && /acc|f1|reward/i.test(name));
-  return score === undefined ? "loss" : `${score}.max`;
-}
-
-/** The columns of a table that nobody has configured. */
+/** The columns of a table that nobody has configured: the result and what was varied first, then facts. */
 export function defaultColumns(fields: FieldView[], hasTags: boolean): string[] {
   const known = new Map(fields.map((each) => [each.field, each]));
-  if (known.size === 0) return hasTags ? firstColumns : firstColumns.filter((field) => field !== "tags");
-  const facts = firstColumns.filter((field) =>
-    field === "tags" ? hasTags || known.get(field)?.differs : known.has(field) || field === "state",
-  );
-  const metrics = fields.filter((each) => isMetric(each.field)).map((each) => fieldParts(each.field).name);
-  const losses = metrics.filter((name) => isValidation(name) && /loss/i.test(name));
-  const accuracies = metrics.filter((name) => isValidation(name) && /acc|f1|reward/i.test(name));
-  const differing = fields.filter((each) => each.field.startsWith("config.") && each.differs);
-  const isNumber = (each: FieldView): boolean => each.kind === "number";
-  // What people vary is a number more often than a text.
-  const config = [...differing.filter(isNumber), ...differing.filter((each) => !isNumber(each))].map(
-    (each) => each.field,
-  );
+  const facts = firstColumns.filter((field) => field !== "tags" || hasTags || known.get(field)?.differs);
+  if (known.size === 0) return ["state", ...facts];
+  const varied = fields.filter((each) => each.field.startsWith("config.") && each.varies);
+  // Keys of most runs first: those of a few runs belong to another script. What people vary is a number more often than a text.
+  const usual = Math.max(0, ...varied.map((each) => each.num_runs)) / 2;
+  const rank = (each: FieldView): number => (each.num_runs >= usual ? 0 : 2) + (each.kind === "number" ? 0 : 1);
+  const config = varied.toSorted((a, b) => rank(a) - rank(b)).filter((each) => rank(each) < 2);
   return [
-    ...facts,
-    ...losses.slice(0, 1).map((name) => `${name}.min`),
-    ...accuracies.slice(0, 1).map((name) => `${name}.max`),
-    ...config.slice(0, maxConfigColumns),
+    "state",
+    ...(known.has("result") ? ["result"] : []),
+    ...config.slice(0, maxConfigColumns).map((each) => each.field),
+    ...facts.filter((field) => field === "tags" || known.has(field)),
     ...["group", "rating", "note"].filter((field) => known.get(field)?.differs),
   ];
 }
@@ -161,7 +148,15 @@ export function nextSort(sort: string, field: string, kind: Kind, direction: num
 
 /** The width of a column in pixels, before anyone has changed it. */
 export function columnWidth(field: string, kind: Kind): number {
-  const fixed: Record<string, number> = { state: 132, tags: 140, note: 240, command: 260, steps: 80, loss: 108 };
+  const fixed: Record<string, number> = {
+    state: 132,
+    tags: 140,
+    note: 240,
+    command: 260,
+    steps: 80,
+    loss: 108,
+    result: 108,
+  };
   const byKind: Record<Kind, number> = {
     text: 120,
     number: 104,
