@@ -194,7 +194,7 @@ def test_alert_opens_updates_and_resolves_live(page, dashboard, logs):
     over = page.get_by_label("Closed alerts")
     expect(over).to_contain_text("Loss spike number 1")
     expect(page.get_by_role("article")).to_have_count(0)
-    expect(page.get_by_role("status")).to_have_text("No open alerts.")
+    expect(page.get_by_role("status")).to_have_text("No open alerts, 1 closed.")
     expect(chip).to_have_count(0)
 
 
