@@ -32,17 +32,16 @@ export function batchAxis(runs: () => string[], versions: LiveVersions): Resourc
 
 async function probe(runs: string[]): Promise<BatchAxis | null> {
   const query = { run: runs.slice(0, maxDiffRuns), column: [ranksField], code: false };
-  let page = await api.getDiff(query);
-  while (page.indexed < 1) {
-    await new Promise((resolve) => setTimeout(resolve, unreadPauseMs));
-    page = await api.getDiff(query);
-  }
-  const sizes = batchSizes(page);
+  const sizes = batchSizes(await whenRead(() => api.getDiff(query), isRead));
   if (sizes === null) return null;
   const sample = sampleRuns(sizes, maxProbed);
   const metric = await commonMetric(sample.slice(0, maxWithMetrics));
   if (metric === null) return { axis: null, sizes, isFinal: false };
-  const points = (x: "step" | "tokens" | "samples") => api.getOverlay({ run: sample, name: [metric], x, points: 16 });
+  const points = (x: "step" | "tokens" | "samples") =>
+    whenRead(
+      () => api.getOverlay({ run: sample, name: [metric], x, points: 16 }),
+      ({ runs }) => runs.every((run) => run.reason !== null || isRead(run)),
+    );
   const steps = await points("step");
   for (const axis of ["tokens", "samples"] as const) {
     const amounts = compareAmounts(steps, await points(axis));
@@ -53,9 +52,20 @@ async function probe(runs: string[]): Promise<BatchAxis | null> {
   return sizes.isConfigured ? { axis: null, sizes, isFinal: true } : null;
 }
 
+const isRead = ({ indexed }: { indexed: number }): boolean => indexed >= 1;
+
+/** Ask until the server has read everything: an answer from a part of a journal would be taken for the final one. */
+async function whenRead<Page>(fetch: () => Promise<Page>, isComplete: (page: Page) => boolean): Promise<Page> {
+  for (;;) {
+    const page = await fetch();
+    if (isComplete(page)) return page;
+    await new Promise((resolve) => setTimeout(resolve, unreadPauseMs));
+  }
+}
+
 /** A metric of the training that all these runs have. */
 async function commonMetric(runs: string[]): Promise<string | null> {
-  const pages = await Promise.all(runs.map((run) => api.listMetrics(run)));
+  const pages = await Promise.all(runs.map((run) => whenRead(() => api.listMetrics(run), isRead)));
   const [first = [], ...others] = pages.map(({ metrics }) => metrics.filter(isShown));
   const common = first.filter(({ name }) => others.every((metrics) => metrics.some((each) => each.name === name)));
   return groupMetrics(common)[0]?.names[0] ?? null;
