@@ -19,6 +19,8 @@ from tachograph.integrations.zero_code._printed_values import PrintedValues, par
 __all__ = ["OutputReader"]
 
 _MAX_OPEN_CHARS = 2_000
+_MAX_LINES = 200
+"""The last lines of one write are read; a program that prints a whole file at once is not held up."""
 _MAY_MEASURE = ("val", "test", "dev", "acc", "ppl", "perpl", "reward", "return", "f1", "auc", "bp", "mse", "mae", "iou")
 """Of a loop that is observed, lines with the training loss alone are not read."""
 
@@ -57,7 +59,7 @@ class OutputReader:
                 try:
                     with guard("reading metrics from output"):
                         *lines, open_text = (open_text + text).replace("\r\n", "\n").split("\n")
-                        for line in lines:
+                        for line in lines[-_MAX_LINES:]:
                             self._read(line.rpartition("\r")[2], is_overwritten=False)
                         overwritten, carriage_return, rest = open_text.rpartition("\r")
                         if carriage_return:
