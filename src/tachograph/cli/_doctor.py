@@ -22,6 +22,7 @@ from tachograph.catalog import (
 from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._hang import print_hang
+from tachograph.cli._ops import print_imbalance
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
@@ -88,6 +89,12 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     help="Say which rank a hanging job waits for, from the flight recorder dumps of PyTorch in this folder.",
 )
 @click.option(
+    "--ops",
+    "op_trace",
+    metavar="TABLE",
+    help="Say what unequal work costs a job, from a CSV or Parquet table of the operations of its ranks.",
+)
+@click.option(
     "--require-signals", is_flag=True, help="Exit with status 1 if the run has no metric that a rule can check."
 )
 @click.option(
@@ -107,6 +114,7 @@ def doctor(
     judgements: tuple[str, ...],
     feedback: str | None,
     dump_folder: str | None,
+    op_trace: str | None,
     require_signals: bool,
     fail_on: str | None,
 ) -> None:
@@ -121,8 +129,13 @@ def doctor(
     if lists_rules:
         new_console().print(_render_rules())
         return
-    if dump_folder is not None:
-        if print_hang(dump_folder, as_json=as_json) and fail_on is not None:
+    if dump_folder is not None or op_trace is not None:
+        is_faulty = (
+            print_hang(dump_folder, as_json=as_json)
+            if dump_folder is not None
+            else print_imbalance(str(op_trace), as_json=as_json)
+        )
+        if is_faulty and fail_on is not None:
             raise SystemExit(1)
         return
     if feedback is not None:
@@ -130,7 +143,8 @@ def doctor(
         return
     if run is None:
         raise click.UsageError(
-            "specify a run or a log file, or use --explain RULE, --rules, --feedback FILE or --flight-recorder DIR"
+            "specify a run or a log file, or use --explain RULE, --rules, --feedback FILE,"
+            " --flight-recorder DIR or --ops TABLE"
         )
     if judgements:
         _judge(run, log_dir, judgements)
