@@ -73,6 +73,8 @@ def test_script_without_torch_imports_nothing_heavy(tacho, python):
         b"tachograph._base.patching",
         b"tachograph._base.printable",
         b"tachograph.integrations",
+        b"tachograph.integrations.zero_code._output_reader",
+        b"tachograph.integrations.zero_code._printed_values",
         b"tachograph.integrations.zero_code",
         b"tachograph.integrations.zero_code._calls",
         b"tachograph.integrations.zero_code._child",

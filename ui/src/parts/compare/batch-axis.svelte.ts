@@ -1,6 +1,7 @@
 /** Chooses the x axis of runs with different batch sizes, from their configs and a few points of each. */
 
 import { api } from "../../api";
+import { live } from "../../live.svelte";
 import { batchSizes, type BatchSizes, compareAmounts, ranksField, sampleRuns } from "../../model/batch-axis";
 import { groupMetrics, isShown } from "../../model/metric-groups";
 import { Resource } from "../../resource.svelte";
@@ -32,8 +33,14 @@ export function batchAxis(runs: () => string[], versions: LiveVersions): Resourc
 
 async function probe(runs: string[]): Promise<BatchAxis | null> {
   const query = { run: runs.slice(0, maxDiffRuns), column: [ranksField], code: false };
-  const sizes = batchSizes(await whenRead(() => api.getDiff(query), isRead));
+  const page = await whenRead(() => api.getDiff(query), isRead);
+  const sizes = batchSizes(page);
   if (sizes === null) return null;
+  const ranks = page.results.find(({ field }) => field === ranksField)?.values ?? [];
+  /** A run that has just begun: its config is not in the journal yet. */
+  const isStarting = page.runs.some(
+    ({ name }, index) => (live.byName.get(name)?.state ?? "running") === "running" && (ranks[index] ?? null) === null,
+  );
   const sample = sampleRuns(sizes, maxProbed);
   const metric = await commonMetric(sample.slice(0, maxWithMetrics));
   if (metric === null) return { axis: null, sizes, isFinal: false };
@@ -47,9 +54,9 @@ async function probe(runs: string[]): Promise<BatchAxis | null> {
     const amounts = compareAmounts(steps, await points(axis));
     if (amounts === "unknown") return { axis: null, sizes, isFinal: false };
     if (amounts === "equal") return null;
-    if (amounts === "differ") return { axis, sizes, isFinal: true };
+    if (amounts === "differ") return { axis, sizes, isFinal: !isStarting };
   }
-  return sizes.isConfigured ? { axis: null, sizes, isFinal: true } : null;
+  return sizes.isConfigured ? { axis: null, sizes, isFinal: !isStarting } : null;
 }
 
 const isRead = ({ indexed }: { indexed: number }): boolean => indexed >= 1;
