@@ -193,9 +193,10 @@ def test_phase_shares_match_where_time_is_spent(tmp_path, logs):
     trainer = trainer_of(tmp_path, Lazy(), callback, enable_checkpointing=False)
     trainer.fit(module_of(), torch.utils.data.DataLoader(Slow(), batch_size=2))
     callback.finish()
-    window = [record for record in of(lines_of(logs / "grey"), "step") if "window/sec" in record][-1]
-    assert window["window/share_data"] * window["window/sec"] >= 0.02 * 6
-    assert window["window/share_other"] * window["window/sec"] >= 0.02 * 5
+    # On a slow machine the steps are in several windows.
+    windows = [record for record in of(lines_of(logs / "grey"), "step") if "window/sec" in record]
+    assert sum(window["window/share_data"] * window["window/sec"] for window in windows) >= 0.02 * 6
+    assert sum(window["window/share_other"] * window["window/sec"] for window in windows) >= 0.02 * 5
 
 
 @pytest.mark.parametrize("num_batches", [6, 7])
