@@ -30,6 +30,7 @@ from tachograph.records._kinds import (
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
+from tachograph.records._rank_window import PhaseTime, RankWindow
 from tachograph.records._signals import (
     LOSS_NAMES,
     SIGNALS,
@@ -74,7 +75,9 @@ __all__ = [
     "OMIT",
     "PARENT",
     "POINT_KINDS",
+    "PhaseTime",
     "RESERVED_FIELDS",
+    "RankWindow",
     "RecordCut",
     "RUN_LABELED",
     "SCHEMA_VERSION",

@@ -14,6 +14,7 @@ KINDS: dict[str, str] = {
     "checkpoint": "a checkpoint was saved",
     "system": "a sample of CPU, memory, disk, network and GPU",
     "profile": "durations of code timed with `profile_function` and `profile_block`, about once a second",
+    "rank": "how long one rank of a distributed job took for a window of iterations, and how long it may have waited",
     "span_start": "a span started; it is open until its `span_stop`",
     "span_stop": "a span ended: duration, status and attributes",
     "span": "a span without records inside: start and stop in one record",

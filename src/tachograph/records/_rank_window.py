@@ -1,0 +1,93 @@
+"""The `rank` record: how long one rank took for a window of iterations, in few bytes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tachograph.records._values import finite_or_none
+
+__all__ = ["PhaseTime", "RankWindow"]
+
+_QUANTITIES = ("own", "wait", "data", "forward", "backward", "optimizer")
+_MS = 1e3
+
+
+class PhaseTime(NamedTuple):
+    """The time that one part of an iteration takes."""
+
+    median_s: float
+    mad_s: float
+    """The median of the absolute differences from the median."""
+
+
+class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The iterations of one rank in one window.
+
+    Windows end at multiples of their length, so that the windows of all ranks cover the same iterations. A time is None
+    if it was not measured.
+    """
+
+    last_iteration: int
+    """The number of its last iteration, counted from 0 over all attempts."""
+    num_iterations: int
+    """Iterations that count: without those next to a validation or a checkpoint."""
+    own: PhaseTime
+    """Work that does not depend on other ranks. Without a `wait`, the whole iteration."""
+    wait: PhaseTime | None = None
+    """The rest of the iteration: the time in which the rank may have waited for others."""
+    data: PhaseTime | None = None
+    forward: PhaseTime | None = None
+    backward: PhaseTime | None = None
+    optimizer: PhaseTime | None = None
+    longest_own_s: float | None = None
+    longest_iteration: int | None = None
+    """The iteration with the longest own time."""
+    collective: int | None = None
+    """The number of collectives called so far."""
+    time: float | None = None
+    """When it ended, in Unix seconds."""
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields of the record, without `event` and `time`. Times are in ms, to four significant digits."""
+        times_ms: list[float | None] = []
+        for name in _QUANTITIES:
+            phase: PhaseTime | None = getattr(self, name)
+            if phase is None:
+                times_ms += [None, None]
+            else:
+                times_ms += [float(f"{phase.median_s * _MS:.4g}"), float(f"{phase.mad_s * _MS:.2g}")]
+        fields: dict[str, Any] = {"last": self.last_iteration, "n": self.num_iterations, "ms": times_ms}
+        if self.longest_own_s is not None:
+            fields["max"] = [float(f"{self.longest_own_s * _MS:.4g}"), self.longest_iteration]
+        if self.collective is not None:
+            fields["seq"] = self.collective
+        return fields
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> RankWindow | None:
+        """Parse a record, whatever wrote it; return None if it has no usable times."""
+        times_ms, last, count = record.get("ms"), record.get("last"), record.get("n")
+        if not (isinstance(times_ms, list) and isinstance(last, int) and isinstance(count, int)):
+            return None
+        phases: dict[str, Any] = {}
+        for index, name in enumerate(_QUANTITIES):
+            pair = [finite_or_none(value) for value in times_ms[2 * index : 2 * index + 2]]
+            if len(pair) == 2 and pair[0] is not None and pair[0] >= 0:
+                phases[name] = PhaseTime(pair[0] / _MS, max(0.0, pair[1] or 0.0) / _MS)
+        if "own" not in phases or last < 0 or count < 1:
+            return None
+        longest = record.get("max")
+        has_longest = isinstance(longest, list) and len(longest) == 2 and isinstance(longest[1], int)
+        longest_ms = finite_or_none(longest[0]) if has_longest else None
+        collective = record.get("seq")
+        return cls(
+            last_iteration=last,
+            num_iterations=count,
+            longest_own_s=longest_ms / _MS if longest_ms is not None else None,
+            longest_iteration=longest[1] if longest_ms is not None else None,
+            collective=collective if isinstance(collective, int) else None,
+            time=finite_or_none(record.get("time")),
+            **phases,
+        )
