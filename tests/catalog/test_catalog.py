@@ -405,6 +405,8 @@ def test_result_is_the_main_validation_metric(tmp_path):
             "rollout/ep_rew_mean",
             9.0,
         ),
+        "cleanrl": ([{"losses/value_loss": 3.0, "episodic_return": 5.0}, {}], "episodic_return", 5.0),
+        "gan": ([{"loss_D": 3.0, "loss_G": 5.0}, {"loss_D": 2.0, "loss_G": 4.0}], "loss_G", 4.0),
         "plain": ([{"train_loss": 3.0}, {"train_loss": 2.0}], "train_loss", 2.0),
         "none": ([{"speed": 3.0}, {"speed": 2.0}], None, None),
     }

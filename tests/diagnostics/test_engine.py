@@ -372,13 +372,20 @@ def test_signals_are_found_under_every_listed_name() -> None:
 def test_composed_names_of_frameworks_are_losses() -> None:
     train = ("train_loss_epoch", "train/loss_epoch", "Loss/train_epoch", "avg_train_loss", "epoch_loss", "loss_step")
     validation = ("val_loss_epoch", "val_loss/dataloader_idx_1", "eval_squad_loss", "eval/squad_loss", "dev_loss")
-    other = ("train_value_loss", "loss_G", "test_loss", "train_kl_loss", "loss_weight", "f1_score")
-    for names, signal in ((train, "loss"), (validation, "val_loss"), (other, None)):
+    gan = ("loss_G", "Loss_D", "train/g_loss", "lossG", "errD", "gan/discriminator_loss", "losses/gen_loss")
+    other = ("train_value_loss", "loss_H", "test_loss", "train_kl_loss", "loss_weight", "f1_score")
+    for names, signal in ((train, "loss"), (validation, "val_loss"), (gan, "adversarial_loss"), (other, None)):
         for name in names:
             assert (signal_of(name) or (None,))[0] == signal, name
     jump = [*level(random.Random(1), 100, 0.28), 1_222.0, *level(random.Random(2), 20, 0.28)]
     for name in train:
         assert any(alert["rule"] == "loss_spike" for alert in diagnose(series(name, jump))), name
+
+
+def test_rising_loss_of_a_generator_is_no_divergence() -> None:
+    rising = [0.7 + step / 300 for step in range(1500)]
+    assert any(alert["rule"] == "divergence" for alert in diagnose(series("loss", rising)))
+    assert not any(alert["severity"] == "critical" for alert in diagnose(series("g_loss", rising)))
 
 
 def test_each_evaluation_set_has_a_loss_of_its_own() -> None:

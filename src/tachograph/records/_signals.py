@@ -7,6 +7,8 @@ spaces, dashes and underscores make no difference. Names that frameworks compose
 - ``train_loss_epoch``, ``val_loss_step`` and ``val_loss/dataloader_idx_1`` (Lightning's ``log`` with ``on_step`` and
   ``on_epoch``), ``epoch_loss``, ``loss_avg``, ``dev_loss`` and the like are losses: all of their words say which part
   of the data, or how values were averaged;
+- ``g_loss``, ``loss_G``, ``train/discriminator_loss`` and the like are losses of a GAN: lists show that of the
+  generator if there is no other loss, but no rule judges it, because it may rise while the training goes well;
 - ``eval_squad_loss`` and ``eval/squad_loss`` (transformers, with a dict of evaluation sets) are validation losses.
 
 The sources of the names are in `SIGNALS`, beside them.
@@ -48,6 +50,7 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "loss/actor",
         "loss/0",
     ),
+    "adversarial_loss": ("g_loss", "loss_G", "generator_loss", "d_loss", "loss_D", "discriminator_loss"),
     "grad_norm": (
         "grad_norm",
         "train/grad_norm",
@@ -232,7 +235,19 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "rollout/ep_rew_mean",
         "critic/rewards/mean",
         "critic/score/mean",
-        "charts/episodic_return",
+        "charts/episodic_return",  # CleanRL
+        "episodic_return",
+        "charts/episode_return",
+        "episode_return",
+        "episode_reward",
+        "ep_rew_mean",  # Stable-Baselines3, as it prints it
+        "ep_reward",
+        "mean_reward",
+        "avg_reward",
+        "average_reward",
+        "mean_return",
+        "avg_return",
+        "average_return",
         "episode_reward_mean",  # RLlib
         "env_runners/episode_return_mean",
         "eval/mean_reward",  # Stable-Baselines3, without a rollout log
@@ -275,8 +290,11 @@ def plain_name(name: str) -> str:
 
 _DATALOADER = re.compile(r"/dataloader_idx_\d+$")
 _EVALUATION_SET = re.compile(r"eval[/_](.+)_loss$")
+_SHORT_LOSS = re.compile(r"\bloss([gd])\b|\b([gd])loss\b|\berr([gd])\b")
 _TRAINING_WORDS = {"train", "training", "trn", "tr"}
 _VALIDATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+_GENERATOR_WORDS = {"g", "gen", "generator", "netg", "gan", "adv", "adversarial"}
+_DISCRIMINATOR_WORDS = {"d", "dis", "disc", "discriminator", "netd"}
 _AVERAGING_WORDS = {
     "total",
     "avg",
@@ -310,7 +328,7 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
     if without_loader != plain:
         match = _RANKS.get(without_loader) or _signal_by_form(without_loader)
         return ("val_loss", len(SIGNALS["val_loss"]) + 2) if match is not None and match[0] == "val_loss" else None
-    words = re.split("[/_]", plain)
+    words = re.split("[/_]", _SHORT_LOSS.sub(r"loss_\1\2\3", plain))
     if "loss" not in words:
         return None
     others = set(words) - {"loss", ""} - _AVERAGING_WORDS
@@ -319,10 +337,14 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
         return "val_loss", len(SIGNALS["val_loss"]) + is_epoch
     if others <= _TRAINING_WORDS:
         return "loss", len(SIGNALS["loss"]) + is_epoch
+    if others - _TRAINING_WORDS - {"losses"} <= _GENERATOR_WORDS | _DISCRIMINATOR_WORDS:
+        is_discriminator = bool(others & _DISCRIMINATOR_WORDS)
+        return "adversarial_loss", 2 * is_discriminator + len(SIGNALS["adversarial_loss"]) + is_epoch
     return ("val_loss", len(SIGNALS["val_loss"]) + 2) if _EVALUATION_SET.match(plain) else None
 
 
-_RESULT_SIGNALS = ("val_loss", "val_accuracy", "reward", "loss")
+_LOSS_SIGNALS = ("loss", "adversarial_loss")
+_RESULT_SIGNALS = ("val_loss", "val_accuracy", "reward", *_LOSS_SIGNALS)
 
 
 def result_name_in(names: Iterable[str]) -> str | None:
@@ -336,14 +358,18 @@ def result_name_in(names: Iterable[str]) -> str | None:
 
 
 def is_loss(name: object) -> bool:
-    """Return whether a metric is the training loss."""
+    """Return whether a metric is the training loss, or one of a GAN."""
     if not isinstance(name, str):
         return False
     signal = signal_of(name)
-    return signal is not None and signal[0] == "loss"
+    return signal is not None and signal[0] in _LOSS_SIGNALS
 
 
 def loss_names_in(names: Iterable[object]) -> list[str]:
     """Return the names of the training loss among the fields of records, the best one first."""
-    loss_names = [name for name in names if isinstance(name, str) and is_loss(name)]
-    return sorted(loss_names, key=lambda name: (signal_of(name), name))
+    ranked_names = [
+        (_LOSS_SIGNALS.index(signal[0]), signal[1], name)
+        for name in names
+        if isinstance(name, str) and (signal := signal_of(name)) is not None and signal[0] in _LOSS_SIGNALS
+    ]
+    return [name for _, _, name in sorted(ranked_names)]

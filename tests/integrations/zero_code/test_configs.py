@@ -5,6 +5,8 @@ The programs here do not train: `test_trackers` has one that does.
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.integrations.zero_code.conftest import Tacho
@@ -124,6 +126,34 @@ SCRIPTS = {
         flags.DEFINE_float("lr", 0.1, "")
         app.run(lambda _: print("loss: 0.5"))
         """,
+    "fire": """
+        import fire
+        class Trainer:
+            def train(self, lr: float = 0.1, *, betas=(0.9, 0.95)):
+                print("loss: 0.5")
+        fire.Fire(Trainer().train)
+        """,
+    "tyro": """
+        from dataclasses import dataclass, field
+        import tyro
+        @dataclass
+        class Model:
+            depth: int = 2
+        @dataclass
+        class Args:
+            lr: float = 0.1
+            model: Model = field(default_factory=Model)
+        assert tyro.cli(Args, args=["--lr", "7"]).lr == 7
+        parsed_args = tyro.cli(Args)
+        print("loss: 0.5")
+        """,
+    "tyro_function": """
+        import tyro
+        def main(lr: float, depth: int = 2) -> None:
+            "Train."
+            print("loss: 0.5")
+        tyro.cli(main)
+        """,
 }
 
 
@@ -133,8 +163,14 @@ def test_config_of_other_parsers_and_of_variables(tacho, python):
         "dataclass": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
         "click": {"learning_rate": 0.25},
         "absl": {"lr": 0.25},
+        "fire": {"lr": 0.25, "betas": [0.9, 0.95]},
+        "tyro": {"lr": 0.25, "model": {"depth": 2}},
+        "tyro_function": {"lr": 0.25, "depth": 2},
     }
     for name, source in SCRIPTS.items():
+        package = name.partition("_")[0]
+        if package in {"fire", "tyro"} and importlib.util.find_spec(package) is None:
+            continue
         tacho.write(f"{name}_script.py", source)
         done = tacho.run(python, f"{name}_script.py", "--lr=0.25")
         assert done.returncode == 0, done.stderr.decode()

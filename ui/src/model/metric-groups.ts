@@ -8,7 +8,7 @@ export interface Group {
 }
 
 /** The signals that belong to the training metrics under any name, the most important first. */
-const signals = ["reward", "loss", "val_loss", "lr", "grad_norm", "throughput", "step_s"];
+const signals = ["reward", "loss", "adversarial_loss", "val_loss", "lr", "grad_norm", "throughput", "step_s"];
 /** Metrics of windows that stand for a signal if the training code does not record it itself. */
 const windowSignals: Record<string, string> = {
   "window/latest_loss": "loss",

@@ -1,4 +1,6 @@
-"""Observes where a script gets its config from: `argparse`, `simple_parsing`, click, absl, Hydra and OmegaConf.
+"""Observes where a script gets its config from.
+
+That is `argparse`, `simple_parsing`, click, absl, fire, tyro, Hydra or OmegaConf.
 
 A namespace counts as the config if it was parsed from the arguments of the program, and a config of OmegaConf if the
 script loaded or merged it. If there are several, they are merged, and later values win. A script that uses none of them
@@ -7,9 +9,10 @@ often has its config in a global variable: `config = {…}`, as nanoGPT does aft
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from tachograph._base.guard import guard
@@ -43,14 +46,16 @@ class ConfigHooks:
             "absl.flags._flagvalues": self._absl_imported,
             "argparse": self._parser_imported,
             "click.core": self._click_imported,
+            "fire.core": self._fire_imported,
             "simple_parsing.parsing": self._parser_imported,
             "hydra.core.utils": self._hydra_imported,
             "omegaconf.omegaconf": self._omegaconf_imported,
+            "tyro._cli": self._tyro_imported,
         }
 
     def _parser_imported(self, module: ModuleType) -> None:
         def parse(parser: Any, args: Any = None, *_: Any, **__: Any) -> Callable[[Any], None] | None:
-            return self._add_namespace if args is None or list(args) == sys.argv[1:] else None
+            return self._add_namespace if _are_of_program(args) else None
 
         self._calls.wrap(module.ArgumentParser, "parse_args", parse)
         self._calls.wrap(module.ArgumentParser, "parse_known_args", parse)
@@ -85,6 +90,65 @@ class ConfigHooks:
 
         self._calls.patches.wrap(module.Command, "invoke", make)
 
+    def _fire_imported(self, module: ModuleType) -> None:
+        """Read the arguments that fire has parsed for a function of the script, before it calls the function."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def make_parser(function: Any, *args: Any, **kwargs: Any) -> Any:
+                parse = original(function, *args, **kwargs)
+                if getattr(function, "__module__", "") != "__main__":
+                    return parse
+
+                def parse_arguments(arguments: Any) -> Any:
+                    result = parse(arguments)
+                    with guard("recording the config of the script"):
+                        positional, named = result[0]
+                        self._add_call(function, positional, named)
+                    return result
+
+                return parse_arguments
+
+            return make_parser
+
+        self._calls.patches.wrap(module, "_MakeParseFn", make)
+
+    def _tyro_imported(self, module: ModuleType) -> None:
+        """Read the config that tyro returns, or the arguments with which it calls a function of the script."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def cli(f: Any, *args: Any, **kwargs: Any) -> Any:
+                if not _are_of_program(kwargs.get("args")):
+                    return original(f, *args, **kwargs)
+                if isinstance(f, FunctionType):
+                    return original(self._observe_call(f), *args, **kwargs)
+                result = original(f, *args, **kwargs)
+                with guard("recording the config of the script"):
+                    has_rest = isinstance(result, tuple) and kwargs.get("return_unknown_args")
+                    self._values.add_config(_fields_of(result[0] if has_rest else result))
+                return result
+
+            return cli
+
+        self._calls.patches.wrap(module, "cli", make)
+
+    def _observe_call(self, function: FunctionType) -> Callable[..., Any]:
+        """Return the function; its arguments become the config when it is called."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with guard("recording the config of the script"):
+                self._add_call(function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _add_call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        from inspect import signature  # not at startup: it is slow to import
+
+        bound = signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        self._values.add_config({name: value for name, value in bound.arguments.items() if not callable(value)})
+
     def _hydra_imported(self, module: ModuleType) -> None:
         """Read the composed config before Hydra calls the function of the script with it."""
 
@@ -115,6 +179,11 @@ class ConfigHooks:
         self._values.add_config(plain)
 
 
+def _are_of_program(args: Any) -> bool:
+    """Return whether a parser is given the arguments of the program, which it uses by default."""
+    return args is None or list(args) == sys.argv[1:]
+
+
 def _is_other(frame: FrameType) -> bool:
     return is_in(frame.f_globals.get("__name__", ""), _OTHERS)
 
@@ -124,13 +193,27 @@ def config_of_script() -> dict[str, Any]:
     variables = vars(sys.modules.get("__main__", sys))
     for name in _VARIABLES:
         value = variables.get(name)
-        fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-        if isinstance(value, (type, ModuleType)) or callable(value) or not isinstance(fields, dict):
+        if isinstance(value, (type, ModuleType)) or callable(value):
             continue
+        fields = _dict_of(value)
         plain = {key: field for key, field in fields.items() if isinstance(key, str) and _is_plain(field)}
         if plain and len(plain) <= _MAX_FIELDS and 2 * len(plain) > len(fields):
             return plain
     return {}
+
+
+def _fields_of(config: Any) -> dict[str, Any]:
+    """Return the fields of a config of any class; of a class that is no mere container, the plain ones."""
+    is_container = isinstance(config, dict) or any(
+        hasattr(type(config), mark) for mark in ("__dataclass_fields__", "__attrs_attrs__", "model_fields", "_fields")
+    )
+    fields = config._asdict() if hasattr(type(config), "_asdict") else _dict_of(config)
+    return {name: value for name, value in fields.items() if is_container or _is_plain(value)}
+
+
+def _dict_of(value: Any) -> dict[Any, Any]:
+    fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    return fields if isinstance(fields, dict) else {}
 
 
 def _is_plain(value: Any) -> bool:
