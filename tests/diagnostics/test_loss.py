@@ -117,6 +117,11 @@ def test_one_overflow_per_long_window_is_ignored(source: random.Random) -> None:
 # Spikes ------------------------------------------------------------------------------------------------------------
 
 
+def test_loss_of_zero_from_the_start_is_no_spike() -> None:
+    alerts = diagnose(series("loss", [0.0] * 200))
+    assert not alerts_of_rule(alerts, "loss_spike"), brief(alerts)
+
+
 def test_recovering_spike_is_one_alert_with_evidence(source: random.Random) -> None:
     losses = with_bump(falling(source, 1500), 1000, 3.0, 2.0, 1.0)
     before = sorted(losses[976:992])
@@ -672,6 +677,16 @@ def test_rise_that_training_does_not_explain_is_info(source: random.Random) -> N
     values = {at: 2.2 + 0.8 * abs(at - 1000) / 1000 for at in range(100, 3000, 100)}
     (opened,) = only_alert(diagnose(with_evaluations(falling(source, 3000, floor=5.0), values)), "overfitting")
     assert opened["severity"] == "info" and "which does not explain it" in opened["message"]
+
+
+def test_rise_while_training_loss_is_as_high_is_info(source: random.Random) -> None:
+    """Early in a run with augmented data: both losses are far from their end, and the evaluation is off for a while."""
+    values = {at: 4.1 + max(0.0, abs(at - 400) - 30) / 100 for at in range(100, 1000, 30)}
+    train = [max(4.05, 7 - at / 200) + source.gauss(0, 0.03) for at in range(1000)]
+    (opened,) = only_alert(diagnose(with_evaluations(train, values)), "overfitting")
+    assert opened["severity"] == "info" and "which does not explain it" in opened["message"]
+    (opened,) = only_alert(diagnose(with_evaluations([0.8 * loss for loss in train], values)), "overfitting")
+    assert opened["severity"] == "warning"
 
 
 def test_slow_rise_under_heavy_noise_is_one_alert() -> None:

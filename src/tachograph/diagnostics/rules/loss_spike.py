@@ -141,7 +141,7 @@ class LossSpike(Rule):
         changes = sorted(abs(after - before) for before, after in itertools.pairwise(values))
         distance = max(_EARLY_CHANGES * changes[len(changes) // 2], _EARLY_SHARE * abs(level), 2 * changes[-2])
         height = value - level
-        if height < distance or height < 2 * (max(values[-8:]) - level):
+        if height <= 0 or height < distance or height < 2 * (max(values[-8:]) - level):
             return False
         self._begin(stats, value, level, height / (changes[len(changes) // 2] or height), level + distance)
         return True

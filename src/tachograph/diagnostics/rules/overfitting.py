@@ -30,7 +30,9 @@ _MIN_NOISY = 24
 """Compared evaluations from which on a single one among them says nothing about the level."""
 _MAX_SHARE_IF_NEVER_BETTER = 0.6
 _MAX_RISE_PER_FALL = 2.0
-"""How much the validation loss rises at most when the training loss falls, unless that is below the best one."""
+"""How much the validation loss rises at most when the training loss falls, unless that is far below the best one."""
+_MEMORISED_SHARE = 0.9
+"""A training loss below this share of the best validation loss has fallen further than the model can generalise."""
 
 
 class _Rise(NamedTuple):
@@ -165,8 +167,8 @@ class Overfitting(Rule):
     from one such stretch to the next, so that neither a small validation set nor a loss that wanders is reported. A
     sudden rise is a different fault: see `validation_blow_up`.
 
-    The alert is a warning if the training loss has fallen since then, and below the best validation loss or by a
-    similar amount, or if no training loss is recorded; otherwise the cause may be another one, and the alert is for
+    The alert is a warning if the training loss has fallen since then, and clearly below the best validation loss or by
+    a similar amount, or if no training loss is recorded; otherwise the cause may be another one, and the alert is for
     information. If the validation loss has never improved, the training loss must have fallen far. The alert names the
     step of the lowest validation loss, which is the checkpoint to keep, and is withdrawn when a lower validation loss
     follows. From then on, only a clearly larger rise is reported in this run.
@@ -295,7 +297,7 @@ class Overfitting(Rule):
             message += " No training loss of that time is recorded to compare it with."
         else:
             fall = at_best.level - train.level
-            has_memorised = train.level < best or _MAX_RISE_PER_FALL * fall >= rise.level - rise.best
+            has_memorised = train.level < _MEMORISED_SHARE * best or _MAX_RISE_PER_FALL * fall >= rise.level - rise.best
             if has_memorised and fall > 2 * math.hypot(train.error, at_best.error):
                 fault = "Overfitting"
                 message += f" The training loss fell from {figure(at_best.level)} to {figure(train.level)}."
