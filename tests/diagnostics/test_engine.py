@@ -466,6 +466,33 @@ def test_memory_does_not_grow_with_the_run() -> None:
     assert after - before < 100_000  # state is replaced, not added
 
 
+def test_batches_leave_nothing_to_the_garbage_collector() -> None:
+    """It would run in the training thread, which allocates more often than the writer."""
+    engine, source = RuleEngine(), random.Random(1)
+    names = ("time", "global_step", "train_loss", "lr", "grad_norm", "sec_per_step")
+
+    def observe_table(number: int, lr_factor: float) -> None:
+        rows = [
+            (1.0 * step, step, 2 + source.gauss(0, 0.05), 3e-4 * lr_factor ** (step % 2), 1 + source.random(), 0.3)
+            for step in range(256 * number, 256 * (number + 1))
+        ]
+        engine.observe_steps(names, list(zip(*rows, strict=True)))
+
+    for number in range(4):
+        observe_table(number, 1.0)
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(4, 20):
+            observe_table(number, 1.0 if number < 12 else 3.0)  # quiet tables, then tables that are not
+        num_unreachable = gc.collect()
+    finally:
+        if was_enabled:
+            gc.enable()
+    assert num_unreachable < 100
+
+
 def test_time_per_step_does_not_grow_with_the_run() -> None:
     engine, rows = RuleEngine(), troubled(random.Random(1), 4000)
     columns, took_s = columns_of(rows), []

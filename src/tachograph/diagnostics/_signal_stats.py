@@ -30,8 +30,8 @@ was recorded. Values that are NaN or infinite never enter a block.
 *Batches.* Most blocks mean nothing to any listener, and calling each listener for each block costs more than everything
 else. If many values arrive together, `preview_blocks` splits them into blocks and asks each listener whether all of
 them are quiet: none of their values leaves the band, and none makes the listener report anything. If every listener of
-every signal agrees, `BlockBatch.commit` brings signals and listeners into the state that they would have after the same
-blocks one by one. Otherwise nothing has changed, and the values are added singly.
+every signal agrees, functions that they returned bring signals and listeners into the state that they would have after
+the same blocks one by one. Otherwise nothing has changed, and the values are added singly.
 """
 
 from __future__ import annotations
@@ -115,14 +115,12 @@ class BlockBatch:
         steps: the step of each block's last value.
         times_s: the time of each block's last value.
         num_before: number of values in complete blocks before these.
-        by_signal: the batches of all signals in the same rows.
-        commits: what brings the signal and its listeners into the state after these blocks.
+        by_signal: the batches of all signals in the same rows, while they are previewed.
     """
 
     __slots__ = (
         "blocks",
         "by_signal",
-        "commits",
         "first_row",
         "half_widths",
         "highest",
@@ -163,12 +161,6 @@ class BlockBatch:
         self.num_before = num_before
         self.by_signal = by_signal
         self.half_widths: list[float] = []
-        self.commits: list[Callable[[], None]] = []
-
-    def commit(self) -> None:
-        """Bring the signal and its listeners into the state after these blocks."""
-        for commit in self.commits:
-            commit()
 
 
 class _MeasuredBlock:
@@ -560,12 +552,15 @@ class SignalStats:
         by_signal[self.signal] = batch
         return True
 
-    def preview_blocks(self, batch: BlockBatch) -> bool:
-        """Return whether the blocks are quiet for the signal and all its listeners; `batch.commit` adds them then."""
+    def preview_blocks(self, batch: BlockBatch, commits: list[Callable[[], None]]) -> bool:
+        """Return whether the blocks are quiet for the signal and all its listeners.
+
+        Appends to `commits` what brings the signal and its listeners into the state after these blocks.
+        """
         commit = self._preview_band(batch)
         if commit is None:
             return False
-        batch.commits.append(commit)
+        commits.append(commit)
         for listener, limit in self._watch_limits.items():
             if batch.highest >= limit and listener not in self._block_listeners:
                 return False
@@ -575,8 +570,8 @@ class SignalStats:
                 if commit is None:
                     return False
                 if commit is not no_change:
-                    batch.commits.append(commit)
-        batch.commits.append(self._update_high)
+                    commits.append(commit)
+        commits.append(self._update_high)
         return True
 
     def _preview_band(self, batch: BlockBatch) -> Callable[[], None] | None:
@@ -655,15 +650,19 @@ def add_quiet_blocks(
         times_s: the time of each row.
     """
     by_signal: dict[str, BlockBatch] = {}
-    for column in columns:
-        if not column.stats.split(column.values, rows, steps, times_s, by_signal):
-            return False
-    for column in columns:
-        if not column.stats.preview_blocks(by_signal[column.stats.signal]):
-            return False
-    for batch in by_signal.values():
-        batch.commit()
-    return True
+    commits: list[Callable[[], None]] = []
+    try:
+        is_quiet = all(
+            column.stats.split(column.values, rows, steps, times_s, by_signal) for column in columns
+        ) and all(column.stats.preview_blocks(by_signal[column.stats.signal], commits) for column in columns)
+    finally:
+        # Each batch refers to this dict. A cycle of so many objects would be left to the garbage collector, which runs
+        # in the thread that allocates next: often the training thread.
+        by_signal.clear()
+    if is_quiet:
+        for commit in commits:
+            commit()
+    return is_quiet
 
 
 def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
