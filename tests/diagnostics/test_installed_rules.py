@@ -73,7 +73,7 @@ def test_documented_rule_is_in_the_command(install: Install) -> None:
 
 def test_documented_rule_writes_alerts(install: Install, logs: Path) -> None:
     install(LABEL_LEAK, ENTRY_POINT)
-    assert list(RULES)[-1] == "label_leak" and len(RULES) == len(list(RULES)) == 29
+    assert list(RULES)[-1] == "label_leak" and len(RULES) == len(list(RULES)) > 29
     with tachograph.init("x", log_dir=logs, **QUIET) as run:
         for step in range(96):
             run.log(train_loss=(0.001 if 32 <= step < 64 else 0.5) * (1 + step % 3), step=step)
@@ -189,4 +189,4 @@ def test_rules_are_imported_on_first_use(script: Callable[..., Script]) -> None:
         print("tachograph.diagnostics.rules.hang" in sys.modules, len(RULES.names()), RULES["hang"].__name__)
         print("importlib.metadata" in sys.modules)
     """
-    assert script(source).ok().split() == ["False", "28", "Hang", "False"]
+    assert script(source).ok().split() == ["False", "31", "Hang", "False"]

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from tachograph.diagnostics._alert_tracker import AlertTracker
 from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._context import RunContext
+from tachograph.diagnostics._rank_observer import RANK_KINDS, RankObserver
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
 from tachograph.diagnostics._signal_stats import (
@@ -149,10 +150,13 @@ class RuleEngine:
         # A call that does nothing costs as much as any other.
         self._change_rules = [rule for rule in self._rules if type(rule).on_change is not Rule.on_change]
         self._tick_rules = [rule for rule in self._rules if type(rule).on_tick is not Rule.on_tick]
-        self._by_kind: dict[str, list[Rule]] = {}
+        self._rank_observer = RankObserver(self._rules, self._context)
+        self._by_kind: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         for rule in self._rules:
             for kind in rule.record_kinds:
-                self._by_kind.setdefault(kind, []).append(rule)
+                self._by_kind.setdefault(kind, []).append(rule.on_record)
+        for kind in RANK_KINDS:
+            self._by_kind.setdefault(kind, []).append(partial(self._rank_observer.observe, 0))
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._skips_step_time = True  # the first step contains the setup
         self._num_first_steps = 0
@@ -199,8 +203,8 @@ class RuleEngine:
             self._context.num_progress += 1
         if event in METRIC_KINDS and event not in _NOT_LOGGED:
             self._observe_metrics(record)
-        for rule in self._by_kind.get(event, ()):
-            rule.on_record(record)
+        for handle in self._by_kind.get(event, ()):
+            handle(record)
         if event in _INTERRUPTIONS:
             self._skips_step_time = True
         if event == "control_change":
@@ -210,6 +214,16 @@ class RuleEngine:
         if event == "system" and time_s is not None:
             # Offline there is no other clock. Live, it only adds to the ticks of the writer.
             self._tick(time_s)
+        return self._drain()
+
+    def observe_rank(self, rank: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """Feed a record from the journal of another rank to the rules; return the alert records it causes.
+
+        Args:
+            rank: the number of the rank. The records of rank 0 go to `observe`.
+            record: its `start`, a window of iterations (`rank`), an `error` or its `end`; other kinds are ignored.
+        """
+        self._rank_observer.observe(rank, record)
         return self._drain()
 
     def observe_steps(self, names: tuple[str, ...], columns: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:

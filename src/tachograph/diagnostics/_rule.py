@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from tachograph.diagnostics._alert_tracker import AlertTracker, Finding, RuleInfo
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
+
+if TYPE_CHECKING:
+    from tachograph.diagnostics._ranks import ScoredWindow
 
 __all__ = ["Rule", "RuleSettings"]
 
@@ -95,6 +98,18 @@ class Rule(SignalListener):
 
     def on_tick(self, time_s: float) -> None:
         """Handle the passing of time, about once per second while the run is being recorded."""
+
+    def on_rank_window(self, window: ScoredWindow) -> None:
+        """Handle a window of iterations of all ranks, with their scores. Only in jobs with several ranks.
+
+        The step and the time of the context are those of the end of the window while this is called.
+        """
+
+    def on_rank_restart(self, rank: int) -> None:
+        """Handle that another process has the number of a rank now, while the others continue."""
+
+    def on_rank_record(self, rank: int, record: dict[str, Any]) -> None:
+        """Handle the `start`, an `error` or the `end` of any rank, also of rank 0. Only in jobs with several ranks."""
 
     def report(
         self,

@@ -115,10 +115,13 @@ _LOOSER: dict[str, tuple[str, float]] = {
     "overfitting": ("rise", 2.0),
     "plateau": ("least_gain", 0.5),
     "reward_drop": ("share", 1.5),
+    "slow_communication": ("rise", 2.0),
     "slower_than_baseline": ("rise", 2.0),
     "step_outliers": ("least_share", 2.0),
     "step_time_change": ("rise", 2.0),
+    "straggler": ("least_excess", 2.0),
     "throughput_regression": ("rise", 2.0),
+    "unequal_work": ("least_cost", 2.0),
     "validation_blow_up": ("factor", 2.0),
     "vanishing_gradients": ("share", 0.1),
 }

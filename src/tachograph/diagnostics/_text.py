@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["duration", "factor", "figure", "percent"]
+__all__ = ["cost", "duration", "factor", "figure", "percent"]
 
 
 def figure(value: float | None) -> str:
@@ -32,3 +32,8 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def cost(seconds: float, step_s: float) -> str:
+    """Return the seconds that a step loses, and the hours per day this amounts to."""
+    return f"{duration(seconds)} per step, {24 * seconds / step_s:.2g} h per day"

@@ -22,6 +22,10 @@ _BUILT_IN = {
     # Gradients
     "vanishing_gradients": "VanishingGradients",
     "exploding_gradients": "ExplodingGradients",
+    # Ranks, before the rules about speed: a slow rank absorbs them
+    "straggler": "Straggler",
+    "slow_communication": "SlowCommunication",
+    "unequal_work": "UnequalWork",
     # Speed
     "throughput_regression": "ThroughputRegression",
     "step_time_change": "StepTimeChange",

@@ -1,0 +1,1 @@
+"""False alarms, detection and cost of the rules about ranks."""
