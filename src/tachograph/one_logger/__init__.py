@@ -18,7 +18,7 @@ from tachograph.one_logger._attribute_sets import (
     TrainingTelemetryAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from tachograph.one_logger._callbacks import (
+from tachograph.one_logger._callback_functions import (
     on_app_end,
     on_app_start,
     on_dataloader_init_end,

@@ -67,7 +67,10 @@ class AttributeSet(Attributes):
     @classmethod
     def fields(cls) -> dict[str, AttributeField]:
         """Return the known attributes, in the order in which `create` accepts them."""
-        return {name: field for name, field in vars(cls).items() if isinstance(field, AttributeField)}
+        owners = reversed(cls.__mro__)
+        return {
+            name: field for owner in owners for name, field in vars(owner).items() if isinstance(field, AttributeField)
+        }
 
     @classmethod
     def create(cls: type[_SetSelf], *values: Any, **values_by_name: Any) -> _SetSelf:
@@ -188,9 +191,7 @@ class TrainingMetricsUpdateAttributes(AttributeSet):
     last_logged_train_iterations_finish_timestamp_sec = _optional("float")
 
 
-class ValidationMetricsUpdateAttributes(AttributeSet):
-    """The iteration of the validation, and the durations of all validation iterations so far."""
-
+class _EvaluationMetricsUpdateAttributes(AttributeSet):
     current_iteration = _mandatory("int")
     interval = _mandatory("int")
     avg_iteration_time_sec = _optional("float")
@@ -199,17 +200,14 @@ class ValidationMetricsUpdateAttributes(AttributeSet):
     total_iteration_time_sec = _optional("float")
 
 
-class TestingMetricsUpdateAttributes(AttributeSet):
+class ValidationMetricsUpdateAttributes(_EvaluationMetricsUpdateAttributes):
+    """The iteration of the validation, and the durations of all validation iterations so far."""
+
+
+class TestingMetricsUpdateAttributes(_EvaluationMetricsUpdateAttributes):
     """The iteration of the testing, and the durations of all testing iterations so far."""
 
     __test__ = False  # pytest takes every class whose name begins so
-
-    current_iteration = _mandatory("int")
-    interval = _mandatory("int")
-    avg_iteration_time_sec = _optional("float")
-    min_iteration_time_sec = _optional("float")
-    max_iteration_time_sec = _optional("float")
-    total_iteration_time_sec = _optional("float")
 
 
 class SaveCheckpointSuccessEventAttributes(AttributeSet):

@@ -20,7 +20,7 @@ from tachograph.integrations.lightning import (
     imported_packages,
     lightning_class,
 )
-from tachograph.one_logger._callbacks import (
+from tachograph.one_logger._callback_functions import (
     on_app_end,
     on_app_start,
     on_dataloader_init_end,

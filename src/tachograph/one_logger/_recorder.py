@@ -9,10 +9,10 @@ from typing import Any
 
 from tachograph import spans
 from tachograph.exceptions import ConfigError
+from tachograph.one_logger._callback_methods import RecorderCallbacks
 from tachograph.one_logger._config import OneLoggerConfig
 from tachograph.one_logger._error_events import ErrorEvent
 from tachograph.one_logger._exporter import Exporter
-from tachograph.one_logger._recorder_callbacks import RecorderCallbacks
 from tachograph.one_logger._relay import attach_exporters
 from tachograph.recorder import Run
 from tachograph.sinks import SinkDriver
