@@ -11,7 +11,7 @@ import functools
 import inspect
 import itertools
 import re
-import textwrap
+import sys
 from typing import Any
 
 import msgspec
@@ -80,12 +80,17 @@ def _describe_fields(schema: dict[str, Any], model: type) -> None:
     for owner in reversed(model.__mro__):
         if not issubclass(owner, msgspec.Struct) or owner is msgspec.Struct:
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        assert isinstance(tree, ast.ClassDef)  # noqa: S101 - for mypy; the source of a class is a class
-        for field, text in itertools.pairwise(tree.body):
+        for field, text in itertools.pairwise(_class_bodies(owner.__module__)[owner.__name__]):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
                     schema["properties"][json_names[name]].setdefault("description", inspect.cleandoc(description))
+
+
+@functools.cache
+def _class_bodies(module_name: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of the classes of a module; `inspect.getsource` would parse it again for each class."""
+    tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _operation(route: Route, references: dict[type, Any], schemas: dict[str, Any]) -> dict[str, Any]:
