@@ -47,7 +47,7 @@ MODULES = {
     "torch": ("torch._dynamo", "torch.utils.tensorboard"),  # the first optimizer imports `torch._dynamo`
     "frameworks": (  # the workers of pytest are forks of this one
         *("transformers.trainer", "datasets", "peft", "trl", "lightning.pytorch", "keras", "torch.utils.tensorboard"),
-        *("playwright.sync_api", "schemathesis"),
+        *("playwright.sync_api", "schemathesis", "hypothesis"),
     ),
 }
 _FOLDER_VARIABLE = "PRELOADED_SOCKETS"

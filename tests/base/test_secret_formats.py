@@ -14,6 +14,7 @@ import pytest
 from tachograph._base.secret_formats import FORMATS
 from tachograph.records import MASK, mask_arguments, mask_text
 from tachograph.usage._redact import is_private
+from tests.tables import each
 
 if sys.version_info >= (3, 11):
     from re import _constants as constants
@@ -270,7 +271,7 @@ def test_no_secret_leaks_into_a_run_or_usage_telemetry(num_secrets):
     assert leaks == []
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each("name", EXAMPLES)
 def test_format_is_masked_without_a_name_beside_it(name):
     for secret in secrets_of(name):
         for before, after in [
@@ -292,7 +293,7 @@ def test_format_is_masked_without_a_name_beside_it(name):
             assert longest_left(secret, rest) < 10, (secret, masked)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each("name", EXAMPLES)
 def test_format_is_masked_on_a_command_line(name):
     for secret in secrets_of(name):
         masked = mask_arguments(
@@ -332,7 +333,7 @@ def repeats_of(pattern: str) -> Iterator[tuple[int, int, bool, bool]]:
     yield from walk(list(parser.parse(pattern)), is_end=True)
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+@each("one", FORMATS)
 def test_patterns_read_a_bounded_number_of_characters(one):
     """Only a repeat of one class at the end may be unbounded: by then, the text is known to be a secret."""
     pattern = one.whole or one.body
@@ -350,7 +351,7 @@ def test_patterns_read_a_bounded_number_of_characters(one):
             assert high <= 512 or one.name == "JSON Web Token", pattern
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+@each("one", FORMATS)
 def test_part_is_in_every_example(one):
     """The part of a format that `usage` searches for is no longer than the secret."""
     if one.part is None:
@@ -362,7 +363,7 @@ def test_part_is_in_every_example(one):
         assert any(pattern.search(secret) for pattern in patterns), secret
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+@each("one", FORMATS)
 def test_hint_is_in_every_example(one):
     assert bool(one.prefixes) != bool(one.whole), "either prefixes or a whole pattern"
     for secret in secrets_of(one.name):

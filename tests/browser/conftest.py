@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 from tests.conftest import HANG_S, wait_for
 from tests.preloaded import preloaded
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+_VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 expect.set_options(timeout=HANG_S * 1000)
@@ -86,26 +89,59 @@ def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
     assert not any(complaints), complaints
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
+@contextlib.contextmanager
+def _open_context(browser: Browser) -> Iterator[BrowserContext]:
     # Without the pulse of a running run, which draws sixty times a second.
-    options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
-    context = browser.new_context(**options, accept_downloads=True)
+    context = browser.new_context(viewport=_VIEWPORT, reduced_motion="reduce", accept_downloads=True)
     context.set_default_timeout(HANG_S * 1000)
     yield context
     context.close()
 
 
 @pytest.fixture
-def page(context: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
-    page = context.new_page()
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A context of its own, for tests with several pages, and with scripts, routes, clocks or permissions that stay."""
+    with _open_context(browser) as context:
+        yield context
+
+
+@pytest.fixture(scope="package")
+def shared_context(browser: Browser) -> Iterator[BrowserContext]:
+    with _open_context(browser) as context:
+        yield context
+
+
+@pytest.fixture
+def page(shared_context: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The page that tests share, because a new one is a new process; a new page if the test has its own `context`."""
+    if "context" in request.fixturenames:
+        page = request.getfixturevalue("context").new_page()
+    else:
+        page = shared_context.pages[0] if shared_context.pages else shared_context.new_page()
+        page.set_viewport_size(_VIEWPORT)
+        page.mouse.move(0, 0)
     complaints: list[Any] = []
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in {"error", "warning"} else None
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+    listeners = {
+        "console": lambda message: complaints.append(message.text) if message.type in {"error", "warning"} else None,
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": lambda dialog: complaints.append(f"dialog: {dialog.message}"),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
     yield page
-    expected = request.node.get_closest_marker("complains")
-    if expected is None:
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    if page.context is shared_context:
+        _forget(page)
+    if request.node.get_closest_marker("complains") is None:
         assert not complaints
+
+
+def _forget(page: Page) -> None:
+    """Leave a page as a new one. Servers have ports of their own, so the next one has no stored data yet."""
+    try:
+        page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        page.context.clear_cookies()
+        page.goto("about:blank")
+    except PlaywrightError:  # it crashed, or shows an error: the next test opens another one
+        page.close()

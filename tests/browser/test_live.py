@@ -143,7 +143,7 @@ def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     expect(value).not_to_have_text(seen)
 
 
-def test_silent_stream_is_noticed_and_replaced_by_polling(page, dashboard, logs):
+def test_silent_stream_is_noticed_and_replaced_by_polling(page, context, dashboard, logs):
     write(logs / "first", [START, step(0, train_loss=1.0), END])
     page.clock.install()
     page.route("**/api/v1/live*", lambda route: None)  # as a proxy that holds events back

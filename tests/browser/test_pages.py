@@ -139,7 +139,7 @@ def test_keyboard_shortcuts_work(page, dashboard, logs):
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
-def test_theme_choice_is_kept(page, dashboard, logs):
+def test_theme_choice_is_kept(page, context, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0}])
     page.emulate_media(color_scheme="dark")
     page.goto(dashboard().url)

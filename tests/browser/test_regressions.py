@@ -32,7 +32,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 
 
-def test_axis_change_redraws_labels(page, dashboard, logs):
+def test_axis_change_redraws_labels(page, context, dashboard, logs):
     record(logs, "run", [{"train_loss": float(number)} for number in range(300)])
     page.add_init_script(SPY)
     page.goto(dashboard().url + "#/run/run/charts")
@@ -203,7 +203,7 @@ def test_browser_back_undoes_zoom(page, dashboard, logs):
     expect(panel(page, "train_loss")).to_be_visible()
 
 
-def test_view_change_keeps_shown_values(page, dashboard, logs):
+def test_view_change_keeps_shown_values(page, context, dashboard, logs):
     record(logs, "run", [{"train_loss": 1.0 + number} for number in range(50)])
     page.add_init_script(SPY)
     page.goto(dashboard().url + "#/run/run/charts")

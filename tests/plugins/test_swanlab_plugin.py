@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 import tachograph
@@ -13,7 +15,7 @@ from tests.bridges.test_swanlab_sink import messages, scalars, swanlab_files, sw
 from tests.conftest import HANG_S
 from tests.plugins.conftest import logged
 
-pytest.importorskip("swanlab")
+pytestmark = pytest.mark.skipif(find_spec("swanlab") is None, reason="needs swanlab, which takes a second to import")
 
 OFFLINE = {"swanlab_project": "proj", "swanlab_mode": "offline"}
 OPTIONS = {"git": False, "system_interval_s": 0, "exit_timeout_s": HANG_S}

@@ -6,6 +6,7 @@ import pytest
 
 from tachograph.exceptions import RunNameError
 from tachograph.records import MASK, check_run_name, mask_arguments, mask_mapping, mask_text
+from tests.tables import each
 
 SECRETS = """
     api_key apiKey OPENAI_API_KEY hf_token hub-token token wandb_api_key password db_passwd client_secret
@@ -18,7 +19,7 @@ SECRETS = """
 """.split()
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@each("name", SECRETS)
 def test_secret_is_masked_by_name(name):
     assert mask_mapping({name: "opaque-1"}) == {name: MASK}
     assert mask_mapping({"deep": {"er": [{name: "opaque-1"}]}}) == {"deep": {"er": [{name: MASK}]}}
@@ -37,7 +38,7 @@ HARMLESS = """
 """.split()
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@each("name", HARMLESS)
 def test_tokenizer_names_are_not_masked(name):
     assert mask_mapping({name: "some-text"}) == {name: "some-text"}
     assert mask_text(f"--{name}=some-text") == f"--{name}=some-text"
@@ -254,7 +255,7 @@ SECRETS_IN_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("case", SECRETS_IN_TEXTS, ids=lambda case: case[0][:40])
+@each("case", SECRETS_IN_TEXTS)
 def test_context_marks_a_secret_in_a_text(case):
     text, *secrets = case
     for before, after in [("", ""), ("ERROR worker 3 | ", "\nnext line: 1")]:
@@ -422,7 +423,7 @@ HARMLESS_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", HARMLESS_TEXTS, ids=lambda text: text[:40])
+@each("text", HARMLESS_TEXTS)
 def test_harmless_text_is_not_masked(text):
     for before, after in [("", ""), ("text ", " text"), ('"', '"'), ("(", ")"), ("line\n", "\nline")]:
         assert mask_text(f"{before}{text}{after}") == f"{before}{text}{after}"
@@ -446,7 +447,7 @@ OPTIONS = """
 """.split()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@each("name", OPTIONS)
 def test_options_are_masked_on_a_command_line(name):
     for arguments in [
         [f"--{name}", "opaque1"],

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tachograph.usage._fields import REDACTED
 from tachograph.usage._redact import is_private, private_reason, redact
+from tests.tables import each
 
 # Values made by the typed fields
 # --------------------------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ PLAIN_IDS = """
 ORGANIZATIONS = {hub_id.split("/")[0] for hub_id in HUB_IDS}
 
 
-@pytest.mark.parametrize("text", [*VERSIONS, *NAMES, *DEVICES, *HUB_IDS, *PLAIN_IDS])
+@each("text", [*VERSIONS, *NAMES, *DEVICES, *HUB_IDS, *PLAIN_IDS])
 def test_values_made_by_fields_pass(text):
     assert private_reason(text, ORGANIZATIONS) is None
     assert redact({text: [text]}, ORGANIZATIONS) == {text: [text]}
@@ -93,7 +94,7 @@ def test_organizations_are_case_insensitive(hub_id):
     assert not is_private(hub_id, ["meta-llama", "QWEN"])
 
 
-@pytest.mark.parametrize("hub_id", HUB_IDS)
+@each("hub_id", HUB_IDS)
 def test_hub_id_needs_listed_organization(hub_id):
     assert is_private(hub_id)
     assert is_private(hub_id, ["acme"])
@@ -203,7 +204,7 @@ PRIVATE: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in PRIVATE.items() for text in texts])
+@each("what, text", [(what, text) for what, texts in PRIVATE.items() for text in texts])
 def test_private_text_is_redacted_with_reason(what, text):
     assert private_reason(text, ["google"]) == what
     assert redact({text: [text]}, ["google"]) == {REDACTED: [REDACTED]}
