@@ -287,9 +287,32 @@ def test_new_run_knows_the_speed_of_earlier_ones(folder):
     assert (second["perf_tag"], second["runs"]) == ("slow", ["other"])
     assert second["step_times_s"] == pytest.approx([0.4], rel=0.01)
     assert third["runs"] == []
-    with tachograph.init("off", log_dir=folder, perf_tag="bf16", rules={"slower_than_baseline": False}):
+    off = {"slower_than_baseline": False, "step_time_change": False}
+    with tachograph.init("off", log_dir=folder, perf_tag="bf16", rules=off):
         pass
     assert "baseline_speed" not in (folder / "off" / "metrics.jsonl").read_text()
+
+
+def test_new_run_knows_at_which_steps_earlier_ones_changed(folder):
+    alert = {"event": "alert", "time": 2.0, "rule": "step_time_change", "severity": "info", "id": "a1", "title": "t"}
+    evidence = {"from_step": 400, "before_s": 0.2, "after_s": 0.5}
+    opened = {**alert, "status": "opened", "evidence": evidence}
+    events = [opened, {**alert, "status": "resolved"}, {**opened, "evidence": {"from_step": "x"}}]
+    record(folder, "base-0", events=events)
+    record(folder, "base-1", seed=1, events=[{"event": "log", "time": 1.0, "line": "x" * 990}] * 2000)
+    with open(folder / "base-1" / "metrics.jsonl", "a") as file:  # in a later piece of the journal
+        file.writelines(json.dumps(line) + "\n" for line in ({**opened, "evidence": {**evidence, "after_s": 1.0}}, END))
+    journal = folder / "new" / "metrics.jsonl"
+
+    def baselines():
+        return [record for record in whole_lines(journal) if record.get("name") == "baseline_speed"]
+
+    with tachograph.init("new", log_dir=folder, perf_tag="bf16"):
+        wait_for(baselines)
+    (baseline,) = baselines()
+    changes = baseline["step_time_changes"]
+    assert {change["step"] for change in changes} == {400}
+    assert {round(change["factor"], 6) for change in changes} == {2.5, 5.0}
 
 
 def test_killed_add_leaves_a_whole_file(folder, tmp_path):

@@ -122,6 +122,20 @@ def test_step_time_jump_with_the_learning_rate_is_planned(source: random.Random)
     assert opened["severity"] == "info" and "the learning rate changed at that step" in opened["message"]
 
 
+def test_step_time_jump_at_the_step_of_an_earlier_run_is_planned(source: random.Random) -> None:
+    records = list(series("sec_per_step", [*level(source, 400, 0.5, 0.01), *level(source, 2000, 1.0, 0.01)]))
+
+    def severities(step: int, factor: float, at: int = 0) -> list[str]:
+        changes = [{"step": step, "factor": factor}, {"step": None}, "x"]
+        baseline = {"event": "event", "name": "baseline_speed", "step_times_s": [], "step_time_changes": changes}
+        alerts = diagnose([*records[:at], baseline, *records[at:]])
+        return [alert["severity"] for alert in alerts if alert["rule"] == "step_time_change"]
+
+    assert set(severities(415, 2.0)) == {"info"}
+    assert set(severities(400, 1.9, at=1000)) == {"info"}  # earlier runs were read later
+    assert "warning" in severities(600, 2.0) and "warning" in severities(400, 4.0)
+
+
 def test_longer_sequences_explain_longer_steps(source: random.Random) -> None:
     times = [*level(source, 800, 0.1), *level(source, 800, 0.4)]
     records = (

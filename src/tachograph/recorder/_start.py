@@ -180,7 +180,7 @@ def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
     settings = run.settings
     if settings.code:
         run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
-    if "slower_than_baseline" in rules:
+    if "slower_than_baseline" in rules or "step_time_change" in rules:
         run.collectors.append(BaselineReader(run, settings.log_dir))
 
 

@@ -1,5 +1,8 @@
 """Records how fast earlier runs with the same `perf_tag` were, for the rule `slower_than_baseline`.
 
+It also records at which steps their step time changed, for the rule `step_time_change`: a schedule changes it again at
+the same steps. The alerts of that rule in the journals of the newest runs say so.
+
 A thread looks once at earlier runs: at the start, and again if the training code sets another `perf_tag` later. The
 median step time of a run is in the summary that the list of runs stored beside its journal. For a finished run that
 nobody has listed yet, it is estimated from pieces of the journal at even distances. The number of runs and of bytes
@@ -19,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from tachograph._base.files import read_small
-from tachograph._base.guard import faults, guard
+from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, find_run_folders, is_linked_out
@@ -36,6 +39,12 @@ _END_BYTES = 16 << 10
 _NUM_PIECES = 8
 _PIECE_BYTES = 32 << 10
 _PAUSE_S = 0.01
+_MAX_SCANNED = 5
+"""Runs whose journals are searched for changes of the step time."""
+_MAX_SCAN_BYTES = 32 << 20
+_SCAN_BYTES = 1 << 20
+_MAX_CHANGES = 64
+_CHANGE_RULE = "step_time_change"
 _STEP_TIMES = ("sec_per_step", "window/iteration_sec_mean")
 """The metrics with the time of a step; the first one counts that a run has."""
 
@@ -97,7 +106,7 @@ class BaselineReader:
     def _record_baseline(self) -> None:
         with guard("looking up the speed of earlier runs"):
             tags = self._tags
-            step_times = self._step_times(tags) if tags else []
+            step_times, changes = self._read_earlier_runs(tags) if tags else ([], [])
             # With another tag, the speed of runs with the one before does not count any more.
             if (step_times or self._has_recorded) and not self._is_stopped.is_set():
                 self._has_recorded = True
@@ -107,20 +116,26 @@ class BaselineReader:
                     "runs": [name for name, _ in step_times],
                     "step_times_s": [time_s for _, time_s in step_times],
                 }
+                if changes:
+                    fields["step_time_changes"] = changes[:_MAX_CHANGES]
                 self._run.add_record("event", fields)
 
-    def _step_times(self, tags: frozenset[str]) -> list[tuple[str, float]]:
-        """Return the names and step times of the last finished runs with a common tag, the newest first."""
+    def _read_earlier_runs(self, tags: frozenset[str]) -> tuple[list[tuple[str, float]], list[dict[str, float]]]:
+        """Return names and step times of the last finished runs with a common tag, newest first, and their changes."""
         newest = heapq.nlargest(_MAX_READ, find_run_folders(self._log_dir), key=lambda run: run[2].st_mtime_ns)
         step_times: list[tuple[str, float]] = []
+        changes: list[dict[str, float]] = []
         for name, path, _ in newest:
             if self._is_stopped.is_set() or len(step_times) == _MAX_RUNS:
                 break
-            run = self._read_run(RunFolder(Path(path)), tags)
+            folder = RunFolder(Path(path))
+            run = self._read_run(folder, tags)
             if run is None or run.run_id == self._run.id or not run.step_time_s or tags.isdisjoint(run.perf_tags):
                 continue
             step_times.append((name, run.step_time_s))
-        return step_times
+            if len(step_times) <= _MAX_SCANNED and not is_linked_out(self._log_dir, folder):
+                changes += self._read_changes(folder)
+        return step_times, changes
 
     def _read_run(self, folder: RunFolder, tags: frozenset[str]) -> _EarlierRun | None:
         """Return id, tags and step time of a run; None if it has not finished or cannot be read."""
@@ -141,6 +156,29 @@ class BaselineReader:
                 return _read_journal(file, tags)
         except faults(OSError):
             return None
+
+    def _read_changes(self, folder: RunFolder) -> Iterator[dict[str, float]]:
+        """Yield the first step after each change of the step time of a run, and by which factor it changed."""
+        with suppress(OSError), open(folder.journal, "rb") as file:
+            for offset in range(0, _MAX_SCAN_BYTES, _SCAN_BYTES):
+                # One line more than a piece, so that none is cut; an alert in two pieces is the same change twice.
+                for record in _records_at(file, offset, _SCAN_BYTES + _PIECE_BYTES, (_CHANGE_RULE.encode(),)):
+                    change = _change_of(record)
+                    if change is not None:
+                        yield change
+                if file.tell() < offset + _SCAN_BYTES or self._is_stopped.wait(_PAUSE_S):
+                    break
+
+
+def _change_of(record: dict[str, Any]) -> dict[str, float] | None:
+    evidence = record.get("evidence")
+    is_alert = record["event"] == "alert" and record.get("rule") == _CHANGE_RULE and record.get("status") != "resolved"
+    if not is_alert or not isinstance(evidence, dict):
+        return None
+    step, before_s, after_s = (finite_or_none(evidence.get(name)) for name in ("from_step", "before_s", "after_s"))
+    if step is None or not before_s or not after_s:
+        return None
+    return {"step": step, "factor": after_s / before_s}
 
 
 def _read_journal(file: BinaryIO, tags: frozenset[str]) -> _EarlierRun | None:
