@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test test-fast test-long test-lowest pytest checks lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check audit clean
+.PHONY: setup demo test test-fast test-long test-lowest pytest checks lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead bench-ranks release-check audit clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -103,6 +103,9 @@ bench-detectors: setup
 
 bench-overhead: setup
 	$(BIN)/python -m benchmarks.recording.overhead
+
+bench-ranks: setup
+	$(BIN)/python -m benchmarks.ranks
 
 # Builds sdist and wheel, installs the wheel into an empty virtual environment without npm, and runs it there.
 release-check: ui

@@ -223,6 +223,21 @@ def test_straggler_recovers() -> None:
     assert [(alert["status"], alert["global_step"]) for alert in alerts] == [("opened", 79), ("resolved", 160 + 48 - 1)]
 
 
+@pytest.mark.parametrize("is_measured", [True, False], ids=["collectives", "phases"])
+def test_slow_step_of_one_rank_names_it(is_measured: bool) -> None:
+    def fault(times: Any, _transfer: Any, first: int) -> None:
+        if first in (80, 160):
+            for phase in times.values():
+                phase[5, first // 16 - 3] *= 6
+
+    alerts = alerts_of(SimulatedJob(8, "normal 3 %", 25, fault=fault, is_measured=is_measured, hosts=2), 48)
+    assert {(alert["rule"], alert["severity"]) for alert in alerts} == {("step_outliers", "info")}
+    assert [alert["status"] for alert in alerts] == ["opened", "updated", "resolved"]
+    assert alerts[0]["title"].startswith("Step 85 took rank 2 (node0) ")
+    assert [(alert["occurrence"]["step"], alert["occurrence"]["rank"]) for alert in alerts[:2]] == [(85, 2), (165, 7)]
+    assert alerts[0]["global_step"] == 95
+
+
 def test_two_slow_ranks_are_two_alerts_with_costs() -> None:
     def fault(times: Any, transfer: Any, first: int) -> None:
         slow_rank(2, 0.3)(times, transfer, first)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats
 from tachograph.diagnostics._text import duration, factor, percent
+
+if TYPE_CHECKING:
+    from tachograph.diagnostics._ranks import ScoredWindow, Spike
 
 __all__ = ["StepOutliers"]
 
@@ -24,6 +27,9 @@ class StepOutliers(Rule):
     Steps after a validation or checkpoint are ignored, and so are slow steps at regular intervals of more than 32
     steps, which are usually planned work. At shorter intervals they are reported if they cost a large share of the
     time. A single step is reported only if it cost a lot of time.
+
+    In a job with several ranks, a step that took one rank far longer than its others is reported with that rank, if it
+    cost a noticeable share of the window of iterations it is in.
     """
 
     name = "step_outliers"
@@ -66,6 +72,12 @@ class StepOutliers(Rule):
         least_step_s: Annotated[
             float, Meta(description="Usual step time in seconds below which steps are ignored.", ge=0)
         ] = 0.001
+        least_rank_share: Annotated[
+            float, Meta(description="Minimum excess of one rank over its usual own time, as a share of it.", gt=0)
+        ] = 3.0
+        least_rank_lost: Annotated[
+            float, Meta(description="Minimum time lost by that, as a share of the window of iterations.", ge=0, lt=1)
+        ] = 0.02
 
     thresholds: Thresholds
 
@@ -82,6 +94,7 @@ class StepOutliers(Rule):
         self._period_excess_s = 0.0
         self._last_at = 0
         self._last_step: int | None = None
+        self._spike_iteration: int | None = None  # the last one that took one rank far longer
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes."""
@@ -173,6 +186,36 @@ class StepOutliers(Rule):
             self.resolve(f"no slow step in the last {window} steps")
         if self.is_open("regular") and stats.num_added - self._last_at > 4 * self.thresholds.longest_period:
             self.resolve(f"no slow step in the last {stats.num_added - self._last_at} values", key="regular")
+
+    def on_rank_window(self, window: ScoredWindow) -> None:
+        """Report steps that took one rank far longer than usual; resolve the alert when the last one is far back."""
+        if window.level:
+            return
+        limits = self.thresholds
+        least_s = limits.least_rank_lost * window.length * window.step_s
+        for spike in window.spikes(limits.least_rank_share):
+            if window.step_s >= limits.least_step_s and spike.own_s - spike.usual_s >= least_s:
+                self._spike_iteration = max(spike.iteration, self._spike_iteration or 0)
+                self._report_spike(window, spike)
+        is_over = self._spike_iteration is not None and window.end - self._spike_iteration > limits.window_values
+        if is_over and self.is_open("rank"):
+            self.resolve(f"no slow step of one rank in the last {limits.window_values} steps", key="rank")
+
+    def _report_spike(self, window: ScoredWindow, spike: Spike) -> None:
+        name = window.labels.name_of(spike.rank)
+        lost_s = spike.own_s - spike.usual_s
+        times = factor(spike.own_s / spike.usual_s)
+        title = f"Step {spike.iteration} took {name} {times} as long as usual; {duration(lost_s)} lost"
+        facts = {
+            "step": spike.iteration,
+            "rank": spike.rank,
+            "host": window.labels.host_of(spike.rank),
+            "value_s": spike.own_s,
+            "usual_s": spike.usual_s,
+            "lost_s": lost_s,
+        }
+        message = f"Its own work took {duration(spike.own_s)}, and all other ranks waited for it."
+        self.report(title, message, key="rank", evidence=facts, occurrence=facts)
 
     def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
         """Follow the usual step time over blocks without a slow step."""

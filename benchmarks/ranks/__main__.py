@@ -1,0 +1,116 @@
+"""False alarms, detection and cost of the rules about ranks, as tables.
+
+``make bench-ranks``, or ``python -m benchmarks.ranks [PART …]`` with `cost`, `detection`, `alarms`.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections import Counter
+
+from benchmarks.ranks.jobs import LENGTH, NOISES, SimulatedJob, observe, slow_rank
+from tachograph.diagnostics import RuleEngine, resolve_rules
+
+# By number of ranks: how many jobs of how many windows.
+ALARM_JOBS = {4: (10, 100), 8: (10, 100), 64: (4, 250), 1_024: (1, 1_000), 10_000: (1, 1_000)}
+EXCESSES = (0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
+NUM_WINDOWS = 96
+NUM_JOBS = {8: 20, 64: 10}
+EXPECTED = {  # of the rule's design, with 64 ranks: share in percent / median steps
+    "normal 3 %": "100/152  100/48  100/48  100/48  100/48  100/48",
+    "hardware 2 %": "13  67/200  100/48  100/48  100/48  100/48",
+    "AR(1) 3 %": "33  100/336  100/80  100/48  100/48  100/48",
+    "lognormal 0.3": "0  3  87/768  100/768  100/192  100/104",
+}
+RULES = ("straggler", "slow_communication", "unequal_work", "step_outliers")
+
+
+def new_engine(job: SimulatedJob) -> RuleEngine:
+    """Return an engine with the rules about ranks that has got the labels of all ranks."""
+    thresholds_by_rule = resolve_rules(None)
+    engine = RuleEngine({name: thresholds_by_rule[name] for name in RULES})
+    for rank, record in enumerate(job.starts()):
+        observe(engine, rank, record)
+    return engine
+
+
+def count_alarms() -> None:
+    """Print how many alerts healthy jobs cause."""
+    print(f"\nAlerts of healthy jobs, windows of {LENGTH} steps; lognormal work is unequal, so one alert says that\n")
+    print("noise             ranks     jobs x windows  straggler  communication  unequal work  step outliers")
+    for num_ranks, (num_jobs, num_windows) in ALARM_JOBS.items():
+        for noise in NOISES:
+            rules: Counter[str] = Counter()
+            for seed in range(num_jobs):
+                job = SimulatedJob(num_ranks, noise, seed, hosts=max(1, num_ranks // 8), is_measured=seed % 2 == 0)
+                engine = new_engine(job)
+                for _ in range(num_windows):
+                    alerts = job.observe_window(engine)
+                    rules.update(alert["rule"] for alert in alerts if alert["status"] == "opened")
+            counts = "  ".join(f"{rules[rule]:>12}" for rule in RULES)
+            print(f"{noise:<16}  {num_ranks:>6}  {num_jobs:>5} x {num_windows:>6}  {counts}", flush=True)
+
+
+def detect() -> None:
+    """Print which share of slow ranks is found, and after how many steps."""
+    for num_ranks, num_jobs in NUM_JOBS.items():
+        print(
+            f"\nOne of {num_ranks} ranks is slow: share named in percent / median steps until then; other ranks named\n"
+        )
+        print(f"{'noise':<16}  " + "  ".join(f"+{100 * excess:.0f} %".rjust(9) for excess in EXCESSES) + "  others")
+        for noise in NOISES:
+            cells, num_wrong = [], 0
+            for excess in EXCESSES:
+                delays = []
+                for seed in range(num_jobs):
+                    job = SimulatedJob(num_ranks, noise, 1_000 + seed, fault=slow_rank(3, excess))
+                    engine = new_engine(job)
+                    ranks = set()
+                    while job.step < NUM_WINDOWS * LENGTH and 3 not in ranks:
+                        for rank, record in enumerate(job.window()):
+                            alerts = observe(engine, rank, record)
+                            ranks |= {alert["evidence"]["rank"] for alert in alerts if alert["rule"] == "straggler"}
+                    if 3 in ranks:
+                        delays.append(job.step)
+                    num_wrong += len(ranks - {3})
+                cells.append(
+                    f"{100 * len(delays) / num_jobs:.0f}" + (f"/{statistics.median(delays):.0f}" if delays else "")
+                )
+            print(f"{noise:<16}  " + "  ".join(cell.rjust(9) for cell in cells) + f"  {num_wrong:>6}", flush=True)
+            if num_ranks == 64 and noise in EXPECTED:
+                print(f"{'  design':<16}  " + "  ".join(cell.rjust(9) for cell in EXPECTED[noise].split()))
+
+
+def measure_cost() -> None:
+    """Print the processor time of one window."""
+    print("\nProcessor time of a window, and memory of the process\n")
+    print("  ranks   records   scores    memory")
+    for num_ranks in (8, 64, 1_024, 10_000):
+        job = SimulatedJob(num_ranks, "normal 3 %", 1, hosts=max(1, num_ranks // 8), fault=slow_rank(3, 0.3))
+        engine = new_engine(job)
+        records_s, scores_s = [], []
+        for _ in range(20):
+            *records, last_record = job.window()
+            first_s = time.process_time()
+            for rank, record in enumerate(records):
+                observe(engine, rank, record)
+            last_s = time.process_time()
+            observe(engine, num_ranks - 1, last_record)  # the window is complete and is scored
+            records_s.append(last_s - first_s)
+            scores_s.append(time.process_time() - last_s)
+        memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        times = f"{1e3 * statistics.median(records_s):>5.1f} ms {1e3 * statistics.median(scores_s):>5.1f} ms"
+        print(f"{num_ranks:>7}  {times}  {memory_mb:>5.0f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    parts = sys.argv[1:] or ["cost", "detection", "alarms"]
+    if "cost" in parts:
+        measure_cost()
+    if "detection" in parts:
+        detect()
+    if "alarms" in parts:
+        count_alarms()
