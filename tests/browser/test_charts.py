@@ -50,7 +50,7 @@ def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     whole = series_of(wide.value)
     assert len(whole["x"]) < 5_000
     assert max(whole["y"]) > 49  # the outlier is kept
-    plot = panel(page, "train_loss").locator(".u-over")
+    plot = panel(page, "train_loss").locator(".plot")
     box = plot_box(page, "train_loss")
     with page.expect_response(re.compile("low=")) as near:
         page.mouse.move(box["x"] + box["width"] * 0.60, box["y"] + 50)
@@ -95,7 +95,7 @@ def test_thousand_metrics_stay_usable(page, dashboard, logs):
     assert page.locator("canvas").count() < 60  # only visible charts are drawn
     page.get_by_label("Search metrics").fill("layer17 weight3")
     expect(page.locator("[data-metric]")).to_have_count(1)
-    expect(panel(page, "layer17/weight3").locator("canvas")).to_be_visible()
+    expect(panel(page, "layer17/weight3").locator("canvas").first).to_be_visible()
     page.get_by_label("Search metrics").fill("/weight1[89]$/")
     expect(page.get_by_text("100 of 1000 metrics")).to_be_visible()
 
@@ -117,12 +117,12 @@ def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     expect(panel(page, "train_loss").locator(".values")).to_contain_text("29")
     page.get_by_label("Overlay another run").select_option("second")
     expect(panel(page, "train_loss").locator(".values")).to_contain_text("58")
-    page.get_by_role("button", name="log", exact=True).click()
+    page.get_by_role("button", name="log y").click()
     page.get_by_label("Horizontal axis").select_option("relative")
     other = context.new_page()  # another user opens the same address
     other.goto(page.url)
     expect(panel(other, "train_loss").locator(".values")).to_contain_text("58")
-    expect(other.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(other.get_by_role("button", name="log y")).to_have_attribute("aria-pressed", "true")
     expect(other.get_by_label("Horizontal axis")).to_have_value("relative")
     page.get_by_role("link", name="overview").click()
     page.get_by_label("Compare with the config of another run").select_option("second")
@@ -130,10 +130,10 @@ def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     expect(page.get_by_role("cell", name="seed")).to_have_count(0)
 
 
-def test_panel_exports_csv_json_and_png(page, dashboard, logs):
+def test_panel_exports_csv_json_and_pictures(page, dashboard, logs):
     record(logs, "run", [{"train_loss": math.nan if step == 3 else step / 7} for step in range(5_000)])
     page.goto(dashboard().url + "#/run/run/charts")
-    menu = page.get_by_label("Export or enlarge train_loss")
+    menu = page.get_by_label("Export, enlarge or limit train_loss")
     menu.click()
     with page.expect_download() as csv:
         panel(page, "train_loss").get_by_role("link", name="CSV").click()
@@ -150,8 +150,68 @@ def test_panel_exports_csv_json_and_png(page, dashboard, logs):
         panel(page, "train_loss").get_by_role("button", name="Save PNG").click()
     assert png.value.path().read_bytes().startswith(b"\x89PNG")
     menu.click()
-    panel(page, "train_loss").get_by_role("button", name="Enlarge").click()
-    expect(page.get_by_role("dialog").locator("canvas")).to_be_visible()
+    with page.expect_download() as svg:
+        panel(page, "train_loss").get_by_role("button", name="Save SVG").click()
+    assert "train_loss · run" in svg.value.path().read_text()
+    menu.click()
+    panel(page, "train_loss").get_by_role("button", name="Enlarge", exact=True).click()
+    expect(page.get_by_role("dialog").locator("canvas").first).to_be_visible()
+
+
+def test_charts_of_a_run_are_arranged_as_those_of_many(page, dashboard, logs, context):
+    """Pins, limits and both logarithmic axes are in the address; pins are kept for other runs, too."""
+    rows = [{"train_loss": 3.0 / (1 + number), "reward": number - 2.0} for number in range(40)]
+    record(logs, "run", rows)
+    record(logs, "other", [{"train_loss": 1.0}] * 5)
+    start = dashboard()
+    page.goto(start.url + "#/run/run/charts")
+    pinned = page.get_by_label("Pinned charts").locator("[data-metric]")
+    for name in ("reward", "train_loss"):
+        panel(page, name).get_by_label(f"Pin {name}").click()
+    expect(pinned).to_have_count(2)
+    for name in ("log x", "log y"):
+        page.get_by_role("button", name=name).click()
+    expect(panel(page, "reward")).to_contain_text("3 values ≤ 0 not shown on the logarithmic scale")
+    page.get_by_label("Export, enlarge or limit train_loss").click()
+    page.get_by_label("Highest value").fill("2.5")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(panel(page, "train_loss").get_by_role("button", name="Reset limits")).to_be_visible()
+    other = context.new_page()
+    other.goto(page.url)
+    expect(panel(other, "train_loss").get_by_role("button", name="Reset limits")).to_be_visible()
+    expect(other.get_by_label("Pinned charts").locator("[data-metric]")).to_have_count(2)
+    assert other.get_by_role("button", name="log x").get_attribute("aria-pressed") == "true"
+    page.goto(start.url + "#/run/other/charts")
+    expect(pinned).to_have_count(1)  # it has no reward
+    panel(page, "train_loss").get_by_label("Unpin train_loss").click()
+    expect(pinned).to_have_count(0)
+
+
+def test_keys_and_pinches_work_on_the_chart_of_a_run(page, dashboard, logs, context):
+    record(logs, "run", [{"train_loss": 100.0 + number, "lr": 1.0} for number in range(101)])
+    page.goto(dashboard().url + "#/run/run/charts")
+    box = plot_box(page, "train_loss")
+    panel(page, "train_loss").locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    for name, value in (("train_loss", "151"), ("lr", "1")):  # the cursor is shared by all charts
+        expect(panel(page, name).locator(".values")).to_have_text(re.compile(rf"step 51\s*{value}$"))
+    expect(panel(page, "train_loss").get_by_role("status")).to_have_text(re.compile("151$"))  # for screen readers
+    page.keyboard.press("Escape")
+    expect(panel(page, "train_loss").locator(".values")).to_have_text("200")
+
+    touch = context.new_cdp_session(page)
+    middle, height = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def fingers(kind, *apart):
+        points = [{"x": middle + sign * each, "y": height, "id": sign + 1} for each in apart for sign in (-1, 1)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    fingers("touchStart", 20)
+    fingers("touchMove", 60)
+    fingers("touchEnd")
+    expect(page).to_have_url(re.compile("low="))
+    query = parse_qs(urlparse(page.url.replace("#", "")).query)
+    assert 20 < float(query["low"][0]) < 50 < float(query["high"][0]) < 80
 
 
 def test_attempts_of_resumed_run_share_one_axis(page, dashboard, logs):

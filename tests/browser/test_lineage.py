@@ -48,6 +48,7 @@ def test_graph_and_charts_follow_two_forks(page, dashboard, logs):
     assert answer.value.json()["series"][0]["lines"][0]["num_points"] <= 22  # with a neighbour, which is not drawn
     expect(page.locator("[data-parent]")).to_have_text(["second until step 60", "first until step 20"])
     expect(page).to_have_url(re.compile("parents=1"))
+    expect(panel(page, "loss").locator(".plot")).to_have_attribute("data-painted", "3")
     page.get_by_label("Horizontal axis").select_option("time")
     expect(page.locator("[data-parent]")).to_have_count(0)
     expect(page.get_by_role("button", name="parents")).to_be_disabled()

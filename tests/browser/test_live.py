@@ -44,7 +44,7 @@ def plot_box(page, name):
 
     def is_stable():
         page.wait_for_timeout(200)
-        boxes.append(panel(page, name).locator(".u-over, .plot").first.bounding_box())
+        boxes.append(panel(page, name).locator(".plot").bounding_box())
         return len(boxes) > 3 and boxes[-1] and boxes[-1] == boxes[-2] == boxes[-3]
 
     wait_for(is_stable, "a stable layout")
@@ -57,7 +57,7 @@ def test_points_arrive_live(page, dashboard, script, logs):
     page.goto(dashboard().url + "#/run/greyjacket/charts")
     value = panel(page, "train_loss").locator(".values")
     expect(value).to_contain_text(re.compile(r"\d"))
-    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    expect(panel(page, "train_loss").locator("canvas").first).to_be_visible()
     seen = value.inner_text()
     for _ in range(3):
         expect(value).not_to_have_text(seen)
@@ -133,7 +133,7 @@ def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     port = str(reserve_port())
     first = dashboard("--port", port)
     page.goto(first.url + "#/run/greyjacket/charts")
-    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    expect(panel(page, "train_loss").locator("canvas").first).to_be_visible()
     first.stop()
     expect(page.get_by_role("status")).to_contain_text("Connection lost")
     dashboard("--port", port)

@@ -130,7 +130,7 @@ def test_keyboard_shortcuts_work(page, dashboard, logs):
     expect(page.get_by_label("Search metrics")).to_have_value("1l")
     page.keyboard.press("Escape")
     page.keyboard.press("l")
-    expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="log y")).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")

@@ -36,7 +36,7 @@ def test_axis_change_redraws_labels(page, context, dashboard, logs):
     record(logs, "run", [{"train_loss": float(number)} for number in range(300)])
     page.add_init_script(SPY)
     page.goto(dashboard().url + "#/run/run/charts")
-    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    expect(panel(page, "train_loss").locator("canvas").first).to_be_visible()
     page.evaluate("window.texts = {}")
     page.get_by_label("Horizontal axis").select_option("time")
     texts = wait_for(lambda: shown_range(page, "train_loss"))
@@ -49,7 +49,7 @@ def test_duplicate_keys_do_not_blank_the_page(page, dashboard, logs, address):
     record(logs, "other", [{"train_loss": 2.0}])
     page.goto(dashboard().url + address)
     expect(
-        page.get_by_text("twice").first if address == "#/table" else panel(page, "train_loss").locator("canvas")
+        page.get_by_text("twice").first if address == "#/table" else panel(page, "train_loss").locator("canvas").first
     ).to_be_visible()
 
 
@@ -61,7 +61,7 @@ def test_nearly_constant_metric_does_not_break_others(page, dashboard, logs):
     record(logs, "run", rows)
     page.goto(dashboard().url + "#/run/run/charts")
     for name in ("flat", "zero", "huge", "tiny"):
-        expect(panel(page, name).locator("canvas")).to_be_visible()
+        expect(panel(page, name).locator("canvas").first).to_be_visible()
         expect(panel(page, name)).not_to_contain_text("Cannot draw this chart")
 
 
@@ -93,7 +93,7 @@ def test_zooming_out_restores_all_spans(page, dashboard, logs):
 def test_failed_requests_recover_without_reload(page, context, dashboard, logs):
     write_journal(logs, "run", [{f"metric{index}": float(index) for index in range(30)} for _ in range(5)])
     page.goto(dashboard().url + "#/run/run/charts")
-    expect(panel(page, "metric0").locator("canvas")).to_be_visible()
+    expect(panel(page, "metric0").locator("canvas").first).to_be_visible()
     context.set_offline(True)
     panel(page, "metric29").scroll_into_view_if_needed()
     expect(page.get_by_role("alert")).to_contain_text("Cannot reach the server")
@@ -147,13 +147,13 @@ def test_deleted_run_shows_notice(page, dashboard, logs):
 def test_offscreen_charts_are_destroyed(page, dashboard, logs):
     write_journal(logs, "wide", [{f"m{index:03}": float(index) for index in range(300)} for _ in range(3)])
     page.goto(dashboard().url + "#/run/wide/charts?q=m")
-    expect(panel(page, "m000").locator("canvas")).to_be_visible()
+    expect(panel(page, "m000").locator("canvas").first).to_be_visible()
     for name in ("m100", "m200", "m299"):
         panel(page, name).scroll_into_view_if_needed()
-        expect(panel(page, name).locator("canvas")).to_be_visible()
+        expect(panel(page, name).locator("canvas").first).to_be_visible()
     wait_for(lambda: page.locator("canvas").count() < 60)
     panel(page, "m000").scroll_into_view_if_needed()
-    expect(panel(page, "m000").locator("canvas")).to_be_visible()
+    expect(panel(page, "m000").locator("canvas").first).to_be_visible()
 
 
 def test_legend_shows_latest_recorded_value(page, dashboard, logs):

@@ -244,7 +244,7 @@ def test_notes_and_saved_views(page, dashboard, logs):
     page.get_by_label("Search runs").fill("")
     page.get_by_role("link", name="sweep/a b/run-9").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("sweep/a b/run-9")
-    expect(page.locator("[data-metric=train_loss] canvas")).to_be_visible()
+    expect(page.locator("[data-metric=train_loss] canvas").first).to_be_visible()
     page.get_by_role("link", name="overview").click()
     expect(notes.get_by_label("Group")).to_have_attribute("placeholder", "abc")
     notes.get_by_label("5 of 5").click()

@@ -1,5 +1,4 @@
 import { mount } from "svelte";
-import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import App from "./App.svelte";
 import { logInFromAddress } from "./login";

@@ -14,6 +14,7 @@ import { loadText, saveText } from "./storage";
 
 const tableKey = "tacho-table-view";
 const workspaceKey = "tacho-workspace-view";
+const pinsKey = "tacho-pinned-charts";
 const loadParameters = (key: string): URLSearchParams => new URLSearchParams(loadText(key) ?? "");
 
 export const lastTable = (): TableView => readTable(loadParameters(tableKey));
@@ -33,4 +34,11 @@ export function rememberTable(view: TableView): void {
 export function rememberWorkspace(view: WorkspaceView): void {
   saveText(workspaceKey, writeWorkspace(lastingView(view)).toString());
   saveText(tableKey, writeTable(tableOf(selectionOf(view))).toString());
+}
+
+/** The metrics that were pinned last on the page of a run: most runs of a project have the same ones. */
+export const lastPins = (): string[] => loadParameters(pinsKey).getAll("pin");
+
+export function rememberPins(names: string[]): void {
+  saveText(pinsKey, new URLSearchParams(names.map((name) => ["pin", name])).toString());
 }

@@ -44,3 +44,14 @@ export const theme = new Theme();
 export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
+
+/** The colours around the lines of a chart. */
+export const chartColours = () => ({
+  panel: colour("panel"),
+  text: colour("text"),
+  muted: colour("muted"),
+  grid: colour("line"),
+  good: colour("good"),
+  warn: colour("warn"),
+  bad: colour("bad"),
+});

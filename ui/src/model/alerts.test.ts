@@ -120,12 +120,13 @@ test("only a safe rule name becomes a shell command", () => {
 
 describe("the chart view of an alert", () => {
   test("shows its metric alone, around its steps", () => {
-    const view = chartViewFor(resolved(), { ...defaultView, smoothing: 0.5, isLog: true }, 50_000);
+    const view = chartViewFor(resolved(), { ...defaultView, smoothing: 0.5, isLogY: true }, 50_000);
     expect(view).toEqual({
+      ...defaultView,
       x: "step",
       usesDefinedAxes: false,
       smoothing: 0.5,
-      isLog: true,
+      isLogY: true,
       showsParents: false,
       search: "/^train_loss$/",
       low: 700,
@@ -193,8 +194,9 @@ describe("alert marks", () => {
       [50, 60],
       [90, Infinity],
     ]);
-    expect(marksNear(found, 11, 100).map((mark) => mark.x)).toEqual([10, 12]);
-    expect(marksNear(found, null, 100)).toEqual([]);
+    const scale = { low: 0, high: 100, isLog: false };
+    expect(marksNear(found, 11, scale).map((mark) => mark.x)).toEqual([10, 12]);
+    expect(marksNear(found, null, scale)).toEqual([]);
   });
 });
 

@@ -4,6 +4,7 @@ import type { AlertsPage, AlertView, Json, MarkView, MetricView, RunState, RunSu
 import type { AxisName } from "./axis-name";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
+import { type Scale, shareOf } from "./scale";
 
 export type AlertTone = "bad" | "warn" | "";
 
@@ -258,7 +259,8 @@ export function mergeBands(marks: AlertMark[]): [number, number][] {
   return bands;
 }
 
-/** The marks close to the cursor; `width` is that of the visible range. */
-export function marksNear(marks: AlertMark[], cursor: number | null, width: number): AlertMark[] {
-  return cursor === null ? [] : marks.filter((mark) => Math.abs(mark.x - cursor) <= 0.015 * width);
+/** The marks close to the cursor on the x axis. */
+export function marksNear(marks: AlertMark[], cursor: number | null, scale: Scale): AlertMark[] {
+  if (cursor === null) return [];
+  return marks.filter((mark) => Math.abs(shareOf(scale, mark.x) - shareOf(scale, cursor)) <= 0.015);
 }

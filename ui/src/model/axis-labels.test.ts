@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { isolatedPoints, positionLabels, valueLabel } from "./axis-labels";
+import { positionLabels, valueLabel } from "./axis-labels";
 
 test("y labels differ from their neighbours", () => {
   expect([0, 0.25, 0.5].map((value) => valueLabel(value, 0.25))).toEqual(["0.00", "0.25", "0.50"]);
@@ -33,11 +33,4 @@ test("a time of day has the date where a new day begins", () => {
   ]);
   expect(positionLabels([noon, noon + 10], 10, "time")[1]).toBe("12:00:10");
   expect(positionLabels([noon, noon + 0.5], 0.5, "time")[1]).toBe("12:00:00.500");
-});
-
-test("points with a gap on both sides are isolated", () => {
-  expect(isolatedPoints([1, null, 2, undefined, null, 3, undefined, 4, null, 5])).toEqual([0, 2, 9]);
-  expect(isolatedPoints([1, 2, 3])).toEqual([]);
-  expect(isolatedPoints([undefined, 7, undefined])).toEqual([1]);
-  expect(isolatedPoints([])).toEqual([]);
 });

@@ -1,4 +1,4 @@
-/** Axis labels, and the points that need a dot. */
+/** The labels of axes. */
 
 import type { AxisName } from "./axis-name";
 import { clock, number } from "./format";
@@ -55,25 +55,4 @@ function clockLabels(positions: number[], step: number): string[] {
     day = date;
     return shown;
   });
-}
-
-/** The indexes of points with a gap on both sides. */
-export function isolatedPoints(values: ArrayLike<number | null | undefined>): number[] {
-  const found: number[] = [];
-  let candidate = -1;
-  let isAfterGap = true;
-  for (let index = 0; index < values.length; index++) {
-    const value = values[index];
-    if (value === undefined) continue;
-    if (value === null) {
-      if (candidate >= 0) found.push(candidate);
-      candidate = -1;
-      isAfterGap = true;
-    } else {
-      candidate = isAfterGap ? index : -1;
-      isAfterGap = false;
-    }
-  }
-  if (candidate >= 0) found.push(candidate);
-  return found;
 }

@@ -53,6 +53,15 @@ export interface CompareView {
   verdict: VerdictView;
 }
 
+/** How the charts of a page are drawn and arranged, for one run and for many. */
+export type Arrangement = Pick<
+  CompareView,
+  "usesDefinedAxes" | "isLogX" | "isLogY" | "isClipped" | "smoothing" | "pinned" | "limits" | "sizes"
+>;
+/** What a chart reads of it. */
+export type PanelView = Omit<Arrangement, "usesDefinedAxes" | "pinned"> &
+  Pick<CompareView, "low" | "high" | "hidden" | "only">;
+
 export const defaultCompareView: CompareView = {
   search: "",
   x: null,
@@ -76,24 +85,42 @@ export const defaultCompareView: CompareView = {
 
 const maxGroupFields = 3;
 
-export function readCompareView(parameters: URLSearchParams): CompareView {
+export function readArrangement(parameters: URLSearchParams): Arrangement {
   const smoothing = readNumber(parameters.get("smooth"));
   return {
-    search: parameters.get("q") ?? "",
-    x: readAxis(parameters.get("x")),
     usesDefinedAxes: parameters.get("axes") !== "step",
     isLogX: parameters.get("logx") === "1",
     isLogY: parameters.get("log") === "1",
     isClipped: parameters.get("clip") !== "0",
     smoothing: smoothing === null ? null : Math.min(0.999, Math.max(0, smoothing)),
+    pinned: unique(parameters.getAll("pin")),
+    limits: readLimits(parameters.getAll("y")),
+    sizes: readSizes(parameters.getAll("size")),
+  };
+}
+
+export function writeArrangement(view: Arrangement, parameters: URLSearchParams): void {
+  if (!view.usesDefinedAxes) parameters.set("axes", "step");
+  if (view.isLogX) parameters.set("logx", "1");
+  if (view.isLogY) parameters.set("log", "1");
+  if (!view.isClipped) parameters.set("clip", "0");
+  if (view.smoothing !== null) parameters.set("smooth", String(view.smoothing));
+  for (const name of view.pinned) parameters.append("pin", name);
+  for (const [name, [low, high]] of Object.entries(view.limits))
+    parameters.append("y", `${low ?? ""},${high ?? ""},${name}`);
+  for (const text of writeSizes(view.sizes)) parameters.append("size", text);
+}
+
+export function readCompareView(parameters: URLSearchParams): CompareView {
+  return {
+    ...readArrangement(parameters),
+    search: parameters.get("q") ?? "",
+    x: readAxis(parameters.get("x")),
     low: readNumber(parameters.get("low")),
     high: readNumber(parameters.get("high")),
     by: unique(parameters.getAll("by")).slice(0, maxGroupFields),
     hidden: unique(parameters.getAll("hide")),
     only: unique(parameters.getAll("only")),
-    pinned: unique(parameters.getAll("pin")),
-    limits: readLimits(parameters.getAll("y")),
-    sizes: readSizes(parameters.getAll("size")),
     differences: readDifferences(parameters),
     sweep: readSweep(parameters),
     verdict: readVerdict(parameters),
@@ -103,20 +130,12 @@ export function readCompareView(parameters: URLSearchParams): CompareView {
 export function writeCompareView(view: CompareView, parameters: URLSearchParams): void {
   if (view.search) parameters.set("q", view.search);
   if (view.x !== null) parameters.set("x", view.x);
-  if (!view.usesDefinedAxes) parameters.set("axes", "step");
-  if (view.isLogX) parameters.set("logx", "1");
-  if (view.isLogY) parameters.set("log", "1");
-  if (!view.isClipped) parameters.set("clip", "0");
-  if (view.smoothing !== null) parameters.set("smooth", String(view.smoothing));
   if (view.low !== null) parameters.set("low", String(view.low));
   if (view.high !== null) parameters.set("high", String(view.high));
   for (const field of view.by) parameters.append("by", field);
   for (const id of view.hidden) parameters.append("hide", id);
   for (const id of view.only) parameters.append("only", id);
-  for (const name of view.pinned) parameters.append("pin", name);
-  for (const [name, [low, high]] of Object.entries(view.limits))
-    parameters.append("y", `${low ?? ""},${high ?? ""},${name}`);
-  for (const text of writeSizes(view.sizes)) parameters.append("size", text);
+  writeArrangement(view, parameters);
   writeDifferences(view.differences, parameters);
   writeSweep(view.sweep, parameters);
   writeVerdict(view.verdict, parameters);
@@ -136,7 +155,7 @@ function readLimits(texts: string[]): Record<string, Limits> {
   return found;
 }
 
-function readNumber(text: string | null): number | null {
+export function readNumber(text: string | null): number | null {
   const value = text === null || text.trim() === "" ? Number.NaN : Number(text);
   return Number.isFinite(value) ? value : null;
 }
@@ -144,7 +163,7 @@ function readNumber(text: string | null): number | null {
 const unique = (names: string[]): string[] => [...new Set(names.filter(Boolean))];
 
 /** Whether a run or a group is drawn. */
-export const isShownIn = ({ hidden, only }: CompareView, id: string): boolean =>
+export const isShownIn = ({ hidden, only }: Pick<CompareView, "hidden" | "only">, id: string): boolean =>
   !hidden.includes(id) && (only.length === 0 || only.includes(id));
 
 /** Show or hide a run or a group. */

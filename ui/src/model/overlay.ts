@@ -6,6 +6,7 @@ import type { ChartLine } from "./chart-lines";
 import { plain } from "./format";
 import { type Scale, shareOf, valueAt } from "./scale";
 import { nearestPoint, type Points } from "./series";
+import type { ValueRange } from "./value-range";
 
 /** One line of the legend: a run, or a group of runs. */
 export interface Member {
@@ -98,21 +99,13 @@ export function extentOf(lines: { x: ArrayLike<number> }[], isLog: boolean): [nu
   return low <= high ? [low, high] : null;
 }
 
-export interface OverlayRange {
-  low: number;
-  high: number;
-  /** The number of points and of lines that lie outside in part. */
-  numOutside: number;
-  numLines: number;
-}
-
 /** Values this many times the usual height away from the usual range flatten the rest. */
 const maxHeights = 4;
 const minPoints = 20;
 /** A line with a larger share of its values outside does not count for the range. */
 const maxShare = 0.02;
 /** Among at least this many lines, one that is far away from the others is an outlier. */
-const minLines = 5;
+export const minLines = 5;
 /** At most this share of the lines is: more of them are a part of what the runs are like. */
 const maxLineShare = 0.1;
 
@@ -130,7 +123,7 @@ export function overlayRange(
   high: number,
   isLog: boolean,
   isClipped: boolean,
-): OverlayRange | null {
+): ValueRange | null {
   const values = lines.map((points) => valuesBetween(points, low, high, isLog)).filter((each) => each.length > 0);
   if (values.length === 0) return null;
   let [lowest, highest] = [Infinity, -Infinity];
@@ -149,7 +142,7 @@ export function overlayRange(
   if (!(height > 0)) return whole;
   const [floor, ceiling] = [bottom - maxHeights * height, top + maxHeights * height];
   if (lowest >= floor && highest <= ceiling) return whole;
-  const range: OverlayRange = { low: Infinity, high: -Infinity, numOutside: 0, numLines: 0 };
+  const range: ValueRange = { low: Infinity, high: -Infinity, numOutside: 0, numLines: 0 };
   for (const each of values) {
     const inside = each.filter((value) => value >= floor && value <= ceiling);
     const numOutside = each.length - inside.length;

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import type { SeriesView } from "../api";
 import { buildChartLines } from "./chart-lines";
-import { alertTitles, countNonPositive, emptyText, legendValues, positionText } from "./panel";
-import { defaultView } from "./route";
+import { type Member, memberValue } from "./overlay";
+import { alertTitles, countNonPositive, emptyText, positionText } from "./panel";
 
 const x = [0, 1, 2];
 const line = { stream: "step", attempt: 0, x, y: [3, -2, 0], mean_x: [], mean_y: [], mean_count: [], num_points: 3 };
@@ -12,16 +12,17 @@ const series: Record<string, SeriesView> = {
 };
 const lines = buildChartLines("loss", ["a", "b"], series, 0);
 
-test("the legend shows the latest values without a cursor", () => {
-  expect(legendValues(["a", "b"], series, lines, null)).toEqual([
-    { run: "a", value: "NaN" },
-    { run: "b", value: null },
-  ]);
+const member = (run: string): Member => ({ id: run, label: run, runs: [run], isGroup: false, colour: "" });
+
+test("the header shows the latest values without a cursor", () => {
+  const values = { byRun: series, lines, groupLines: {} };
+  expect(["a", "b"].map((run) => memberValue(values, member(run), null))).toEqual(["NaN", null]);
 });
 
-test("the legend shows the value at the cursor", () => {
-  expect(legendValues(["a", "b"], series, lines, 1)[0]?.value).toBe(7);
-  expect(legendValues(["a"], series, lines.slice(0, 1), 1)[0]?.value).toBe(-2);
+test("the header shows the value at the cursor, of the last attempt", () => {
+  const valueAt = (shown: typeof lines) => memberValue({ byRun: series, lines: shown, groupLines: {} }, member("a"), 1);
+  expect(valueAt(lines)).toBe(7);
+  expect(valueAt(lines.slice(0, 1))).toBe(-2);
 });
 
 test("values without a place on a logarithmic scale are counted", () => {
@@ -36,9 +37,10 @@ test("positions carry the unit of their axis", () => {
 });
 
 test("an empty chart says why it is empty", () => {
-  expect(emptyText(defaultView)).toBe("No points yet.");
-  expect(emptyText({ ...defaultView, x: "epoch" })).toBe("No epochs were recorded with this metric.");
-  expect(emptyText({ ...defaultView, x: "epoch", low: 1 })).toBe("No points in this range.");
+  expect(emptyText("step", false)).toBe("No points yet.");
+  expect(emptyText("epoch", false)).toBe("No epochs were recorded with this metric.");
+  expect(emptyText("tokens", false)).toBe("No points on this axis.");
+  expect(emptyText("epoch", true)).toBe("No points in this range.");
 });
 
 test("alert titles are limited and can name the run", () => {

@@ -1,37 +1,16 @@
 /** The texts and numbers around a chart. */
 
-import type { Num, SeriesView } from "../api";
+import type { Num } from "../api";
 import type { AlertMark } from "./alerts";
 import { type AxisName, axisNames, metricOf } from "./axis-name";
 import type { ChartLine } from "./chart-lines";
 import { clock, duration, number } from "./format";
-import type { ChartView } from "./route";
-import { nearestPoint } from "./series";
 
 const maxTitles = 4;
 
 export interface RunValue {
   run: string;
   value: Num | null;
-}
-
-/** Each run's value at the cursor, or its latest value without a cursor. Values are never smoothed. */
-export function legendValues(
-  runs: string[],
-  series: Record<string, SeriesView>,
-  lines: ChartLine[],
-  cursor: number | null,
-): RunValue[] {
-  return runs.map((run) => {
-    if (cursor === null) return { run, value: series[run]?.last ?? null };
-    const recorded = lines.filter((line) => line.run === run && line.isRaw);
-    // The last attempt wins where attempts overlap.
-    const value = recorded.reduceRight<number | null>(
-      (found, line) => found ?? nearestPoint(line.points, cursor)?.y ?? null,
-      null,
-    );
-    return { run, value };
-  });
 }
 
 /** A position on the x axis, as text. */
@@ -53,9 +32,10 @@ export function countNonPositive(lines: ChartLine[]): number {
 }
 
 /** Why a chart has no points. */
-export function emptyText({ x, low, high }: ChartView): string {
-  if (low !== null || high !== null) return "No points in this range.";
-  return x === "epoch" ? "No epochs were recorded with this metric." : "No points yet.";
+export function emptyText(axis: AxisName, isZoomed: boolean): string {
+  if (isZoomed) return "No points in this range.";
+  if (axis === "step") return "No points yet.";
+  return axis === "epoch" ? "No epochs were recorded with this metric." : "No points on this axis.";
 }
 
 /** The titles of some alerts, one per line. */

@@ -2,11 +2,15 @@
 
 import { type AxisName, readAxis } from "./axis-name";
 import {
+  type Arrangement,
   type CompareTab,
   compareTabs,
   type CompareView,
   defaultCompareView,
+  readArrangement,
   readCompareView,
+  readNumber,
+  writeArrangement,
   writeCompareView,
 } from "./compare-view";
 import { readTable, type TableView, writeTable } from "./table-view";
@@ -22,13 +26,8 @@ export type Route =
   | { page: "compare"; tab: CompareTab; runs: string[]; view: CompareView }
   | { page: "run"; run: string; tab: Tab; others: string[]; view: ChartView };
 
-export interface ChartView {
+export interface ChartView extends Arrangement {
   x: AxisName;
-  /** Whether a metric that the training code gave another x axis is drawn on it, instead of on the step. */
-  usesDefinedAxes: boolean;
-  /** The weight of a neighbouring point, 0 to 0.999; null chooses it by the number of points. */
-  smoothing: number | null;
-  isLog: boolean;
   /** Whether the lines of the runs that a run started from are drawn behind its own. */
   showsParents: boolean;
   search: string;
@@ -39,10 +38,8 @@ export interface ChartView {
 /** The most runs in the charts of a run; the compare page has no limit. */
 export const maxComparedRuns = 12;
 export const defaultView: ChartView = {
+  ...readArrangement(new URLSearchParams()),
   x: "step",
-  usesDefinedAxes: true,
-  smoothing: null,
-  isLog: false,
   showsParents: false,
   search: "",
   low: null,
@@ -85,23 +82,13 @@ function decode(text: string): string {
 
 function parseView(parameters: URLSearchParams): ChartView {
   return {
+    ...readArrangement(parameters),
     x: readAxis(parameters.get("x")) ?? defaultView.x,
-    usesDefinedAxes: parameters.get("axes") !== "step",
-    smoothing: parseSmoothing(parseNumber(parameters.get("smooth"))),
-    isLog: parameters.get("log") === "1",
     showsParents: parameters.get("parents") === "1",
     search: parameters.get("q") ?? "",
-    low: parseNumber(parameters.get("low")),
-    high: parseNumber(parameters.get("high")),
+    low: readNumber(parameters.get("low")),
+    high: readNumber(parameters.get("high")),
   };
-}
-
-const parseSmoothing = (value: number | null): number | null =>
-  value === null ? defaultView.smoothing : Math.min(0.999, Math.max(0, value));
-
-function parseNumber(text: string | null): number | null {
-  const value = text === null || text === "" ? Number.NaN : Number(text);
-  return Number.isFinite(value) ? value : null;
 }
 
 export function format(route: Route): string {
@@ -117,13 +104,11 @@ export function format(route: Route): string {
   for (const other of route.others) parameters.append("with", other);
   const { view } = route;
   if (view.x !== defaultView.x) parameters.set("x", view.x);
-  if (!view.usesDefinedAxes) parameters.set("axes", "step");
-  if (view.smoothing !== defaultView.smoothing) parameters.set("smooth", String(view.smoothing));
-  if (view.isLog) parameters.set("log", "1");
   if (view.showsParents) parameters.set("parents", "1");
   if (view.search) parameters.set("q", view.search);
   if (view.low !== null) parameters.set("low", String(view.low));
   if (view.high !== null) parameters.set("high", String(view.high));
+  writeArrangement(view, parameters);
   return withQuery(`#/run/${encodeURIComponent(route.run)}/${route.tab}`, parameters);
 }
 

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Line, SeriesView } from "../api";
-import { align, defaultWeight, merge, nearestPoint, smooth } from "./series";
+import { defaultWeight, merge, nearestPoint, smooth } from "./series";
 
 const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({
   stream: "step",
@@ -142,15 +142,4 @@ test("the nearest point is null past the ends and in gaps", () => {
   expect(nearestPoint(points, 19)).toBeNull();
   expect(nearestPoint(points, 500)).toBeNull();
   expect(nearestPoint({ x: [], y: [] }, 1)).toBeNull();
-});
-
-test("aligning lines keeps every point, even at repeated x", () => {
-  const [places, first, second] = align([
-    { x: [0, 1, 1, 1, 3], y: [5, 6, 9, null, 7] },
-    { x: [1, 2], y: [8, 4] },
-  ]);
-  expect(places).toEqual([0, 1, 1, 1, 2, 3]);
-  expect(Array.from(first ?? [])).toEqual([5, 6, 9, null, undefined, 7]);
-  expect(Array.from(second ?? [])).toEqual([undefined, 8, undefined, undefined, 4, undefined]);
-  expect(align([])).toEqual([[]]);
 });

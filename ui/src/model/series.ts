@@ -1,4 +1,4 @@
-/** Series of points: smoothing, merging and aligning them for a chart. */
+/** Series of points: smoothing and merging them for a chart. */
 
 import type { Line, Mark, SeriesView } from "../api";
 import { isAscending } from "./axis-name";
@@ -284,33 +284,4 @@ function nearestOnPath({ x, y }: Points, position: number): PlottedPoint | null 
     [nearest, least] = [{ x: at, y: value }, Math.abs(at - position)];
   }
   return position < low || position > high ? null : nearest;
-}
-
-/** Several lines on one x axis: the x values, then the y values of each line. */
-export type Aligned = [number[], ...(number | null | undefined)[][]];
-
-/**
- * Align lines on one x axis, as uPlot requires.
- *
- * An x value is repeated if a line has several points there. A line without a point there has `undefined`, which uPlot
- * skips, unlike `null`, which is a gap.
- */
-export function align(lines: Points[]): Aligned {
-  const positions: number[] = [];
-  const columns = lines.map((): (number | null | undefined)[] => []);
-  const at = new Uint32Array(lines.length);
-  for (;;) {
-    const position = lines.reduce((least, { x }, line) => Math.min(least, x[at[line] as number] ?? Infinity), Infinity);
-    if (position === Infinity) break;
-    const first = positions.length;
-    lines.forEach(({ x, y }, line) => {
-      for (let row = first; x[at[line] as number] === position; row++) {
-        positions[row] = position;
-        (columns[line] as (number | null)[])[row] = y[at[line] as number] ?? null;
-        at[line] = (at[line] as number) + 1;
-      }
-    });
-  }
-  for (const column of columns) column.length = positions.length;
-  return [positions, ...columns];
 }

@@ -5,8 +5,9 @@ import type { Points } from "./series";
 export interface ValueRange {
   low: number;
   high: number;
-  /** The number of points outside. */
+  /** The number of points outside, and of lines that have some. */
   numOutside: number;
+  numLines: number;
 }
 
 /** At most this share of the points is left outside. */
@@ -39,7 +40,13 @@ export function rangeWithoutOutliers(lines: Points[]): ValueRange | null {
   if (!isHigh && !isLow) return null;
   high = isHigh ? (values.findLast((value) => value <= top) as number) : highest;
   low = isLow ? (values.find((value) => value >= bottom) as number) : lowest;
-  return { low, high, numOutside: values.filter((value) => value < low || value > high).length };
+  const outside = lines.map(({ y }) => y.filter((value) => value !== null && (value < low || value > high)).length);
+  return {
+    low,
+    high,
+    numOutside: outside.reduce((sum, count) => sum + count, 0),
+    numLines: outside.filter((count) => count > 0).length,
+  };
 }
 
 function areIsolated(lines: Points[], isOutside: (value: number) => boolean): boolean {

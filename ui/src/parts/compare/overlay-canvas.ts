@@ -17,10 +17,19 @@ export interface OverlayEvents {
 /** More lines than this are dimmed while one is highlighted. */
 const maxUndimmed = 6;
 const minDrag = 4;
+/** The narrowest range that can be zoomed into: one step, or the resolution of times. */
+const minWidths: Record<string, number> = {
+  step: 1,
+  relative_step: 1,
+  relative: 1e-5,
+  training_time: 1e-5,
+  time: 1e-5,
+};
+const maxPinch = 20;
 
 export class OverlayCanvas {
   readonly #root: HTMLElement;
-  readonly #on: OverlayEvents;
+  readonly #on: OverlayEvents | null;
   readonly #base = document.createElement("canvas");
   readonly #top = document.createElement("canvas");
   readonly #observer: ResizeObserver;
@@ -29,20 +38,28 @@ export class OverlayCanvas {
   #cursor: { x: number | null; id: string | null } | null = null;
   /** Where a drag began and is now, in pixels. */
   #drag: [number, number] | null = null;
+  /** Where fingers are, in pixels, and how far apart two of them were first. */
+  readonly #touches = new Map<number, number>();
+  #pinched = 0;
   #frame = 0;
 
-  constructor(root: HTMLElement, on: OverlayEvents) {
+  /** Without `on`, it is a picture that does not react to the pointer. */
+  constructor(root: HTMLElement, on: OverlayEvents | null) {
     this.#root = root;
     this.#on = on;
     for (const canvas of [this.#base, this.#top]) {
       canvas.setAttribute("aria-hidden", "true");
+      canvas.style.position = "absolute";
+      canvas.style.inset = "0";
       root.append(canvas);
     }
     this.#observer = new ResizeObserver(() => this.#paint());
     this.#observer.observe(root);
+    if (!on) return;
     root.addEventListener("pointerdown", this.#onDown);
     root.addEventListener("pointermove", this.#onMove);
     root.addEventListener("pointerup", this.#onUp);
+    root.addEventListener("pointercancel", this.#onCancel);
     root.addEventListener("pointerleave", this.#onLeave);
     root.addEventListener("dblclick", this.#onDouble);
   }
@@ -53,6 +70,7 @@ export class OverlayCanvas {
     this.#root.removeEventListener("pointerdown", this.#onDown);
     this.#root.removeEventListener("pointermove", this.#onMove);
     this.#root.removeEventListener("pointerup", this.#onUp);
+    this.#root.removeEventListener("pointercancel", this.#onCancel);
     this.#root.removeEventListener("pointerleave", this.#onLeave);
     this.#root.removeEventListener("dblclick", this.#onDouble);
     this.#base.remove();
@@ -113,14 +131,17 @@ export class OverlayCanvas {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
-    const lines = this.#cursor?.id ? scene.lines.filter((line) => line.id === this.#cursor?.id) : [];
-    if (lines.length > 0 && scene.lines.length > maxUndimmed) {
+    const id = this.#cursor?.id ?? null;
+    const hasOthers = id !== null && scene.lines.some((line) => line.id !== id);
+    const lines = hasOthers ? scene.lines.filter((line) => line.id === id) : [];
+    if (lines.length > 0 && new Set(scene.lines.map((line) => line.id)).size > maxUndimmed) {
       context.globalAlpha = 0.6;
       context.fillStyle = scene.theme.panel;
       context.fillRect(area.left, area.top, area.width, area.height);
       context.globalAlpha = 1;
     }
-    for (const line of lines) paintLine(context, { ...line, alpha: 1, width: 2.4 }, place);
+    for (const line of lines)
+      paintLine(context, line.isBehind ? line : { ...line, alpha: 1, width: Math.max(2.4, line.width) }, place);
     if (this.#cursor && this.#cursor.x !== null) {
       context.strokeStyle = scene.theme.muted;
       context.lineWidth = 1;
@@ -152,34 +173,69 @@ export class OverlayCanvas {
     return { left, x, id: nearestLine(scene.lines, x, scene.y, share) };
   }
 
+  /** Zoom, but not closer than makes sense on the axis. */
+  #zoom(low: number, high: number): void {
+    const least = minWidths[this.#scene?.axis ?? ""] ?? 0;
+    const middle = (low + high) / 2;
+    if (high - low < least) this.#on?.zoom(middle - least / 2, middle + least / 2);
+    else this.#on?.zoom(low, high);
+  }
+
+  #distance(): number {
+    const [a = 0, b = 0] = this.#touches.values();
+    return Math.abs(a - b);
+  }
+
+  /** Two fingers have moved apart or together: keep the position between them where it is. */
+  #pinch(scene: Scene): void {
+    const factor = Math.min(maxPinch, Math.max(1 / maxPinch, this.#distance() / this.#pinched));
+    const [a = 0, b = 0] = this.#touches.values();
+    const { left, width } = this.#area;
+    const middle = ((a + b) / 2 - left) / width;
+    this.#zoom(valueAt(scene.x, middle - middle / factor), valueAt(scene.x, middle + (1 - middle) / factor));
+  }
+
   #onDown = (event: PointerEvent): void => {
     const at = this.#at(event);
     if (!at || event.button !== 0) return;
     if (event.pointerType === "mouse") {
       this.#drag = [at.left, at.left];
       this.#root.setPointerCapture(event.pointerId);
-    } else this.#on.cursor(at);
+      return;
+    }
+    this.#touches.set(event.pointerId, at.left);
+    if (this.#touches.size === 2) this.#pinched = this.#distance();
+    this.#on?.cursor({ x: at.x, id: at.id });
   };
 
   #onMove = (event: PointerEvent): void => {
     const at = this.#at(event);
     if (!at) return;
     if (this.#drag) this.#drag = [this.#drag[0], at.left];
-    this.#on.cursor({ x: at.x, id: at.id });
+    if (this.#touches.has(event.pointerId)) this.#touches.set(event.pointerId, at.left);
+    this.#on?.cursor({ x: at.x, id: at.id });
     if (this.#drag) this.#paintTop();
   };
 
   #onUp = (event: PointerEvent): void => {
     const [drag, at, scene] = [this.#drag, this.#at(event), this.#scene];
     this.#drag = null;
+    this.#onCancel(event);
     if (!drag || !at || !scene || Math.abs(at.left - drag[0]) < minDrag) return;
     const from = valueAt(scene.x, (drag[0] - this.#area.left) / this.#area.width);
-    this.#on.zoom(Math.min(from, at.x), Math.max(from, at.x));
+    this.#zoom(Math.min(from, at.x), Math.max(from, at.x));
+  };
+
+  #onCancel = (event: PointerEvent): void => {
+    const minPinch = 10;
+    if (this.#touches.size === 2 && this.#touches.has(event.pointerId) && this.#pinched > minPinch && this.#scene)
+      this.#pinch(this.#scene);
+    this.#touches.delete(event.pointerId);
   };
 
   #onLeave = (event: PointerEvent): void => {
-    if (event.pointerType === "mouse" && !this.#drag) this.#on.cursor(null);
+    if (event.pointerType === "mouse" && !this.#drag) this.#on?.cursor(null);
   };
 
-  #onDouble = (): void => this.#on.reset();
+  #onDouble = (): void => this.#on?.reset();
 }

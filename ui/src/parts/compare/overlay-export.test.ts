@@ -1,7 +1,32 @@
 import { expect, test } from "vitest";
 import { overlayCsv, pictureSvg } from "./overlay-export";
+import type { Scene } from "./overlay-paint";
 
-const theme = { panel: "#fff", text: "#000", muted: "#888", grid: "#ddd", bad: "#f00" };
+const theme = {
+  panel: "#fff",
+  text: "#000",
+  muted: "#888",
+  grid: "#ddd",
+  good: "#0f0",
+  warn: "#fa0",
+  bad: "#f00",
+};
+const empty: Scene = {
+  axis: "step",
+  x: { low: 0, high: 2, isLog: false },
+  y: { low: 0, high: 2, isLog: false },
+  bands: [],
+  lines: [],
+  marks: [],
+  alerts: [],
+  expected: null,
+  theme,
+};
+const svgOf = (scene: Partial<Scene>): string =>
+  pictureSvg({ title: "loss", width: 600, height: 300, legend: [], scene: { ...empty, ...scene } });
+/** The shapes of a colour: lines begin with M and L, rectangles have h and v. */
+const shapes = (svg: string, colour: string): string[] =>
+  [...svg.matchAll(/<path d="([^"]*)" fill="(#\w+)"/g)].filter(([, , fill]) => fill === colour).map(([, d]) => d ?? "");
 
 test("an SVG has the title, all lines and the legend, escaped", () => {
   const svg = pictureSvg({
@@ -10,15 +35,12 @@ test("an SVG has the title, all lines and the legend, escaped", () => {
     height: 300,
     legend: Array.from({ length: 70 }, (_, index) => ({ label: `run ${index}`, colour: "#123456" })),
     scene: {
-      axis: "step",
-      x: { low: 0, high: 2, isLog: false },
-      y: { low: 0, high: 2, isLog: false },
+      ...empty,
       bands: [{ colour: "#abcdef", x: [0, 1], low: [0, 1], high: [1, 2] }],
       lines: [
         { id: "a", points: { x: [0, 1, 2], y: [1, null, 5] }, colour: "#ff0000", width: 1, alpha: 0.5, dash: [4, 3] },
       ],
       marks: [{ x: 1, kind: "NaN", count: 1 }],
-      theme,
     },
   });
   expect(svg).toContain("loss &lt;b&gt; &amp; co");
@@ -28,6 +50,36 @@ test("an SVG has the title, all lines and the legend, escaped", () => {
   expect(svg).not.toContain("run 60<");
   expect(svg).toContain("and 10 more<");
   expect(svg).not.toContain("NaN");
+});
+
+test("alerts are a line, a triangle and a tint, in the colour of their severity", () => {
+  const alert = (tone: "" | "warn" | "bad", x: number, end: number | null) => ({ run: "a", title: "", tone, x, end });
+  const svg = svgOf({ alerts: [alert("warn", 0.5, 1), alert("bad", 1.5, null), alert("", -3, -2)] });
+  const [tint = "", line = "", triangle = ""] = shapes(svg, theme.warn);
+  expect(shapes(svg, theme.warn)).toHaveLength(3);
+  expect(tint).toMatch(/h\d/);
+  expect(line).toMatch(/h1v/);
+  expect(triangle).toMatch(/L.*L.*Z$/);
+  expect(shapes(svg, theme.bad)).toHaveLength(3);
+  // An alert that was resolved before the visible range.
+  expect(shapes(svg, theme.muted)).toEqual([]);
+  // A logarithmic axis has no place for step 0: the tint begins at its left edge.
+  const log = svgOf({ x: { low: 1, high: 100, isLog: true }, alerts: [alert("bad", 0, null)] });
+  expect(shapes(log, theme.bad)).toHaveLength(1);
+  expect(log).not.toContain("NaN");
+});
+
+test("expected values are a band up to the edge on a side without a limit", () => {
+  const svg = svgOf({ expected: { low: null, high: 1 } });
+  expect(shapes(svg, theme.good)).toHaveLength(1);
+  expect(svg.match(/stroke="#0f0"/g)).toHaveLength(1);
+});
+
+test("a point between two gaps is a dot", () => {
+  const y = Array.from({ length: 100 }, (_, index): number | null => (index < 90 ? 1 : null)).with(95, 1.5);
+  const points = { x: y.map((_, index) => index / 50), y };
+  const line = { id: "a", points, colour: "#123456", width: 1, alpha: 1, dash: [] };
+  expect(shapes(svgOf({ lines: [line] }), "#123456")).toHaveLength(1);
 });
 
 test("a CSV file has a row per point, and no formulas", () => {

@@ -1,6 +1,15 @@
-/** Paints an overlay of many lines in one pass, on a canvas or as SVG. Lengths are CSS pixels. */
+/**
+ * Paints the lines of one run or many in one pass, on a canvas or as SVG. Lengths are CSS pixels.
+ *
+ * Every point is drawn; decimation happens on the server. For a request of n points the server splits the range into
+ * buckets and returns the lowest and the highest point of each, so an outlier is never lost, and zooming in loads finer
+ * points. Where points were left out, the server adds the mean of each bucket, which smoothing uses instead of the
+ * extremes. Alerts are drawn behind the lines; NaN and infinite values are marks at the edges, because a line cannot show
+ * them.
+ */
 
 import type { Mark } from "../../api";
+import { type AlertMark, mergeBands } from "../../model/alerts";
 import type { AxisName } from "../../model/axis-name";
 import { positionLabels, valueLabel } from "../../model/axis-labels";
 import { type Scale, shareOf, ticksOf } from "../../model/scale";
@@ -14,6 +23,8 @@ export interface PaintedLine {
   width: number;
   alpha: number;
   dash: number[];
+  /** Whether it has the recorded values behind a smoothed line. */
+  isBehind?: boolean;
 }
 
 export interface Band {
@@ -30,6 +41,10 @@ export interface Scene {
   bands: Band[];
   lines: PaintedLine[];
   marks: Mark[];
+  /** Alerts and remarks. */
+  alerts: AlertMark[];
+  /** Values that were expected, drawn as a band; null on a side without a limit. */
+  expected: { low: number | null; high: number | null } | null;
   theme: Theme;
 }
 
@@ -39,6 +54,8 @@ export interface Theme {
   text: string;
   muted: string;
   grid: string;
+  good: string;
+  warn: string;
   bad: string;
 }
 
@@ -53,8 +70,8 @@ const font = "11px system-ui, sans-serif";
 const charWidth = 6.6;
 const bottom = 24;
 const timeAxes: readonly string[] = ["relative", "training_time"];
-/** Lines with at most this many points also show the points themselves. */
-const maxDots = 30;
+/** Lines with at most this many points also show the points themselves; thin lines are those of many runs. */
+const [maxDots, maxThinDots] = [60, 30];
 
 /** The labels of both axes, and the area that they leave for the lines. */
 export function layOut({ axis, x, y }: Scene, width: number, height: number, offset = 0) {
@@ -108,6 +125,8 @@ export function paintOverlay(context: Painter, scene: Scene, width: number, heig
     label.split("\n").forEach((text, row) => context.fillText(text, x, area.top + area.height + 6 + 13 * row));
   }
   context.stroke();
+  paintExpected(context, scene, area, place);
+  paintAlerts(context, scene, area, place);
   context.beginPath();
   context.rect(area.left, area.top, area.width, area.height);
   context.clip();
@@ -140,7 +159,9 @@ export function paintLine(context: Painter, line: PaintedLine, place: Placer): v
   context.globalAlpha = line.alpha;
   context.lineJoin = "round";
   context.setLineDash(line.dash);
-  const size = line.width + 1;
+  const isThin = line.width <= 1;
+  const size = line.width + (isThin ? 1 : 2);
+  const hasDots = x.length <= (isThin ? maxThinDots : maxDots);
   const dots: [number, number][] = [];
   let isOpen = false;
   let isIsolated = false;
@@ -162,7 +183,7 @@ export function paintLine(context: Painter, line: PaintedLine, place: Placer): v
     isIsolated = !isOpen;
     isOpen = true;
     [lastX, lastY] = [position, limited];
-    if (x.length <= maxDots) dots.push([position, limited]);
+    if (hasDots) dots.push([position, limited]);
   }
   if (isOpen && isIsolated) dots.push([lastX, lastY]);
   context.stroke();
@@ -195,6 +216,61 @@ function paintBand(context: Painter, { x, low, high, colour }: Band, place: Plac
   function isDrawn(value: number | null | undefined): boolean {
     return value !== null && value !== undefined && !Number.isNaN(place.y(value));
   }
+}
+
+/** A band of the expected values, with lines at its limits. */
+function paintExpected(context: Painter, { expected, theme }: Scene, area: Area, place: Placer): void {
+  if (!expected) return;
+  const end = area.top + area.height;
+  const at = (value: number | null, edge: number): number =>
+    value === null ? edge : Math.min(end, Math.max(area.top, place.y(value)));
+  const [top, low] = [at(expected.high, area.top), at(expected.low, end)];
+  context.fillStyle = context.strokeStyle = theme.good;
+  context.globalAlpha = 0.1;
+  context.fillRect(area.left, top, area.width, low - top);
+  context.globalAlpha = 0.6;
+  context.lineWidth = 1;
+  context.setLineDash([4, 4]);
+  context.beginPath();
+  for (const y of [expected.high === null ? null : top, expected.low === null ? null : low]) {
+    if (y === null) continue;
+    context.moveTo(area.left, y);
+    context.lineTo(area.left + area.width, y);
+  }
+  context.stroke();
+  context.setLineDash([]);
+  context.globalAlpha = 1;
+}
+
+/** A line where an alert opened, and a tint until it was resolved. */
+function paintAlerts(context: Painter, { x: scale, alerts, theme }: Scene, area: Area, place: Placer): void {
+  const size = 4;
+  const right = area.left + area.width;
+  const limited = (value: number): number =>
+    value <= scale.low ? area.left : value >= scale.high ? right : place.x(value);
+  const colours = { "": theme.muted, warn: theme.warn, bad: theme.bad };
+  for (const tone of ["", "warn", "bad"] as const) {
+    const own = alerts.filter((alert) => alert.tone === tone);
+    context.fillStyle = colours[tone];
+    context.globalAlpha = 0.07;
+    for (const [low, high] of mergeBands(own)) {
+      const [from, to] = [limited(low), limited(high)];
+      if (to > from) context.fillRect(from, area.top, to - from, area.height);
+    }
+    const visible = own.filter(({ x }) => x >= scale.low && x <= scale.high);
+    for (const x of new Set(visible.map((alert) => Math.round(place.x(alert.x))))) {
+      context.globalAlpha = 0.55;
+      context.fillRect(x, area.top, 1, area.height);
+      context.globalAlpha = 1;
+      context.beginPath();
+      context.moveTo(x, area.top - size);
+      context.lineTo(x + 1.2 * size, area.top + size);
+      context.lineTo(x - 1.2 * size, area.top + size);
+      context.closePath();
+      context.fill();
+    }
+  }
+  context.globalAlpha = 1;
 }
 
 /** A triangle at the edge wherever a line leaves the visible range of values, in the colour of the line. */
