@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if __name__ == "__main__":  # not in workers: the first optimizer imports torch._dynamo, which takes as long as torch
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=4, shuffle=True)
 
 
