@@ -76,10 +76,18 @@ def test_default_recorder_exports_without_a_provider(provider, monkeypatch, tmp_
         ("stop", "left_open"),
         ("stop", "outer"),
     ]
+    recorder.stop(recorder.start("too late"))  # neither starts a run nor reaches an exporter
+    assert len(exporter.calls) == 6
     assert (exporter.num_initialized, exporter.num_closed) == (1, 1)
+    folders = list((tmp_path / "logs").iterdir())
+    assert len(folders) == 1
     if run is not None:
         assert run.status == "running"
         run.finish()
+        errors = [record for record in lines_of(folders[0]) if record["event"] == "telemetry_error"]
+        assert [error["reason"] for error in errors] == [
+            "the recorder is closed: its exporters receive nothing any more"
+        ]
 
 
 def train(calls: object, loop: str) -> None:

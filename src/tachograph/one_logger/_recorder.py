@@ -71,6 +71,8 @@ class DefaultRecorder(RecorderCallbacks):
         self._lock = threading.Lock()
         self._attached_run: Run | None = None
         """The run to which its exporters are attached, if it is used alone."""
+        self._closed_recorder: SpanRecorder | None = None
+        """The span recorder of that run, after `close`."""
         self._drivers: list[SinkDriver] = []
 
     def hand_over(self) -> tuple[list[Exporter], ExportFilter]:
@@ -81,6 +83,10 @@ class DefaultRecorder(RecorderCallbacks):
     @property
     def span_recorder(self) -> SpanRecorder:
         """The span recorder of the current span, else of the current run."""
+        if self._closed_recorder is not None:  # a new run would surprise, and its exporters are closed
+            if self._closed_recorder.run.status == "running":
+                self._closed_recorder.report_misuse("the recorder is closed: its exporters receive nothing any more")
+            return self._closed_recorder
         if not self._is_configured and self._attached_run is None:
             with self._lock:
                 if self._attached_run is None:
@@ -164,7 +170,7 @@ class DefaultRecorder(RecorderCallbacks):
         """Stop all open spans and close the exporters; finish the run if configuring or this recorder started it."""
         run = self._attached_run
         if run is None and not self._is_configured:
-            return  # it was not used
+            return  # it was not used, or is closed
         recorder = spans.recorder_of(run) if run is not None else spans.get_recorder()
         recorder.close_open()
         if recorder.owns_run:
@@ -174,6 +180,8 @@ class DefaultRecorder(RecorderCallbacks):
             for driver in self._drivers:
                 run.remove_follower(driver)
             recorder.customize_export(*_DEFAULT_FILTER)
+        if run is not None:
+            self._closed_recorder = recorder
         self._attached_run, self._drivers = None, []
 
 
