@@ -134,6 +134,13 @@ def test_unequal_work_is_no_straggler(is_measured: bool) -> None:
         assert alert["evidence"]["cost_share"] > 0.1
 
 
+def test_unequal_work_is_the_only_alert_of_few_ranks() -> None:
+    for seed in range(4):
+        for is_measured in (True, False):
+            job = SimulatedJob(4, "lognormal 0.3", 30 + seed, is_measured=is_measured)
+            assert [alert["rule"] for alert in alerts_of(job, 40)] == ["unequal_work"]
+
+
 def test_work_that_varies_on_all_ranks_together_is_equal() -> None:
     lengths = random.Random(1)
 

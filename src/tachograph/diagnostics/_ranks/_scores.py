@@ -30,6 +30,7 @@ _GROUP_SPREADS = 4.0
 _GROUP_SIGMAS = 5.0
 _GROUP_VARIANCE = 0.8
 _MAX_SPIKING = 0.5
+_SPIKE_SIGMAS = 6.0
 
 
 class Spike(NamedTuple):
@@ -134,6 +135,12 @@ class ScoredWindow:
             return True
         return bool(2 * int(numpy.unique(iterations, return_counts=True)[1].max()) > len(iterations))
 
+    def error_of(self, name: str) -> float:
+        """Return the typical error of the median of one rank, from the variation within the window."""
+        num_iterations = self.times.num_iterations[self.ranks]
+        errors_s = MEDIAN_ERROR * MAD_TO_SIGMA * self.column(f"{name}_mad") / numpy.sqrt(num_iterations)
+        return float(numpy.median(numpy.nan_to_num(errors_s)))
+
     def lowest(self, name: str) -> float | None:
         """Return the lowest value of a quantity over the ranks; None if it was not measured on all."""
         values = self.column(name)
@@ -151,7 +158,12 @@ class ScoredWindow:
             least_excess: the minimum excess over the rank's median, as a share of it.
         """
         longest_s, own_s = self.times.longest_own_s[self.ranks], self.column("own")
-        indices = numpy.flatnonzero(longest_s > (1 + least_excess) * own_s)
+        is_spike = (longest_s > (1 + least_excess) * own_s) & (own_s > 0)
+        # Where the work varies, a long iteration now and then belongs to it.
+        variation = numpy.maximum(self.column("own_mad")[is_spike] / own_s[is_spike], self.variation)
+        rise = numpy.log(longest_s[is_spike] / own_s[is_spike])
+        is_spike[is_spike] = rise > _SPIKE_SIGMAS * MAD_TO_SIGMA * variation
+        indices = numpy.flatnonzero(is_spike)
         if not len(indices) or len(indices) > max(1, _MAX_SPIKING * self.num_ranks):
             return []
         order = indices[numpy.argsort(own_s[indices] - longest_s[indices], kind="stable")][:8]

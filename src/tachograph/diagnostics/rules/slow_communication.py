@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SlowCommunication"]
 
 _HISTORY = 20
+_MAD_TO_SIGMA = 1.4826
 _MAX_FORWARD_RISE = 0.05
 
 
@@ -48,6 +49,7 @@ class SlowCommunication(Rule):
 
         rise: Annotated[float, Meta(description="Minimum increase of the transfer time, as a share.", gt=0)] = 0.2
         least_cost: Annotated[float, Meta(description="Minimum increase as a share of the step.", ge=0, lt=1)] = 0.02
+        sigmas: Annotated[float, Meta(description="Minimum increase in units of its usual differences.", gt=0)] = 5.0
         windows: Annotated[int, Meta(description="Number of windows in a row.", ge=1)] = 3
         history: Annotated[int, Meta(description="Minimum number of earlier windows.", ge=2, le=_HISTORY)] = 3
 
@@ -84,8 +86,11 @@ class SlowCommunication(Rule):
         usual_s = median(transfer for transfer, _ in self._history)
         usual_forward_s = median(forward for _, forward in self._history)
         rise_s = transfer_s - usual_s
+        deviation_s = median(abs(transfer - usual_s) for transfer, _ in self._history)
+        spread_s = max(_MAD_TO_SIGMA * deviation_s, window.error_of("wait" if window.is_measured else "backward"))
         is_slow = (
             rise_s >= limits.rise * usual_s
+            and rise_s >= limits.sigmas * spread_s
             and rise_s >= limits.least_cost * window.step_s
             and forward_s <= (1 + _MAX_FORWARD_RISE) * usual_forward_s
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["UnequalWork"]
 
 _MAD_TO_SIGMA = 1.4826
+_RESOLVE_SHARE = 0.67
 
 
 class UnequalWork(Rule):
@@ -65,8 +66,14 @@ class UnequalWork(Rule):
         if window.level:
             return
         cost_s = _cost_of_variation(window)
-        is_unequal = window.variation >= self.thresholds.variation and not window.varies_together
-        if self._count("", is_unequal and cost_s >= self.thresholds.least_cost * window.step_s, window):
+        # An open alert stays open until both are clearly lower.
+        share = _RESOLVE_SHARE if self.is_open() else 1.0
+        is_unequal = (
+            window.variation >= share * self.thresholds.variation
+            and cost_s >= share * self.thresholds.least_cost * window.step_s
+            and not window.varies_together
+        )
+        if self._count("", is_unequal, window):
             self._report_variation(window, cost_s)
         stages = window.slow_stages(self.thresholds.stage_excess)
         if self._count("stages", bool(stages), window):
