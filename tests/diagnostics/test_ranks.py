@@ -315,6 +315,32 @@ def test_missing_ranks_are_left_out_and_counted() -> None:
     assert (alert["evidence"]["rank"], alert["evidence"]["num_missing"]) == (3, 2)
 
 
+def test_records_without_time_are_judged() -> None:
+    engine, alerts = RuleEngine(), []
+    job = SimulatedJob(8, "normal 3 %", 26, fault=slow_rank(3, 0.3))
+    for rank, record in enumerate(job.starts()):
+        observe(engine, rank, record)
+    for _ in range(8):
+        for rank, record in enumerate(job.window()):
+            if rank != 6:
+                del record["time"]
+                alerts += observe(engine, rank, record)
+    assert only(alerts)["evidence"]["rank"] == 3
+
+
+def test_ranks_that_report_again_are_compared_again() -> None:
+    engine, alerts = RuleEngine(), []
+    job = SimulatedJob(8, "normal 3 %", 27, fault=slow_rank(6, 0.3, since=512))
+    for rank, record in enumerate(job.starts()):
+        observe(engine, rank, record)
+    for index in range(48):
+        for rank, record in enumerate(job.window()):
+            if rank < 6 or index > 24:
+                alerts += observe(engine, rank, record)
+    alert = only(alerts)
+    assert (alert["evidence"]["rank"], alert["evidence"]["num_missing"], alert["global_step"]) == (6, 0, 512 + 48 - 1)
+
+
 def test_replaced_process_starts_with_no_history() -> None:
     engine, alerts = RuleEngine(), []
     job = SimulatedJob(8, "normal 3 %", 20, fault=slow_rank(3, 0.3))

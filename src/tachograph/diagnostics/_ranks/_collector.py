@@ -109,11 +109,11 @@ class WindowCollector:
                 self._is_measured[cell] = True
         end_before, self._ends[rank] = self._ends[rank], end
         head = self._head
-        if head is None or cell < head or is_new_length or not self._is_active[rank]:
-            self._num_active += not self._is_active[rank]
+        is_new_head = cell in self._cells and (head is None or cell < head)
+        if is_new_head or is_new_length or not self._is_active[rank]:
             self._is_active[rank] = True
             self._choose_head()
-        else:
+        elif head is not None:
             far = head + _LATE_CELLS * self._grid
             self._num_passed += end_before < head <= end
             self._num_far += end_before < far <= end
@@ -145,7 +145,7 @@ class WindowCollector:
         while self._head is not None:
             head = self._head
             if self._num_passed < self._num_active:
-                is_late = self._newest_s - self._cell_time_s.get(head, float("-inf")) >= _LATE_S
+                is_late = self._newest_s >= self._cell_time_s.get(head, float("-inf")) + _LATE_S
                 is_given_up = is_late and 2 * self._num_far > self._num_active
                 if not is_given_up and len(self._cells) <= _MAX_CELLS:
                     break
