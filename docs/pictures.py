@@ -32,7 +32,7 @@ SCREENSHOTS = {
     "overview": ("#/run/greyjacket/overview?with=baseline", "light", (1280, 980)),
     "charts": ("#/run/greyjacket/charts?with=baseline", "light", (1280, 860)),
     "charts-dark": ("#/run/greyjacket/charts?with=baseline&log=1", "dark", (1280, 860)),
-    "nan": ("#/run/diverged/charts?q=loss", "light", (1280, 520)),
+    "nan": ("#/run/diverged/charts?q=loss", "light", (1280, 600)),
     "timeline": ("#/run/greyjacket/timeline", "dark", (1280, 720)),
     "health": ("#/run/unstable/health", "light", (1280, 960)),
     "events": ("#/run/resumed/events", "light", (1280, 620)),
