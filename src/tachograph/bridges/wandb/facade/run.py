@@ -40,12 +40,11 @@ from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
 from tachograph.bridges.wandb.facade.errors import UnsupportedError
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
-from tachograph.bridges.wandb.facade.summary import WandbSummary
-from tachograph.recorder import DisabledRun, Run
+from tachograph.bridges.wandb.facade.summary import WandbSummary, copy_value
+from tachograph.recorder import Run
 from tachograph.records import METRIC_DEFINED, RUN_LABELED, AlertRecord, is_array
-from tachograph.settings import Settings
 
-__all__ = ["AlertLevel", "DisabledWandbRun", "OtherRecords", "WandbRun"]
+__all__ = ["AlertLevel", "OtherRecords", "WandbRun"]
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 _MAX_LIST = 32
@@ -331,7 +330,7 @@ class WandbRun:
                 self._run.report_error("value_not_stored", "step", f"step={step!r:.80} is not an integer")
             step = number
         if step is None and commit is False:
-            self._pending.update({name: _copy_value(value) for name, value in data.items()})
+            self._pending.update({name: copy_value(value) for name, value in data.items()})
         elif step is None:
             row = self._complete_row(data)
             self._write(_row_step(row), row)
@@ -373,7 +372,7 @@ class WandbRun:
                 others.script_names.update(values)
             if self._metrics:
                 self._record_axes(values)
-        self._summary.add_row({name: _copy_value(value) for name, value in values.items()})
+        self._summary.add_row({name: copy_value(value) for name, value in values.items()})
 
     def _place(self, script_step: int | None = None) -> tuple[int, dict[str, int]]:
         step, step_column = place_row(self._run, "wandb", script_step, self._step)
@@ -667,41 +666,6 @@ class WandbRun:
         self._finish(error)
 
 
-class DisabledWandbRun(WandbRun):
-    """A run that is not recorded: only its config and its summary can be read."""
-
-    __slots__ = ()
-
-    disabled = True
-
-    def log(
-        self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: bool | None = None
-    ) -> None:
-        """Remember the values for the summary."""
-        if type(data) is dict and not is_tracked(data):
-            self._last.update(data)
-        elif isinstance(data, Mapping):
-            self._last.update({name: _copy_value(value) for name, value in data.items()})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_disabled, (self._id, self._name, dict(self._config), dict(self._last))
-
-    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
-        """Return an empty artifact."""
-        return (
-            artifact_or_name
-            if isinstance(artifact_or_name, LoggedArtifact)
-            else LoggedArtifact(str(artifact_or_name), "")
-        )
-
-
-def _unpickle_disabled(run_id: str, name: str, config: dict[str, Any], last_values: dict[str, Any]) -> DisabledWandbRun:
-    recorder_run = DisabledRun(name, settings=Settings(enabled=False), backend=None)
-    run = DisabledWandbRun(recorder_run, id=run_id, config=config, is_ours=True, on_finish=lambda _: None)
-    run._last.update(last_values)
-    return run
-
-
 def _row_step(row: Mapping[str, Any]) -> int | None:
     """Return the `global_step` in a row if it has one, because W&B then plots the row against it."""
     return _integer(row.get("global_step"))
@@ -713,10 +677,3 @@ def _integer(value: Any) -> int | None:
         return int(number) if number is not None and int(number) == number else None
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _copy_value(value: Any) -> Any:
-    """Return a copy of a tensor or array: its owner may change it, and a loss would keep its graph alive."""
-    if hasattr(value, "detach"):
-        return value.detach().clone()
-    return value.copy() if is_array(value) and hasattr(value, "copy") else value

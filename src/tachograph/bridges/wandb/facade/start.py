@@ -13,9 +13,10 @@ from tachograph._base.guard import guard, warn
 from tachograph._init import init as start
 from tachograph.bridges.drop_in import run_to_join
 from tachograph.bridges.wandb.facade.config import config_defaults, parse_config
+from tachograph.bridges.wandb.facade.disabled_run import DisabledWandbRun
 from tachograph.bridges.wandb.facade.errors import UnsupportedError, UsageError
 from tachograph.bridges.wandb.facade.names import generate_name
-from tachograph.bridges.wandb.facade.run import DisabledWandbRun, WandbRun
+from tachograph.bridges.wandb.facade.run import WandbRun
 from tachograph.bridges.wandb.facade.settings import VARIABLES, WandbSettings, is_disabled
 from tachograph.bridges.wandb.facade.util import generate_id
 from tachograph.journal import RunFolder, RunState, list_runs, read_records, stat_journal

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["AGGREGATES", "WandbSummary"]
+from tachograph.records import is_array
+
+__all__ = ["AGGREGATES", "WandbSummary", "copy_value"]
 
 AGGREGATES = ("min", "max", "mean", "first", "last", "best", "none", "copy")
 
@@ -146,3 +148,10 @@ class WandbSummary:
 def _number(value: Any) -> Any:
     """Return a scalar of a library as a number."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of a tensor or array: its owner may change it, and a loss would keep its graph alive."""
+    if hasattr(value, "detach"):
+        return value.detach().clone()
+    return value.copy() if is_array(value) and hasattr(value, "copy") else value

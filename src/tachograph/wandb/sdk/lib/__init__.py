@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tachograph.bridges.wandb.facade.run import DisabledWandbRun as RunDisabled
+from tachograph.bridges.wandb.facade.disabled_run import DisabledWandbRun as RunDisabled
 from tachograph.wandb.sdk.lib import disabled, runid
 
 __all__ = ["RunDisabled", "disabled", "runid"]

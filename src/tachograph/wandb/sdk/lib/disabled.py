@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tachograph.bridges.wandb.facade.run import DisabledWandbRun as RunDisabled
+from tachograph.bridges.wandb.facade.disabled_run import DisabledWandbRun as RunDisabled
 
 __all__ = ["RunDisabled"]
