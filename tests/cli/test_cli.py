@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import os
@@ -52,6 +53,22 @@ def test_ls_lists_and_filters_runs(runs):
     assert [run["name"] for run in json.loads(tacho("ls", "--log-dir", runs, "--json", "--state", "failed"))] == ["bad"]
     good = next(run for run in found if run["name"] == "good")
     assert (good["step"], good["max_steps"], good["train_loss"]) == (19, 20, 0.05)
+
+
+def test_ls_shows_the_result_of_each_run(runs):
+    for name, metric, values in (("hf", "eval_loss", (2.0, 2.5)), ("keras", "val_accuracy", (0.0, 0.0))):
+        with tachograph.init(name, log_dir=str(runs), console=False) as run:
+            for step, value in enumerate(values):
+                run.log({"train_loss": 9.0, metric: value}, step=step)
+    listed = tacho("ls", "--log-dir", runs, "hf")
+    assert "best eval_loss" in listed and " 2 " in listed
+    rows = [line.split() for line in tacho("ls", "--log-dir", runs, "name in (hf, keras)").splitlines()]
+    assert "result" in rows[0] and {("eval_loss", "2"), ("val_accuracy", "0")} <= {
+        pair for row in rows for pair in itertools.pairwise(row)
+    }
+    found = {row["name"]: row for row in json.loads(tacho("ls", "--log-dir", runs, "--json"))}
+    assert (found["hf"]["result"], found["hf"]["result_metric"]) == (2.0, "eval_loss")
+    assert (found["good"]["result"], found["good"]["result_metric"]) == (0.05, "train_loss")
 
 
 @pytest.mark.parametrize("name", ["train_loss", "loss", "training_loss", "Train Loss", "train/loss_step"])

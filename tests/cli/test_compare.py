@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -152,6 +153,8 @@ def test_page_needs_nothing_else(logs, tmp_path):
     assert page.tags.count("svg") == 2
     assert not page.links
     assert "script" not in page.tags
+    labels = re.findall(r'text-anchor="middle">([^<]*)<', target.read_text())
+    assert len(labels) >= 4 and all(float(label.rstrip("kM")) % 10 == 0 for label in labels), labels
 
 
 def test_names_cannot_drive_the_terminal(logs, tmp_path):

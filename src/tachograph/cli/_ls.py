@@ -39,12 +39,16 @@ if TYPE_CHECKING:
 __all__ = ["ls"]
 
 # Columns by terminal width; names are never truncated, so a narrow terminal gets fewer columns.
-_WIDE_HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
-_MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
-_NARROW_HEADINGS = ("run", "state", "loss", "step")
-_SORTED_HEADINGS = {"name": "run", "steps": "step", "train_loss": "loss", "sec_per_step": "time/step"}
+_WIDE_HEADINGS = ("run", "state", "step", "progress", "result", "time/step", "duration", "started")
+_MEDIUM_HEADINGS = ("run", "state", "step", "progress", "result", "started")
+_NARROW_HEADINGS = ("run", "state", "result", "step")
+_SORTED_HEADINGS = {"name": "run", "steps": "step", "sec_per_step": "time/step"}
 """Headings of fields that have another name there."""
 _GROUPED_COLUMN = "loss.min"
+_RESULT_FIELDS = ("result", "result_metric")
+_MAX_UNREAD_BYTES = 64 << 20
+_READING_S = 2.0
+"""If more journals than that were never read, as long as that is spent on them: `tacho ls` answers soon in any case."""
 _MAX_CELL_CHARS = 60
 _MAX_REASON_CHARS = 30
 _ARCHIVED_FILTERS = {"no": False, "only": True, "all": None}
@@ -139,6 +143,9 @@ def ls(
         new_console().print(_column_table(rows, list(dict.fromkeys([*query_view.columns, *sort_fields]))))
     else:
         new_console().print(_default_table(rows, query_view.sort.removeprefix("-")))
+        num_unread = sum(not row.summary.is_full and row.get("result") is None for row in rows)
+        if num_unread:
+            echo(f"{plural(num_unread, 'journal')} not read yet, see '…'. To continue, run tacho ls again.", err=True)
 
 
 def _expand_columns(catalog: Catalog, view: SavedView) -> list[str]:
@@ -176,10 +183,14 @@ def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_fac
     query = parse_query(view.filter)
     sort_field = view.sort.removeprefix("-")
     fields = [*view.columns, *view.group, *([sort_field] if sort_field else [])]
-    loaded_fields = (
-        [*fields, _GROUPED_COLUMN] if view.group else [*fields, *FACTS] if shows_facts and not view.columns else fields
-    )
-    rows = catalog.select(query, columns=loaded_fields, archived=_ARCHIVED_FILTERS[view.archived])
+    archived = _ARCHIVED_FILTERS[view.archived]
+    if view.columns or view.group or shows_facts or sort_field:
+        facts = [_GROUPED_COLUMN] if view.group else FACTS if shows_facts and not view.columns else _RESULT_FIELDS
+        rows = catalog.select(query, columns=[*fields, *facts], archived=archived)
+    else:
+        unread_rows = [row for row in catalog.select(query, archived=archived) if not row.summary.is_full]
+        is_little = sum(row.summary.overview.size_bytes for row in unread_rows) <= _MAX_UNREAD_BYTES
+        rows = catalog.select(query, columns=_RESULT_FIELDS, archived=archived, max_s=None if is_little else _READING_S)
     for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
         if not is_saved:
             raise error
@@ -278,8 +289,8 @@ def _print_no_runs(log_dirs: Sequence[str], expression: str, num_hidden: int) ->
 def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
     if columns:
         return {"name": row.id, **{column: row.get(column) for column in columns}}
-    annotations = {field: row.get(field) for field in ("display_name", "note", "tags", "archived")}
-    return {**msgspec.to_builtins(row.summary.overview), "name": row.id, **annotations}
+    facts = {field: row.get(field) for field in (*_RESULT_FIELDS, "display_name", "note", "tags", "archived")}
+    return {**msgspec.to_builtins(row.summary.overview), "name": row.id, **facts}
 
 
 # The usual columns ---------------------------------------------------------------------------------------------------
@@ -290,14 +301,17 @@ def _default_table(rows: Sequence[RunRow], sort_field: str = "") -> RenderableTy
     width = new_console().width - sum(max(len(field), 8) + 2 for field in extra)
     headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
     extra = [field for field in extra if _SORTED_HEADINGS.get(field, field) not in headings]
-    table = new_table(*headings, *map(safe, extra), right={"step", "loss", "time/step", *map(safe, extra)})
+    metrics = {row.get("result_metric") for row in rows} - {None}
+    result_title = f"best {safe(next(iter(metrics)), 40)}" if len(metrics) == 1 else "result"
+    titles = [result_title if heading == "result" else heading for heading in headings]
+    table = new_table(*titles, *map(safe, extra), right={"step", result_title, "time/step", *map(safe, extra)})
     for row in rows:
-        cells = _row_cells(row)
+        cells = _row_cells(row, names_result=len(metrics) > 1)
         add_row(table, *(cells[heading] for heading in headings), *(_cell(row, field) for field in extra))
     return table
 
 
-def _row_cells(row: RunRow) -> dict[str, RenderableType]:
+def _row_cells(row: RunRow, *, names_result: bool) -> dict[str, RenderableType]:
     run = row.summary.overview
     progress = run.progress
     lost_text = f" ({run.num_dropped} lost)" if run.num_dropped else ""
@@ -307,13 +321,24 @@ def _row_cells(row: RunRow) -> dict[str, RenderableType]:
         "state": state_text(run.state) + _reason(run) + Text(lost_text, style="yellow") + _alert_count(run),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
-        "loss": number(run.train_loss),
+        "result": _result_text(row, names_metric=names_result),
         "time/step": duration(run.sec_per_step)
         if (run.sec_per_step or 0) >= 1
         else _format_milliseconds(run.sec_per_step),
         "duration": duration(run.duration_s),
         "started": ago(run.started),
     }
+
+
+def _result_text(row: RunRow, *, names_metric: bool) -> Text:
+    """Return the best value of the run's main metric; "…" if its journal was not read yet."""
+    value = row.get("result")
+    text = Text("…" if value is None and not row.summary.is_full else number(value))
+    return (
+        Text(f"{safe(row.get('result_metric'), 40)} ", style="dim") + text
+        if names_metric and value is not None
+        else text
+    )
 
 
 def _title(row: RunRow) -> Text:

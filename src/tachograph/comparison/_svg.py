@@ -13,7 +13,10 @@ from tachograph.comparison._evidence import Floats, Points, RunEvidence
 __all__ = ["overlay_svg", "step_times"]
 
 _WIDTH, _HEIGHT = 640.0, 240.0
-_LEFT_PX, _BOTTOM_PX, _TOP_PX, _RIGHT_PX = 56.0, 28.0, 10.0, 10.0
+_BOTTOM_PX, _TOP_PX, _RIGHT_PX = 24.0, 10.0, 16.0
+_CHAR_PX = 6.0
+"""The width of a digit in a label."""
+_NUM_X_TICKS, _NUM_Y_TICKS = 8, 6
 _MAX_POINTS = 400
 _COLORS = ("#3b6fb6", "#d9632a")
 
@@ -38,8 +41,11 @@ def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[
     gap = 0.05 * (y_high - y_low) or abs(y_high) * 0.05 or 1.0
     y_low, y_high = float(y_low - gap), float(y_high + gap)
 
+    y_ticks = _round_ticks(y_low, y_high, _NUM_Y_TICKS)
+    left_px = 12.0 + _CHAR_PX * max(len(text) for _, text in y_ticks)
+
     def x_of(steps: Floats) -> Floats:
-        return np.asarray(_LEFT_PX + (steps - x_low) / (x_high - x_low or 1.0) * (_WIDTH - _LEFT_PX - _RIGHT_PX))
+        return np.asarray(left_px + (steps - x_low) / (x_high - x_low or 1.0) * (_WIDTH - left_px - _RIGHT_PX))
 
     def y_of(values: Floats) -> Floats:
         share = np.clip((values - y_low) / (y_high - y_low), 0.0, 1.0)
@@ -47,15 +53,17 @@ def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[
 
     parts = [
         f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{html.escape(title, quote=True)}">',
-        f'<rect x="{_LEFT_PX}" y="{_TOP_PX}" width="{_WIDTH - _LEFT_PX - _RIGHT_PX}" '
+        f'<rect x="{left_px}" y="{_TOP_PX}" width="{_WIDTH - left_px - _RIGHT_PX}" '
         f'height="{_HEIGHT - _BOTTOM_PX - _TOP_PX}" fill="none" stroke="currentColor" opacity="0.2"/>',
     ]
-    for value in np.linspace(y_low, y_high, 4):
+    for value, text in y_ticks:
         y = float(y_of(np.array([value]))[0])
-        parts.append(f'<text x="{_LEFT_PX - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(float(value))}</text>')
-    for value in np.linspace(x_low, x_high, 5):
+        parts.append(_grid_line(left_px, y, _WIDTH - _RIGHT_PX, y))
+        parts.append(f'<text x="{left_px - 6:g}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    for value, text in _round_ticks(x_low, x_high, _NUM_X_TICKS):
         x = float(x_of(np.array([value]))[0])
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_short(float(value))}</text>')
+        parts.append(_grid_line(x, _TOP_PX, x, _HEIGHT - _BOTTOM_PX))
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8:g}" text-anchor="middle">{text}</text>')
     for number, side in enumerate(lines):
         for line in side:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_of(line.steps), y_of(line.values), strict=True))
@@ -81,10 +89,21 @@ def _bin_means(curve: Points) -> Points:
     return Points(np.add.reduceat(curve.steps, starts) / sizes, np.add.reduceat(curve.values, starts) / sizes)
 
 
-def _short(value: float) -> str:
-    if not math.isfinite(value):
-        return ""
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value / 1e6:.3g} M"
-    return f"{value / 1e3:.3g} k" if size >= 1e4 else f"{value:.4g}"
+def _grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" opacity="0.1"/>'
+
+
+def _round_ticks(low: float, high: float, max_ticks: int) -> list[tuple[float, str]]:
+    """Return round values of an axis with equal distances, and their labels; always at least one."""
+    if not low < high:
+        return [(low, f"{low:g}")]
+    least_step = (high - low) / max_ticks
+    power = 10.0 ** math.floor(math.log10(least_step))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_step * (1 - 1e-9))
+    values = [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    highest = max(map(abs, values))
+    if not 1e-3 <= highest < 1e9:
+        return [(value, f"{value:.6g}") for value in values]
+    unit, suffix = (1e6, "M") if highest >= 1e6 else (1e3, "k") if highest >= 1e4 else (1.0, "")
+    num_digits = max(0, -math.floor(math.log10(step / unit) + 1e-9))
+    return [(value, f"{value / unit:.{num_digits}f}{suffix}" if value else "0") for value in values]
