@@ -155,3 +155,65 @@ def test_groups_views_and_new_runs(page, dashboard, logs, context):
     other.reload()
     other.get_by_label("Show the list of runs").click()
     expect(other.get_by_label("List of runs", exact=True)).to_be_visible()
+
+
+def test_panels_show_any_fields_of_the_drawn_runs(page, dashboard, logs):
+    write_sweep(logs, 12)
+    write_journal(logs, "run-12", [{"grad_norm": 1.0}], config={"lr": 0.1})
+    page.goto(dashboard().url)
+    wait_for(lambda: painted(page, "train_loss") == 12, "all lines are painted")
+
+    # A scatter plot of the result, with the colours of the list.
+    add = page.get_by_role("button", name="Add panel", exact=True)
+    add.first.click()
+    page.locator("form.editor").get_by_role("button", name="Add panel").click()
+    scatter = page.locator("[data-panel^='panel scatter']")
+    points = scatter.locator("circle")
+    expect(points).to_have_count(12)
+    expect(scatter.get_by_text("1 run without result")).to_have_attribute("title", "run-12")
+    runs = {
+        point.evaluate("circle => getComputedStyle(circle).fill"): point.get_attribute("data-point")
+        for point in points.all()
+    }
+    assert colour_of(page, "run-03") in runs
+
+    # A point and its row are highlighted together; a hidden run has no point.
+    row_of_point = scatter.locator(f"[data-point='{runs[colour_of(page, 'run-03')]}']")
+    line(page, "run-03").hover()
+    expect(row_of_point).to_have_attribute("r", "6")
+    row_of_point.hover()
+    expect(line(page, "run-03")).to_have_class(re.compile("highlighted"))
+    expect(page.locator(".tip", has_text="config.lr").first).to_contain_text("run-03")
+    page.get_by_label("Hide run-03").click()
+    expect(points).to_have_count(11)
+
+    # Bars of groups, logarithmic axes and the size are part of the address.
+    page.mouse.move(0, 0)
+    add.first.click()
+    editor = page.locator("form.editor").first
+    editor.get_by_role("button", name="Bars").click()
+    editor.get_by_label("logarithmic").check()
+    editor.get_by_role("button", name="Add panel").click()
+    bars = page.locator("[data-panel^='panel bar']")
+    expect(bars.locator("li")).to_have_count(10)
+    expect(bars.locator("header")).to_contain_text("1 run without result, 1 run with result ≤ 0")
+    bars.get_by_label(re.compile("^Resize result")).press("ArrowDown")
+    page.get_by_role("button", name="Group", exact=True).click()
+    page.get_by_label("Group by, field 1").select_option("config.lr")
+    page.keyboard.press("Escape")
+    expect(bars.locator("li")).to_have_count(2)
+    expect(bars.locator("li").first).to_contain_text("±")
+    expect(page).to_have_url(re.compile("panel=scatter.*panel=bar%2Cy%2Cresult.*size=1%2C315"))
+    page.reload()
+    expect(bars.locator("li")).to_have_count(2)
+    assert bars.bounding_box()["height"] == 315
+
+    # A panel can be changed and removed.
+    scatter.get_by_role("button", name=re.compile("^Settings of")).click()
+    scatter.get_by_label("Field of the y axis", exact=True).select_option("grad_norm.last")
+    scatter.get_by_role("button", name="Apply").click()
+    expect(scatter.get_by_role("heading")).to_have_text("grad_norm against config.lr")
+    expect(points).to_have_count(12)
+    scatter.get_by_role("button", name=re.compile("^Settings of")).click()
+    scatter.get_by_role("button", name="Remove").click()
+    expect(page.locator("[data-panel]")).to_have_count(1)

@@ -6,7 +6,9 @@
  */
 
 import type { DiffPage, Json } from "../api";
+import { valueLabel } from "./axis-labels";
 import { number, plain } from "./format";
+import { fitScale, shareOf, ticksOf } from "./scale";
 
 export interface SweepAxis {
   name: string;
@@ -29,6 +31,7 @@ const logRatio = 100;
 const maxValueTicks = 6;
 const maxCategoryTicks = 12;
 const numTicks = 5;
+const numLogTicks = 8;
 
 /** The axes of the config keys that describe the training and have two or more values; seeds last. */
 export function sweepAxes(page: Pick<DiffPage, "config">): SweepAxis[] {
@@ -49,6 +52,35 @@ export function makeAxis(name: string, values: Json[]): SweepAxis | null {
     : categoryAxis(name, values, known);
 }
 
+const plotTicks = 6;
+const plotMargin = 0.05;
+
+/** An axis of one plot, with round ticks and a margin, also if all runs have one value; null if no run can be placed. */
+export function plotAxis(name: string, values: Json[], isLog: boolean): SweepAxis | null {
+  const known = values.filter((value) => value !== null && !isNonFinite(value));
+  if (!known.every((value) => typeof value === "number")) {
+    const axis = categoryAxis(name, values, known);
+    const inside = (at: number): number => 0.1 + 0.8 * at; // no point on the frame
+    return {
+      ...axis,
+      positions: axis.positions.map((at) => (at === null ? null : inside(at))),
+      ticks: axis.ticks.map(({ at, text }) => ({ at: inside(at), text })),
+    };
+  }
+  const isPlaced = (value: Json): value is number => typeof value === "number" && (!isLog || value > 0);
+  const placed = known.filter(isPlaced);
+  if (placed.length === 0) return null;
+  const scale = fitScale(Math.min(...placed), Math.max(...placed), isLog, plotMargin);
+  const ticks = ticksOf(scale, plotTicks);
+  return {
+    name,
+    kind: isLog ? "log" : "linear",
+    positions: values.map((value) => (isPlaced(value) ? shareOf(scale, value) : null)),
+    values,
+    ticks: ticks.values.map((value) => ({ at: shareOf(scale, value), text: valueLabel(value, ticks.step) })),
+  };
+}
+
 const isNonFinite = (value: Json): boolean => value === "NaN" || value === "Infinity" || value === "-Infinity";
 
 function numberAxis(name: string, values: Json[], known: number[]): SweepAxis {
@@ -57,11 +89,11 @@ function numberAxis(name: string, values: Json[], known: number[]): SweepAxis {
   const scale = isLog ? Math.log : (value: number): number => value;
   const place = (value: number): number => (scale(value) - scale(low)) / (scale(high) - scale(low));
   const distinct = [...new Set(known)].sort((a, b) => a - b);
-  const steps = Array.from({ length: numTicks }, (_, index) => index / (numTicks - 1));
+  const round = ticksOf({ low, high, isLog }, isLog ? numLogTicks : numTicks);
   const ticks =
     distinct.length <= maxValueTicks
       ? distinct.map((value) => ({ at: place(value), text: number(value) }))
-      : steps.map((at) => ({ at, text: number(isLog ? low * (high / low) ** at : low + (high - low) * at, 3) }));
+      : round.values.map((value) => ({ at: place(value), text: valueLabel(value, round.step) }));
   return {
     name,
     kind: isLog ? "log" : "linear",
@@ -84,7 +116,7 @@ function spaced(ticks: SweepAxis["ticks"]): SweepAxis["ticks"] {
 
 function categoryAxis(name: string, values: Json[], known: Json[]): SweepAxis {
   const texts = [...new Set(known.map(plain))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-  const places = new Map(texts.map((text, index) => [text, index / (texts.length - 1)]));
+  const places = new Map(texts.map((text, index) => [text, texts.length > 1 ? index / (texts.length - 1) : 0.5]));
   const every = Math.ceil(texts.length / maxCategoryTicks);
   return {
     name,

@@ -69,6 +69,16 @@ const aggregateNames = [
   ...["last", "first", "min", "max", "mean", "median", "tail"],
   ...["at_min", "at_max", "best", "at_best", "nonfinite"],
 ];
+/** How a metric becomes one number per run, in the words of choosers. */
+export const aggregateTitles: Record<string, string> = {
+  best: "best",
+  last: "last",
+  tail: "mean of last 10 %",
+  min: "lowest",
+  max: "highest",
+  mean: "mean",
+  median: "median",
+};
 const prefixes = ["config", "summary", "git", "custom"];
 const firstColumns = ["loss", "steps", "duration", "started", "tags"];
 const maxConfigColumns = 6;
@@ -154,8 +164,8 @@ export function columnWidth(field: string, kind: Kind): number {
     note: 240,
     command: 260,
     steps: 80,
-    loss: 108,
-    result: 108,
+    loss: 112,
+    result: 112,
   };
   const byKind: Record<Kind, number> = {
     text: 120,

@@ -39,6 +39,7 @@ test("the address has the list and the charts, and old addresses of the table ar
       isLogY: true,
       low: 3,
     },
+    panels: [{ kind: "scatter", fields: ["config.lr", "result"], isLogX: true, isLogY: false }],
   };
   expect(readWorkspace(writeWorkspace(view))).toEqual(view);
   expect(writeWorkspace(defaultWorkspace).toString()).toBe("");

@@ -3,6 +3,7 @@
 import type { RunSummary } from "../api";
 import { type CompareView, defaultCompareView, readCompareView, writeCompareView } from "./compare-view";
 import { defaultTable, readTable, type TableView } from "./table-view";
+import { type AddedPanel, panelKey, readPanels, withPanel, writePanel } from "./workspace-panels";
 
 /** What the list of runs and the table of runs have in common. */
 export type RunSelection = Pick<TableView, "filter" | "sort" | "archived" | "group">;
@@ -18,6 +19,8 @@ export interface WorkspaceView {
   also: string[];
   /** `by` has the groups, and `hidden` the runs and groups that are not drawn. */
   charts: CompareView;
+  /** Panels above the charts of the metrics. */
+  panels: AddedPanel[];
 }
 
 /** The most runs that are drawn unless the user chooses more. */
@@ -30,6 +33,7 @@ export const defaultWorkspace: WorkspaceView = {
   drawsOnly: false,
   also: [],
   charts: defaultCompareView,
+  panels: [],
 };
 
 /** Parameters of charts whose names the table of runs uses for something else: here, and on the compare page. */
@@ -57,6 +61,7 @@ export function readWorkspace(parameters: URLSearchParams): WorkspaceView {
     drawsOnly: parameters.get("draw") === "only",
     also: [...new Set(parameters.getAll("also").filter(Boolean))],
     charts: { ...readCompareView(chartParameters), only: [], differences, sweep, verdict },
+    panels: readPanels(parameters.getAll("panel")),
   };
 }
 
@@ -67,6 +72,7 @@ export function writeWorkspace(view: WorkspaceView): URLSearchParams {
   if (view.archived !== "no") parameters.set("archived", view.archived);
   if (view.drawsOnly) parameters.set("draw", "only");
   for (const run of view.also) parameters.append("also", run);
+  for (const panel of view.panels) parameters.append("panel", writePanel(panel));
   const chartParameters = new URLSearchParams();
   writeCompareView(view.charts, chartParameters);
   for (const [name, value] of chartParameters)
@@ -106,6 +112,29 @@ export function withSelection(view: WorkspaceView, change: Partial<RunSelection>
     ...list,
     ...(isOther ? { drawsOnly: false, also: [] } : {}),
     charts: { ...view.charts, by: group, hidden },
+  };
+}
+
+const parallelSize = { columns: 2, heightPx: 330 };
+
+/** Add a panel, in the place of another one if one is replaced. Parallel coordinates need room. */
+export function addPanel(view: WorkspaceView, panel: AddedPanel, replaced?: AddedPanel): WorkspaceView {
+  const { [replaced ? panelKey(replaced) : ""]: replacedSize, ...sizes } = view.charts.sizes;
+  const key = panelKey(panel);
+  const size = sizes[key] ?? replacedSize ?? (panel.kind === "parallel" ? parallelSize : undefined);
+  return {
+    ...view,
+    panels: withPanel(view.panels, panel, replaced),
+    charts: { ...view.charts, sizes: size ? { ...sizes, [key]: size } : sizes },
+  };
+}
+
+export function removePanel(view: WorkspaceView, panel: AddedPanel): WorkspaceView {
+  const { [panelKey(panel)]: _, ...sizes } = view.charts.sizes;
+  return {
+    ...view,
+    panels: view.panels.filter((each) => each !== panel),
+    charts: { ...view.charts, sizes },
   };
 }
 
