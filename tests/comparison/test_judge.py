@@ -32,16 +32,16 @@ def test_quantiles(probability, degrees, expected):
 
 
 def test_single_runs_rely_on_the_assumed_noise():
-    found = judge([0.0], [math.log(1.05)], ASSUMED, 0.01)
-    assert found.direction == "higher"
+    verdict = judge([0.0], [math.log(1.05)], ASSUMED, 0.01)
+    assert verdict.direction == "higher"
     half = 4.604094871 * 0.005 * math.sqrt(2)
-    assert found.low == pytest.approx(math.log(1.05) - half)
-    assert found.high == pytest.approx(math.log(1.05) + half)
+    assert verdict.low == pytest.approx(math.log(1.05) - half)
+    assert verdict.high == pytest.approx(math.log(1.05) + half)
 
 
 def test_too_little_evidence_names_the_runs_that_would_settle_it():
-    found = judge([0.0], [math.log(1.02)], ASSUMED, 0.01)
-    assert (found.direction, found.runs_needed) == ("unknown", 3)
+    verdict = judge([0.0], [math.log(1.02)], ASSUMED, 0.01)
+    assert (verdict.direction, verdict.runs_needed) == ("unknown", 3)
     assert judge([0.0], [math.log(1.05)], Noise(0.01, ""), 0.01).runs_needed == 2
     assert judge([0.0], [math.log(1.02)], Noise(0.01, ""), 0.01).runs_needed == 8
     # No difference: how many runs would show that they are equal?
@@ -59,10 +59,10 @@ def test_no_difference_is_not_equality():
 
 def test_groups_without_assumed_noise_are_judged_by_their_own_spread():
     own = Noise(0.0, "", 0.0)
-    found = judge([0.0, 0.001, -0.001], [0.02, 0.021, 0.019], own, 0.01)
-    assert found.direction == "higher"
+    verdict = judge([0.0, 0.001, -0.001], [0.02, 0.021, 0.019], own, 0.01)
+    assert verdict.direction == "higher"
     half = 4.6040948713 * 0.001 * math.sqrt(2 / 3)  # Welch's test with four degrees of freedom
-    assert (found.low, found.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
+    assert (verdict.low, verdict.high) == (pytest.approx(0.02 - half), pytest.approx(0.02 + half))
     # Only the spread of the first group is known.
     half = 9.9248432009 * 0.001 * math.sqrt(4 / 3)
     assert judge([0.0, 0.001, -0.001], [0.02], own, 0.01).high == pytest.approx(0.02 + half)
@@ -82,17 +82,17 @@ def test_few_runs_far_off_do_not_hide_a_difference():
     assert (spread.num_runs, spread.max_deviation) == (8, pytest.approx(0.11, abs=0.001))
     assert spread.mean == pytest.approx(0.0, abs=0.001)
     assert measure_spread([0.0, 0.0, 0.1, 0.1]).num_runs == 4  # too few to tell which ones are usual
-    found = judge([*usual, 0.1, 0.1], [0.18], ASSUMED, 0.01)
-    assert found.direction == "higher"
+    verdict = judge([*usual, 0.1, 0.1], [0.18], ASSUMED, 0.01)
+    assert verdict.direction == "higher"
     assert judge([*usual, 0.1, 0.1], [0.1], ASSUMED, 0.01).direction == "unknown"
     random = np.random.default_rng(1)
     assert sum(measure_spread(random.normal(size=10).tolist()).max_deviation > 0 for _ in range(500)) <= 5
 
 
 def test_certain_difference_below_the_margin_is_equal():
-    found = judge([0.0] * 20, [0.006] * 20, Noise(0.001, ""), 0.01)
-    assert found.direction == "equal"
-    assert found.is_certain
+    verdict = judge([0.0] * 20, [0.006] * 20, Noise(0.001, ""), 0.01)
+    assert verdict.direction == "equal"
+    assert verdict.is_certain
 
 
 def test_restless_runs_outweigh_the_assumption():
@@ -109,10 +109,10 @@ def test_false_alarms_and_power():
         in {"higher", "lower"}
         for _ in range(1_000)
     )
-    found = sum(
+    verdict = sum(
         judge(random.normal(0, 0.01, 8).tolist(), random.normal(0.02, 0.01, 8).tolist(), noise, 0.01).direction
         == "higher"
         for _ in range(200)
     )
     assert wrong <= 10
-    assert found >= 150
+    assert verdict >= 150

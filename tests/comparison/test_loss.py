@@ -16,12 +16,12 @@ def run_with(curve, name="run", **fields):
 
 
 def judged(first, second, **options):
-    found = compare_groups(
+    comparison = compare_groups(
         [run_with(curve, f"a{number}") for number, curve in enumerate(first)],
         [run_with(curve, f"b{number}") for number, curve in enumerate(second)],
         **options,
     )
-    return found, found.metric("train_loss")
+    return comparison, comparison.metric("train_loss")
 
 
 def changed(curve, at, factor):
@@ -32,9 +32,9 @@ def changed(curve, at, factor):
 
 def test_identical_curves():
     curve = training_curve(1)
-    found, metric = judged([curve], [curve])
+    comparison, metric = judged([curve], [curve])
     assert (metric.verdict, metric.effect) == ("identical", 0.0)
-    assert not any(each.is_regression for each in found.metrics)
+    assert not any(each.is_regression for each in comparison.metrics)
 
 
 def test_one_bit_at_a_step():
@@ -71,10 +71,10 @@ def test_same_batches_are_recognised():
 
 
 def test_seeds_do_not_count_as_a_difference():
-    found, metric = judged([training_curve(1)], [training_curve(2, level=1.2)])
+    comparison, metric = judged([training_curve(1)], [training_curve(2, level=1.2)])
     assert (metric.verdict, metric.low) == ("unknown", None)
     assert metric.effect == pytest.approx(0.2, abs=0.01)
-    assert sum("--seed-spread" in warning for warning in found.warnings) == 1
+    assert sum("--seed-spread" in warning for warning in comparison.warnings) == 1
     first = [training_curve(seed) for seed in range(5)]
     _, metric = judged(first, [training_curve(10 + seed) for seed in range(5)])
     assert metric.verdict == "equal"
@@ -155,27 +155,27 @@ def test_losses_below_zero_are_compared_by_difference():
 def test_nan_comes_first():
     curve = training_curve(1)
     broken = changed(curve, slice(1_500, None), np.nan)
-    found, metric = judged([curve], [broken])
+    comparison, metric = judged([curve], [broken])
     assert metric.verdict == "worse"
-    assert "1,500" in found.first[0]
-    assert found.headline.startswith("'b0' has a loss that is not finite")
+    assert "1,500" in comparison.first[0]
+    assert comparison.headline.startswith("'b0' has a loss that is not finite")
 
 
 def test_failed_run_comes_first():
     run = replace(run_with(training_curve(1), "b"), state="failed", failure="RuntimeError: out of memory")
-    found = compare_groups([run_with(training_curve(1), "a")], [run])
-    assert found.has_failed
-    assert "out of memory" in found.headline
+    comparison = compare_groups([run_with(training_curve(1), "a")], [run])
+    assert comparison.has_failed
+    assert "out of memory" in comparison.headline
 
 
 def test_other_data_are_not_comparable():
     first = run_with(training_curve(1), "a", config={"dataset": "c4", "lr": 0.1, "output_dir": "x", "seed": 1})
     second = run_with(training_curve(2), "b", config={"dataset": "pile", "lr": 0.2, "output_dir": "y", "seed": 2})
-    found = compare_groups([first], [second])
-    metric = found.metric("train_loss")
+    comparison = compare_groups([first], [second])
+    metric = comparison.metric("train_loss")
     assert metric.verdict == "not_comparable"
     assert "config.dataset" in metric.reason
-    assert [change.name for change in found.config_diff] == ["dataset", "lr"]
+    assert [change.name for change in comparison.config_diff] == ["dataset", "lr"]
     moved = replace(second, config={**first.config, "dataset": "/data/c4", "seed": 2})
     same = compare_groups([replace(first, config={**first.config, "dataset": "/mnt/c4"})], [moved])
     assert same.metric("train_loss").verdict != "not_comparable"
@@ -184,9 +184,9 @@ def test_other_data_are_not_comparable():
 def test_batch_sizes_that_differ_are_compared_at_equal_samples():
     small = run_with(training_curve(1, 2_000), "a", facts={"batch_size": 8})
     large = run_with(training_curve(1, 1_000, level=1.2), "b", facts={"batch_size": 16})
-    found = compare_groups([small], [large], seed_spread=0.01)
-    assert any("equal numbers of samples" in note for note in found.metric("train_loss").notes)
-    assert found.metric("train_loss").verdict == "worse"
+    comparison = compare_groups([small], [large], seed_spread=0.01)
+    assert any("equal numbers of samples" in note for note in comparison.metric("train_loss").notes)
+    assert comparison.metric("train_loss").verdict == "worse"
 
 
 def test_validation_that_disagrees_gives_no_headline():
@@ -202,9 +202,9 @@ def test_validation_that_disagrees_gives_no_headline():
         ]
         for name, start, level, other in (("a", 0, 1.0, 1.0), ("b", 10, 1.05, 0.9))
     }
-    found = compare_groups(runs["a"], runs["b"])
-    assert (found.metric("train_loss").verdict, found.metric("val_loss").verdict) == ("worse", "better")
-    assert "disagree" in found.headline
+    comparison = compare_groups(runs["a"], runs["b"])
+    assert (comparison.metric("train_loss").verdict, comparison.metric("val_loss").verdict) == ("worse", "better")
+    assert "disagree" in comparison.headline
 
 
 def test_what_is_judged_decides_what_is_comparable():

@@ -10,9 +10,9 @@ from tests.comparison.evidence import make_run
 
 
 def judged(first, second, name="step_time", **options):
-    found = compare_groups(first, second, **options)
-    metric = found.metric(name)
-    assert metric is not None, found
+    comparison = compare_groups(first, second, **options)
+    metric = comparison.metric(name)
+    assert metric is not None, comparison
     return metric
 
 
@@ -69,8 +69,8 @@ def test_stalls_are_told_apart_from_the_typical_step():
     # Blocks have 142 steps; stalls in fewer than half of the blocks do not change the median.
     few = np.where(np.arange(3_000) < 1_200, stalls, 1.0)
     second = [make_run(f"b{number}", seed=9 + number, num_steps=3_000, factor=few) for number in range(3)]
-    found = compare_groups(first, second)
-    typical, overall = found.metric("step_time"), found.metric("overall_time")
+    comparison = compare_groups(first, second)
+    typical, overall = comparison.metric("step_time"), comparison.metric("overall_time")
     assert typical.verdict == "equal"
     assert overall.effect > 0.05
     assert any("stalls cost a further" in note for note in typical.notes)
@@ -86,8 +86,8 @@ def test_too_short():
 
 def test_other_devices_are_not_comparable_unless_a_tag_says_so():
     facts = {"host": "node2", "gpus": ["H100", "H100"], "world_size": 2}
-    found = compare_groups([make_run("a")], [make_run("b", factor=0.5, facts=facts)])
-    metric = found.metric("step_time")
+    comparison = compare_groups([make_run("a")], [make_run("b", factor=0.5, facts=facts)])
+    metric = comparison.metric("step_time")
     assert metric.verdict == "not_comparable"
     assert "world sizes (1 and 2)" in metric.reason
     tagged = compare_groups(
@@ -126,34 +126,34 @@ def test_earlier_runs_that_were_slow_do_not_hide_the_next_slow_run():
 
 def test_different_machines_are_assumed_to_be_noisier():
     elsewhere = make_run("b", seed=1, factor=1.05, facts={"host": "node2", "gpus": ["H100"], "world_size": 1})
-    found = compare_groups([make_run("a")], [elsewhere])
-    assert found.metric("step_time").verdict == "unknown"
-    assert any("host differs" in warning for warning in found.warnings)
+    comparison = compare_groups([make_run("a")], [elsewhere])
+    assert comparison.metric("step_time").verdict == "unknown"
+    assert any("host differs" in warning for warning in comparison.warnings)
 
 
 def test_copies_and_parts_of_a_session_count_once():
     run = make_run("a", seed=1)
-    found = compare_groups([run, run], [make_run("b", seed=2, factor=1.02)])
-    assert found.metric("step_time").runs_a == 1
-    assert any("copy" in warning for warning in found.warnings)
+    comparison = compare_groups([run, run], [make_run("b", seed=2, factor=1.02)])
+    assert comparison.metric("step_time").runs_a == 1
+    assert any("copy" in warning for warning in comparison.warnings)
     parts = [make_run(f"p{number}", seed=number, session_tag="job", started=float(number)) for number in range(2)]
-    found = compare_groups([make_run("a")], parts)
-    assert found.metric("step_time").runs_b == 1
-    assert any("session_tag" in warning for warning in found.warnings)
+    comparison = compare_groups([make_run("a")], parts)
+    assert comparison.metric("step_time").runs_b == 1
+    assert any("session_tag" in warning for warning in comparison.warnings)
 
 
 def test_memory():
     gib = float(1 << 30)
     first, second = ({"device_allocated": size, "device_reserved": size, "host": size} for size in (gib, 1.02 * gib))
-    found = compare_groups([make_run("a", memory=first)], [make_run("b", memory=second)])
-    verdicts = {metric.name: metric.verdict for metric in found.metrics if metric.unit == "bytes"}
+    comparison = compare_groups([make_run("a", memory=first)], [make_run("b", memory=second)])
+    verdicts = {metric.name: metric.verdict for metric in comparison.metrics if metric.unit == "bytes"}
     assert verdicts == {"device_memory": "more", "device_memory_reserved": "unknown", "host_memory": "unknown"}
     second = {"device_allocated": gib, "device_reserved": 1.2 * gib, "host": 1.1 * gib}
-    found = compare_groups([make_run("a", memory=first)], [make_run("b", memory=second)])
-    reserved = found.metric("device_memory_reserved")
-    assert (found.metric("device_memory").verdict, reserved.verdict) == ("equal", "more")
+    comparison = compare_groups([make_run("a", memory=first)], [make_run("b", memory=second)])
+    reserved = comparison.metric("device_memory_reserved")
+    assert (comparison.metric("device_memory").verdict, reserved.verdict) == ("equal", "more")
     assert "fragmentation" in reserved.notes[0]
-    assert found.metric("host_memory").verdict == "more"
+    assert comparison.metric("host_memory").verdict == "more"
 
 
 def test_memory_that_varies_within_a_run_is_not_judged_by_its_highest_reading():
