@@ -146,6 +146,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             le=1,
         ),
     ] = 0.01
+    ranks: Annotated[
+        str,
+        Meta(
+            description=(
+                "How the ranks of a distributed job are timed: `phases` of the loop, or `off`; see [ranks](ranks.md)."
+            )
+        ),
+    ] = "phases"
     diagnose: Annotated[
         bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True
@@ -335,6 +343,8 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
         return parse_sinks(value, origin)
     if name == "mode":
         return _parse_mode(value, origin)
+    if name == "ranks":
+        return _parse_ranks(value, origin)
     setting_type = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     original = value
     if setting_type.__origin__ is bool:
@@ -348,6 +358,19 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
     except msgspec.ValidationError as error:
         expectation = str(error).partition(", got ")[0]
         raise ConfigError(f"{origin}: {expectation[0].lower()}{expectation[1:]}, got {original!r}") from None
+
+
+_RANK_TIMINGS = ("phases", "off")
+
+
+def _parse_ranks(value: Any, origin: str) -> str:
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word is False:  # YAML reads `off` as false
+        word = "off"
+    if word not in _RANK_TIMINGS:
+        hint = did_you_mean(word, _RANK_TIMINGS) if isinstance(word, str) else ""
+        raise ConfigError(f"{origin}: expected one of {', '.join(_RANK_TIMINGS)}, got {value!r:.80}{hint}")
+    return str(word)
 
 
 def _parse_mode(value: Any, origin: str) -> str:

@@ -271,7 +271,7 @@ def test_ranks_of_a_process_group_are_recorded(script, ranks, logs):
         check=True,
         env={"PATH": str(Path(sys.executable).parent), "COLUMNS": "120"},
     )
-    assert "mean iteration" in shown.stdout
+    assert "wait" in shown.stdout
 
 
 def test_single_process_run_has_no_ranks(logs):

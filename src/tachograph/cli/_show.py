@@ -32,9 +32,10 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._ranks import print_ranks, render_ranks
 from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
-from tachograph.cli._time import MIN_LEAD_S, recorded_s, render_time, short_time, summarise_time
+from tachograph.cli._time import MIN_LEAD_S, recorded_s, render_time, summarise_time
 from tachograph.journal import (
     RunState,
     is_csv_current,
@@ -44,7 +45,6 @@ from tachograph.journal import (
 from tachograph.reader import (
     ParentRun,
     PluginUse,
-    RankView,
     RunHistory,
     checkpoint_records,
     find_copies,
@@ -70,7 +70,6 @@ _CONFIG_FIELDS = (
     "effective_batch_size",
     "dtype",
 )
-_MAX_RANKS = 64
 _MAX_RESULTS = 30
 _MAX_OUTPUT_LINES = 15
 
@@ -90,18 +89,32 @@ _MAX_OUTPUT_LINES = 15
     is_flag=True,
     help="With --best-checkpoint: also consider parent runs, up to the step at which this run continued from them.",
 )
+@click.option("--ranks", "only_ranks", is_flag=True, help="Show only the ranks of a distributed job.")
+@click.option("--worst", type=click.IntRange(min=1), metavar="N", help="With --ranks: show only the N worst ranks.")
 def show(
-    run: str, log_dir: str, as_json: bool, rebuild_csv: bool, best_checkpoint: str | None, with_parents: bool
+    run: str,
+    log_dir: str,
+    as_json: bool,
+    rebuild_csv: bool,
+    best_checkpoint: str | None,
+    with_parents: bool,
+    only_ranks: bool,
+    worst: int | None,
 ) -> None:
     """Show a run: state, metrics, attempts, checkpoints, goodput and telemetry faults."""
     if with_parents and best_checkpoint is None:
         raise click.UsageError("--with-parents needs --best-checkpoint METRIC")
+    if worst is not None and not only_ranks:
+        raise click.UsageError("--worst needs --ranks")
     history = read(run, log_dir)
     if best_checkpoint is not None:
         print_best_checkpoint(history, best_checkpoint, log_dir, with_parents=with_parents, as_json=as_json)
         return
     if rebuild_csv:
         _rebuild_csv(history)
+    if only_ranks:
+        print_ranks(history, worst, as_json=as_json)
+        return
     if as_json:
         echo(json_text(summary(history)))
     else:
@@ -157,7 +170,7 @@ def render(history: RunHistory) -> RenderableType:
         parts += [Text(), _plugins_table(plugins, history)]
     ranks = history.ranks
     if ranks:
-        parts += [Text(), _ranks_table(ranks), *_missing_ranks(history, ranks)]
+        parts += [Text(), render_ranks(history, ranks)]
     checkpoints = checkpoint_records(history)
     if checkpoints:
         parts += [Text(), _checkpoints_table(checkpoints)]
@@ -338,35 +351,6 @@ def _plugins_table(plugins: list[PluginUse], history: RunHistory) -> RenderableT
         active = history.metrics.get(f"plugin/{plugin.name}/active")
         state = "–" if active is None else "yes" if active.last else "no"
         add_row(table, safe(plugin.name, 60), state, safe("; ".join([*changes, *plugin.contributes]), 300))
-    return table
-
-
-def _missing_ranks(history: RunHistory, ranks: list[RankView]) -> list[Text]:
-    """Return a line about ranks of the job that have no journal, if there are any."""
-    world_size = (history.latest("start") or [{}])[-1].get("world_size")
-    if not isinstance(world_size, int) or world_size <= len(ranks):
-        return []
-    num_missing = world_size - len(ranks)
-    return [Text(f"{num_missing} of {world_size} ranks left no journal in this folder", style="yellow")]
-
-
-def _ranks_table(ranks: list[RankView]) -> RenderableType:
-    numbers = ("iterations", "mean iteration", "errors")
-    table = new_table("rank", "host", "pid", "state", *numbers, "", right=numbers, wraps=("",))
-    for view in ranks[:_MAX_RANKS]:
-        add_row(
-            table,
-            str(view.rank),
-            safe(view.host or "–"),
-            str(view.pid or "–"),
-            state_text(view.state),
-            number(view.num_iterations),
-            short_time(view.mean_iteration_s),
-            Text(str(view.num_errors), style="bold red") if view.num_errors else "",
-            safe(view.error or view.reason or "", 300),
-        )
-    if len(ranks) > _MAX_RANKS:
-        add_row(table, Text(f"… and {len(ranks) - _MAX_RANKS} more", style="dim"))
     return table
 
 

@@ -1,6 +1,8 @@
 """Diagnosis: rules observe the records of a run and report faults as alerts. Depends on `records` only."""
 
 from tachograph.diagnostics._engine import RuleEngine
+from tachograph.diagnostics._hang_limits import HangLimits, HangThresholds
+from tachograph.diagnostics._rank_status import RankStatus, list_ranks
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import ThresholdRow, explain, looser_setting, resolve_rules, threshold_table
 from tachograph.diagnostics._signal_stats import SignalStats
@@ -10,6 +12,9 @@ from tachograph.diagnostics.rules import RULES
 __all__ = [
     "RULES",
     "SIGNALS",
+    "HangLimits",
+    "HangThresholds",
+    "RankStatus",
     "Rule",
     "RuleEngine",
     "RuleSettings",
@@ -17,6 +22,7 @@ __all__ = [
     "SignalStats",
     "ThresholdRow",
     "explain",
+    "list_ranks",
     "looser_setting",
     "resolve_rules",
     "resolve_signals",

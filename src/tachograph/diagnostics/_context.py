@@ -16,6 +16,7 @@ class RunContext:
         num_progress: grows with everything the training code records. The `hang` rule polls it.
         is_reinforcement: whether rewards are recorded. The loss is then a poor measure of progress.
         is_work_recorded: whether the batch size, the tokens or the sequence length of a step are recorded.
+        world_size: the number of ranks in the job.
         max_steps: the planned number of steps; None if no record says it.
         may_be_reset: whether the loss has jumped to its initial value and may fall again as at the start. Rules that
             report a high loss wait until `loss_reset` has decided.
@@ -32,6 +33,7 @@ class RunContext:
         "num_progress",
         "step",
         "time_s",
+        "world_size",
     )
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class RunContext:
         self.num_progress = 0
         self.is_reinforcement = False
         self.is_work_recorded = False
+        self.world_size = 1
         self.max_steps: float | None = None
         self.may_be_reset = False
         self.announce_change: Callable[[str], None] = lambda change: None

@@ -36,6 +36,7 @@ from tachograph.diagnostics._alert_tracker import AlertTracker
 from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rank_observer import RANK_KINDS, RankObserver
+from tachograph.diagnostics._rank_status import RankStatus
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
 from tachograph.diagnostics._signal_stats import (
@@ -152,6 +153,7 @@ class RuleEngine:
         self._tick_rules = [rule for rule in self._rules if type(rule).on_tick is not Rule.on_tick]
         self._rank_observer = RankObserver(self._rules, self._context)
         self._by_kind: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
+        self._status_rules = [rule for rule in self._rules if type(rule).on_rank_statuses is not Rule.on_rank_statuses]
         for rule in self._rules:
             for kind in rule.record_kinds:
                 self._by_kind.setdefault(kind, []).append(rule.on_record)
@@ -280,6 +282,13 @@ class RuleEngine:
     def tick(self, time_s: float) -> list[dict[str, Any]]:
         """Let rules handle the passing of time; return the alert records."""
         self._tick(time_s)
+        return self._drain()
+
+    def observe_statuses(self, statuses: Sequence[RankStatus], world_size: int, time_s: float) -> list[dict[str, Any]]:
+        """Feed what all ranks are doing to the rules; return the alert records."""
+        self._context.time_s, self._context.world_size = time_s, world_size
+        for rule in self._status_rules:
+            rule.on_rank_statuses(statuses, time_s)
         return self._drain()
 
     def _tick(self, time_s: float) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from tachograph.diagnostics._alert_tracker import AlertTracker, Finding, RuleInfo
 from tachograph.diagnostics._context import RunContext
+from tachograph.diagnostics._rank_status import RankStatus
 from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
 
 if TYPE_CHECKING:
@@ -110,6 +112,9 @@ class Rule(SignalListener):
 
     def on_rank_record(self, rank: int, record: dict[str, Any]) -> None:
         """Handle the `start`, an `error` or the `end` of any rank, also of rank 0. Only in jobs with several ranks."""
+
+    def on_rank_statuses(self, statuses: Sequence[RankStatus], time_s: float) -> None:
+        """Handle what all ranks of a job are doing, every few seconds while the run is being recorded."""
 
     def report(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,9 +16,14 @@ from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
 from tachograph.reader import Alert, AlertHistory, RankView, overview, read_ranks, worst_first
-from tachograph.records import METRIC_KINDS, freeze, is_frozen, plain_name, to_plain
+from tachograph.records import METRIC_KINDS, finite_or_none, freeze, is_frozen, plain_name, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
+
+_LIVE_RULES = frozenset({"hang", "rank_hang", "rank_gone"})
+"""Rules that need to know what happens while nothing is recorded."""
+
+_RANK_KINDS = frozenset({"start", "rank", "error", "end"})
 
 
 class Diagnosis(msgspec.Struct):
@@ -84,13 +90,17 @@ def diagnose(
         signal_names = resolve_signals(_with_remembered(signals or {}, folder))
     engine, history, num_records = RuleEngine(thresholds, signals=signal_names), AlertHistory(), 0
     has_recorded_hang = False
-    for record in records:
+    for rank, record in _with_other_ranks(records, folder):
         num_records += 1
+        if rank:
+            for alert in engine.observe_rank(rank, record):
+                history.add(alert)
+            continue
         if record["event"] == "start":
             history.add(record)
-        if record["event"] == "alert" and record.get("rule") == "hang" and "hang" in thresholds:
+        if record["event"] == "alert" and record.get("rule") in _LIVE_RULES and record["rule"] in thresholds:
             # A journal has no ticks, so only the process that recorded it could notice that nothing happened.
-            has_recorded_hang = True
+            has_recorded_hang = has_recorded_hang or record["rule"] == "hang"
             history.add(record)
         for alert in engine.observe(record):
             if alert["rule"] != "hang" or not has_recorded_hang:
@@ -119,6 +129,30 @@ def _open_source(
         if describe(source) is None and os.path.isdir(source):
             raise
         return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source), None
+
+
+def _with_other_ranks(
+    records: Iterable[dict[str, Any]], folder: RunFolder | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of all ranks in the order of their times, each with its rank; of other ranks only windows."""
+    ranks = folder.other_ranks() if folder is not None else []
+    if folder is None or not ranks:
+        yield from ((0, record) for record in records)
+        return
+    streams = [_timed(0, records)]
+    for rank in ranks:
+        all_records = read_records(folder.rank_journal(rank))
+        streams.append(_timed(rank, (record for record in all_records if record["event"] in _RANK_KINDS)))
+    for _, rank, record in heapq.merge(*streams, key=lambda item: item[0]):
+        yield rank, record
+
+
+def _timed(rank: int, records: Iterable[dict[str, Any]]) -> Iterator[tuple[float, int, dict[str, Any]]]:
+    """Yield records with their time; a record that is older than the one before it keeps its place."""
+    time_s = 0.0
+    for record in records:
+        time_s = max(time_s, finite_or_none(record.get("time")) or 0.0)
+        yield time_s, rank, record
 
 
 def _rules_of_run(folder: RunFolder) -> dict[str, Any]:

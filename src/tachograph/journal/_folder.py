@@ -114,6 +114,14 @@ class RunFolder:
             return []
         return sorted({int(match[1]) for match in matches if match})
 
+    def rank_stacks(self, rank: int) -> Path:
+        """`ranks/00001.stacks.txt`: the Python stacks of a rank that hung."""
+        return self.ranks / f"{rank:05d}.stacks.txt"
+
+    def native_stacks(self, rank: int) -> Path:
+        """`.tacho/ranks/00001.stacks.txt`: stacks written while the interpreter lock was held, if not empty."""
+        return self.private / "ranks" / f"{rank:05d}.stacks.txt"
+
     def rank_heartbeat(self, rank: int) -> Path:
         """`.tacho/ranks/00001.json`: the last heartbeat of a rank."""
         return self.private / "ranks" / f"{rank:05d}.json"

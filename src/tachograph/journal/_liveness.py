@@ -99,6 +99,16 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """By how much the wall clock was set in total while the run was recorded."""
     job: str = ""
     """The id of the distributed job; see `tachograph._base.ranks.job_id`."""
+    iteration: int | None = None
+    """The iterations that this rank has completed."""
+    phase: str = ""
+    """What the training thread is doing, such as `data` or `backward`; empty if it is unknown."""
+    phase_since: float = 0.0
+    """The wall time since when it has been doing that in this iteration, to about the interval of heartbeats."""
+    collective: str = ""
+    """The function of `torch.distributed` that it is in; empty if it is in none."""
+    location: str = ""
+    """The innermost line of the program itself, such as `train.py:31`."""
 
 
 def this_process() -> ProcessIdentity:

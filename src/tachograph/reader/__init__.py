@@ -31,6 +31,7 @@ from tachograph.reader._output import (
 )
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
+from tachograph.reader._rank_stacks import StackGroup, read_stacks
 from tachograph.reader._ranks import RankView, read_rank_samples, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
@@ -53,6 +54,7 @@ __all__ = [
     "PluginUse",
     "CHECKPOINT_RUN_FILE",
     "RankView",
+    "StackGroup",
     "RecordBatch",
     "RecordedSpan",
     "RunDigest",
@@ -80,6 +82,7 @@ __all__ = [
     "read_output",
     "read_rank_samples",
     "read_ranks",
+    "read_stacks",
     "read_stamp",
     "request_control",
     "saved_checkpoints",

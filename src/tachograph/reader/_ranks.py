@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,14 +15,15 @@ from tachograph.journal import (
     RunState,
     infer_state,
     read_heartbeat,
-    read_records,
     state_at_end,
+    writer_of,
 )
-from tachograph.records import finite_or_none
+from tachograph.records import RankWindow, finite_or_none
 
 __all__ = ["RankView", "read_rank_samples", "read_ranks"]
 
 _SAMPLES_BYTES = 1 << 20
+_VIEW_BYTES = 256 << 10
 
 
 class RankView(msgspec.Struct, kw_only=True):
@@ -34,7 +36,21 @@ class RankView(msgspec.Struct, kw_only=True):
     num_iterations: int | None = None
     """Iterations completed in total."""
     mean_iteration_s: float | None = None
-    """Mean duration of an iteration in its last window."""
+    """How long an iteration takes in its last window."""
+    own_s: float | None = None
+    """How much of that is its own work, free of waiting for other ranks."""
+    wait_s: float | None = None
+    """The rest, in which it may have waited for other ranks."""
+    score: float | None = None
+    """The usual own time of all ranks divided by the one of this rank: 1 is typical, 0.8 is a quarter slower."""
+    phase: str | None = None
+    """What it is doing, while it runs."""
+    phase_since: float | None = None
+    """Since when, as a wall time."""
+    collective: str | None = None
+    """The function of `torch.distributed` that it is in."""
+    location: str | None = None
+    """The innermost line of the program itself."""
     last_time: float | None = None
     num_errors: int = 0
     error: str | None = None
@@ -48,10 +64,11 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
     ranks = folder.other_ranks()
     if not ranks:
         return []
-    views = [_view(0, read_records(folder.journal), folder)]
+    views = [_view(0, folder.journal, folder.heartbeat)]
     for rank in ranks:
         with suppress(OSError):
-            views.append(_view(rank, read_records(folder.rank_journal(rank)), folder))
+            views.append(_view(rank, folder.rank_journal(rank), folder.rank_heartbeat(rank)))
+    _add_scores(views)
     return views
 
 
@@ -69,11 +86,13 @@ def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
     return samples
 
 
-def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> RankView:
+def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
+    """Return the view of a rank, from the end of its journal and its heartbeat."""
+    heartbeat = read_heartbeat(heartbeat_path)
     start: dict[str, Any] = {}
     end: dict[str, Any] | None = None
     view = RankView(rank=rank, state=RunState.STALE)
-    for record in records:
+    for record in JournalFollower.from_end(journal, _VIEW_BYTES).poll():
         kind = record["event"]
         view.last_time = finite_or_none(record.get("time")) or view.last_time
         if kind == "start":
@@ -83,16 +102,44 @@ def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> Ra
         elif kind == "error":
             view.num_errors += 1
             view.error = f"{record.get('error_type')}: {record.get('error_message')}"
-        elif kind == "event" and record.get("name") == "training_metrics_update":
+        elif kind == "rank":
+            _add_window(view, record)
+        elif kind == "event" and record.get("name") == "training_metrics_update":  # earlier versions wrote no windows
             latest = record.get("current_iteration")
             view.num_iterations = latest + 1 if isinstance(latest, int) else None
             view.mean_iteration_s = finite_or_none(record.get("window_iteration_sec_mean"))
-    process = start.get("process")
-    if isinstance(process, dict):
-        view.host, view.pid = process.get("host"), process.get("pid")
+    process = writer_of(start, heartbeat)
+    if process is not None:
+        view.host, view.pid = process.host, process.pid
     if end is not None:
         view.state, view.reason = state_at_end(end), end.get("reason")
-    else:
-        heartbeat = folder.heartbeat if rank == 0 else folder.rank_heartbeat(rank)
-        view.state = infer_state(start, read_heartbeat(heartbeat))
+        return view
+    view.state = infer_state(start or None, heartbeat)
+    if heartbeat is not None and heartbeat.process == process:
+        if heartbeat.iteration is not None:
+            view.num_iterations = max(view.num_iterations or 0, heartbeat.iteration)
+        if view.state in {RunState.RUNNING, RunState.STALE} and heartbeat.phase_since:
+            view.phase, view.phase_since = heartbeat.phase or None, heartbeat.phase_since
+            view.collective, view.location = heartbeat.collective or None, heartbeat.location or None
     return view
+
+
+def _add_window(view: RankView, record: dict[str, Any]) -> None:
+    window = RankWindow.from_record(record)
+    if window is None:
+        return
+    view.num_iterations = window.last_iteration + 1
+    view.own_s = window.own.median_s if window.wait is not None else None
+    view.wait_s = window.wait.median_s if window.wait is not None else None
+    view.mean_iteration_s = window.own.median_s + (view.wait_s or 0.0)
+
+
+def _add_scores(views: list[RankView]) -> None:
+    """Compare the own time of each rank with the median of all."""
+    own_s = sorted(view.own_s for view in views if view.own_s)
+    if len(own_s) < 2:
+        return
+    reference_s = statistics.median(own_s)
+    for view in views:
+        if view.own_s:
+            view.score = reference_s / view.own_s

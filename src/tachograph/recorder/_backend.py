@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tachograph.journal import RunFolder
@@ -18,6 +18,8 @@ class Backend(Protocol):
 
     buffer: deque[BufferItem]
     losses: LossCounter
+    loop_position: Callable[[], tuple[int | None, str]]
+    """Returns how many iterations are complete, and the phase of an open span such as a validation."""
 
     @property
     def is_late(self) -> bool:

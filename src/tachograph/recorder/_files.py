@@ -52,6 +52,11 @@ class WriterState(NamedTuple):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     clock_jumps_s: float = 0.0
+    iteration: int | None = None
+    phase: str = ""
+    phase_since: float = 0.0
+    collective: str = ""
+    location: str = ""
 
 
 class Files(Protocol):

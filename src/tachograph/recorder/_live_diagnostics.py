@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tachograph._base.files import replace_file
-from tachograph._base.guard import guard, suppress
+from tachograph._base.guard import guard
 from tachograph.diagnostics import RuleEngine, RuleSettings, SignalNames
+from tachograph.recorder._hang_stacks import dump_stacks
+from tachograph.recorder._rank_monitor import RankReport
 from tachograph.records import Encodable, StepTable
 
 __all__ = ["LiveDiagnostics"]
@@ -67,6 +65,15 @@ class LiveDiagnostics:
         """Let rules handle the passing of time; return their alerts."""
         return self._run_rules(folder, self._engine.tick, time_s) if self._engine is not None else []
 
+    def observe_ranks(self, report: RankReport, world_size: int, time_s: float, folder: Path) -> list[Encodable]:
+        """Feed the rules what other ranks recorded and what all ranks are doing; return the alerts."""
+        if self._engine is None:
+            return []
+        alerts: list[Encodable] = []
+        for rank, record in report.records:
+            alerts += self._run_rules(folder, self._engine.observe_rank, rank, record)
+        return alerts + self._run_rules(folder, self._engine.observe_statuses, report.statuses, world_size, time_s)
+
     def on_progress(self) -> None:
         """Note that the training code logged something, although it may still wait in a window of steps."""
         if self._engine is not None:
@@ -93,24 +100,10 @@ class LiveDiagnostics:
     def _announce(self, alert: dict[str, Any], folder: Path) -> None:
         if alert["rule"] == "hang" and self._num_dumps < _MAX_DUMPS:
             self._num_dumps += 1
-            name = dump_stacks(folder)
+            path = folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+            name = dump_stacks(path, folder)
             if name is not None:
                 alert["evidence"] = {**alert.get("evidence", {}), "stacks": name}
         if (alert["severity"] != "info" or alert["rule"] == "no_training_loss") and self._num_lines < _MAX_LINES:
             self._num_lines += 1
             self._print_line(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
-
-
-def dump_stacks(folder: Path) -> str | None:
-    """Write the Python stacks of all threads to a file in the folder; return its name, or None if that fails."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    lines = [f"pid {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
-    main = threading.main_thread().ident
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        lines.append(f"\nThread {names.get(ident, '?')} ({ident}), innermost call last:\n")
-        lines += traceback.format_stack(frame)
-    path = folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    with suppress(OSError):
-        replace_file(path, "".join(lines).encode("utf-8", "backslashreplace"), below=folder)
-        return path.name
-    return None

@@ -63,7 +63,7 @@ def start_run(
         watch(run, hooks=False)
         return run
     if rank > 0:
-        run = _start_rank(name, rank, settings, run_facts)
+        run = _start_rank(name, rank, settings, run_facts, rules or {})
         watch(run, hooks=settings.hooks)
         return run
     claim = claim_run_folder(settings.log_dir, name, resume=resume)
@@ -117,7 +117,7 @@ def _start_recording(
             claim, run_id, clock, csv=settings.csv, report_error=report_error, yield_to_writer=yield_to_writer
         )
 
-    writer = Writer(make_files, settings, builder, anchor, clock)
+    writer = Writer(make_files, settings, builder, anchor, clock, rules)
     files = writer.files
     assert isinstance(files, RunFiles)  # noqa: S101 - made above
     identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.is_resume}
@@ -197,7 +197,9 @@ def _print_dashboard_hint(run: Run, log_dir: str) -> None:
         run.print_line(f"Watch it with: tacho ui --log-dir {shlex.quote(log_dir)}")
 
 
-def _start_rank(name: str, rank: int, settings: Settings, run_facts: Mapping[str, Any]) -> Run:
+def _start_rank(
+    name: str, rank: int, settings: Settings, run_facts: Mapping[str, Any], rules: Mapping[str, RuleSettings]
+) -> Run:
     """Start the journal of a rank other than 0."""
     settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0)
     clock = SystemClock()
@@ -209,6 +211,7 @@ def _start_rank(name: str, rank: int, settings: Settings, run_facts: Mapping[str
         builder,
         anchor,
         clock,
+        rules,
     )
     rank_facts = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
     facts = {name: value for name, value in rank_facts.items() if value is not None}

@@ -17,12 +17,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tachograph._base import ranks
 from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
+from tachograph.recorder._activity import Activity, ActivityObserver
 from tachograph.recorder._backpressure import Backpressure
 from tachograph.recorder._buffer_items import (
     LARGE_STEP_BYTES,
@@ -34,8 +37,10 @@ from tachograph.recorder._buffer_items import (
     size_bytes,
 )
 from tachograph.recorder._files import Files, ReportError, WriterState
+from tachograph.recorder._hang_stacks import HangStacks
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
+from tachograph.recorder._rank_monitor import RankMonitor, explain_end, own_status
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder.collectors.system import memory_fields
 from tachograph.records import Encodable, StepTable, encode
@@ -60,10 +65,17 @@ _FOLDER_POLL_S = 0.05
 _MAX_FOLDER_WAIT_S = 5.0
 _RETRY_SHARE = 0.8
 _HEARTBEAT_S = 5.0
+_RANK_HEARTBEAT_S = 2.0
+"""In a job of several ranks, heartbeats state what each rank is doing."""
+
 _CHECK_S = 1.0
 _MEMORY_S = 1.0
 _COLLECT_S = 0.9
 """With a tick every half second, collected data is written after one second at most."""
+
+
+def _no_position() -> tuple[int | None, str]:
+    return None, ""
 
 
 class _Batch:
@@ -88,6 +100,7 @@ class Writer:
         builder: RecordBuilder,
         anchor: WallAnchor,
         clock: Clock,
+        rules: Mapping[str, RuleSettings] | None = None,
     ) -> None:
         """Prepare the writer; `start` starts its thread.
 
@@ -97,6 +110,7 @@ class Writer:
             builder: builds records from buffer items.
             anchor: converts steady readings into wall times.
             clock: the clock of the run.
+            rules: thresholds by rule, of which a rank needs to know when it hangs.
         """
         self._settings = settings
         self._builder = builder
@@ -116,6 +130,14 @@ class Writer:
         self._has_ended = ReentrantEvent()
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
+        self._thread_id = threading.get_ident()
+        self._activity: ActivityObserver | None = None
+        self._hang_stacks: HangStacks | None = None
+        thresholds = (rules or {}).get("rank_hang")
+        self._hang_thresholds = thresholds if isinstance(thresholds, HangThresholds) else HangThresholds()
+        self._rank_monitor: RankMonitor | None = None
+        self.loop_position: Callable[[], tuple[int | None, str]] = _no_position
+        """Returns how many iterations are complete, and the phase of an open span such as a validation."""
         self.collect: Callable[[], None] = lambda: None
         """Polls the collectors of the run."""
         self.poll_controls: Callable[[], None] = lambda: None
@@ -231,6 +253,7 @@ class Writer:
                 if type(item) is FlushMarker:
                     item.written.set()
             self.files.release()
+            self.loop_position = _no_position  # what it belongs to refers to the run
             self._has_ended.set()
 
     def _wait(self) -> None:
@@ -277,6 +300,7 @@ class Writer:
 
     def _last_tick(self) -> None:
         if self._end is not None:
+            self._explain_end(self._end)
             self.buffer.append(self._end)
         self._write_buffer()
         with guard("maintaining the run folder"):
@@ -306,6 +330,8 @@ class Writer:
         self.files.catch_up(budget_s=min(deadline_s - time.monotonic(), _LAST_CATCH_UP_S), force=True)
         self._write_buffer()  # a fault of the mirror
         self._beat()
+        if self._hang_stacks is not None:
+            self._hang_stacks.close()
         self.files.close()
 
     def _write_buffer(self) -> None:
@@ -457,7 +483,10 @@ class Writer:
         if self._is_due("collect", _COLLECT_S):
             with guard("collecting"):
                 self.collect()
-        if self._is_due("heartbeat", _HEARTBEAT_S):
+        if self._settings.ranks != "off" and self._is_due("ranks", _CHECK_S):
+            with guard("observing the other ranks"):
+                self._check_ranks()
+        if self._is_due("heartbeat", _HEARTBEAT_S if self._activity is None else _RANK_HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):
             with self.pressure.in_files():
@@ -470,8 +499,52 @@ class Writer:
 
     def _beat(self) -> None:
         num_alerts = self.diagnostics.num_open if self.diagnostics is not None else (0, 0)
+        state = WriterState(len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s)
+        activity = self._observe_activity()
         with self.pressure.in_files():
-            self.files.beat(WriterState(len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s))
+            self.files.beat(state._replace(**activity._asdict()))
+
+    # Other ranks ---------------------------------------------------------------------------------------------------
+
+    def _observe_activity(self) -> Activity:
+        """Return what the training thread is doing, in a job of several ranks."""
+        if self._activity is None:
+            return Activity()
+        return self._activity.observe(*self.loop_position(), self._clock.wall_s())
+
+    def _check_ranks(self) -> None:
+        """In a job of several ranks, rank 0 lets the rules judge all of them."""
+        world_size = ranks.world_size()
+        if self._activity is None:
+            if world_size <= 1:
+                return
+            self._activity = ActivityObserver(self._thread_id)
+            self._hang_stacks = HangStacks(ranks.rank(), HangLimits(self._hang_thresholds))
+            if self.diagnostics is not None:
+                self._rank_monitor = RankMonitor(ranks.job_id())
+        folder = self.files.folder
+        if self._hang_stacks is not None and self.files.can_append:  # the folder exists
+            self._hang_stacks.check(self._observe_activity(), folder, time.monotonic())
+        if self._rank_monitor is None or self.diagnostics is None or not self._rank_monitor.is_due:
+            return
+        with self.pressure.in_files():
+            report = self._rank_monitor.poll(folder)
+        if report.statuses:
+            now_s = self._anchor.wall_s(self._clock.steady_s())
+            report.statuses.insert(0, own_status(self._observe_activity(), now_s))
+            self._write(self.diagnostics.observe_ranks(report, world_size, now_s, folder.path))
+
+    def _explain_end(self, end: PendingRecord) -> None:
+        """State the rank that ended first, if rank 0 ended because of it."""
+        reason = str(end.fields.get("reason") or "")
+        if self._rank_monitor is None or end.fields.get("status") == "finished":
+            return
+        with guard("observing the other ranks"):
+            statuses = self._rank_monitor.poll(self.files.folder).statuses
+            explanation = explain_end(reason, statuses, self.loop_position()[0])
+            if explanation is not None:
+                end.fields["reason"], first = explanation
+                end.fields["first_failed_rank"] = {"rank": first.rank, "host": first.host}
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now_s = time.monotonic()

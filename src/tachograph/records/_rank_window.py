@@ -78,15 +78,16 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
                 phases[name] = PhaseTime(pair[0] / _MS, max(0.0, pair[1] or 0.0) / _MS)
         if "own" not in phases or last < 0 or count < 1:
             return None
-        longest = record.get("max")
-        has_longest = isinstance(longest, list) and len(longest) == 2 and isinstance(longest[1], int)
-        longest_ms = finite_or_none(longest[0]) if has_longest else None
+        longest_ms, longest_iteration = None, None
+        match record.get("max"):
+            case [value, int(iteration)] if (longest_ms := finite_or_none(value)) is not None:
+                longest_iteration = iteration
         collective = record.get("seq")
         return cls(
             last_iteration=last,
             num_iterations=count,
             longest_own_s=longest_ms / _MS if longest_ms is not None else None,
-            longest_iteration=longest[1] if longest_ms is not None else None,
+            longest_iteration=longest_iteration,
             collective=collective if isinstance(collective, int) else None,
             time=finite_or_none(record.get("time")),
             **phases,

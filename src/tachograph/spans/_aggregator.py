@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from tachograph._base import ranks
 from tachograph._base.guard import guard
 from tachograph.recorder import PendingRecord
 from tachograph.records import OMIT, LazyValue, ValueProblem, loss_names_in, to_plain
@@ -25,11 +26,12 @@ from tachograph.spans._names import StandardTrainingJobEventName as Events
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import Parameters
 from tachograph.spans._progress import DurationStats, JobTotals, LoopProgress
+from tachograph.spans._rank_windows import RankWindows
 from tachograph.spans._span import ObservedIteration, ShortSpan, Span, ancestors
 from tachograph.spans._span_ids import SpanIds
 from tachograph.spans._span_records import SpanRecordBuilder
 
-__all__ = ["AggregatorTask", "SpanAggregator", "overlap_text"]
+__all__ = ["PAUSES", "PHASE_OF", "AggregatorTask", "SpanAggregator", "overlap_text"]
 
 DEFAULT_LOG_EVERY = 50
 """Iterations between checks whether an update is due, where no interval is set: then updates go by time."""
@@ -37,7 +39,7 @@ DEFAULT_LOG_EVERY = 50
 _MAX_PLANS = 1_000
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 
-_PHASE_OF: dict[str, str] = {
+PHASE_OF: dict[str, str] = {
     Names.DATA_LOADING: "data",
     Names.MODEL_FORWARD: "forward",
     Names.MODEL_BACKWARD: "backward",
@@ -50,8 +52,13 @@ _PHASE_OF: dict[str, str] = {
     Names.VALIDATION_LOOP: "validation",
     Names.TESTING_LOOP: "testing",
 }
+"""The phase that spans of a name belong to."""
+
 _EXCLUSIVE_SPANS = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
 """Spans that own all their time, whatever phases are inside."""
+
+PAUSES = frozenset(name for name, phase in PHASE_OF.items() if phase in {"checkpoint", "validation", "testing"})
+"""The names of spans during which training pauses."""
 
 _ITERATION_PHASES = {"data", "forward", "backward", "optimizer"}
 """Phases whose time is training only if their iteration completes."""
@@ -85,6 +92,8 @@ class SpanAggregator:
         log_every: returns the run's current number of steps per record.
         add_loss: counts a lost record, given the reason.
         log_misuse: logs a mistake in the use of spans; returns False if that was done before.
+        records_ranks: whether to record the windows of this rank, if the job has several.
+        is_main_rank: whether the metrics of the job are recorded here. On other ranks, windows are all there is.
     """
 
     ITEM_TYPES = (Span, ShortSpan, ObservedIteration, AggregatorTask)
@@ -97,8 +106,12 @@ class SpanAggregator:
         log_every: Callable[[], int],
         add_loss: Callable[[str], None],
         log_misuse: Callable[[str], bool],
+        records_ranks: bool = False,
+        is_main_rank: bool = True,
     ) -> None:
         self._wall_s = wall_s
+        self._records_ranks = records_ranks
+        self._is_main_rank = is_main_rank
         self._run_log_every = log_every
         self._add_loss = add_loss
         self._log_misuse = log_misuse
@@ -216,9 +229,10 @@ class SpanAggregator:
         if parent is not loop_span and not self._has_overlap:
             records += self._report_overlap(items[index], loop_span)
         last = min(len(items), index + max(1, loop.num_before_check))
+        phases: list[tuple[int, dict[str, float]]] = []
         if loop.holds_phases:
             last = index + 1
-            loop.release(items[index])
+            phases.append((0, loop.release(items[index])))
         first_s = stop_s = items[index].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
@@ -245,7 +259,9 @@ class SpanAggregator:
         try:
             loop.add(durations, first_s, stop_s, self.parameters)
             if observed_iterations:
-                _add_observed(loop, observed_iterations)
+                phases += _add_observed(loop, observed_iterations)
+            if loop.rank_windows is not None:
+                records += self._add_to_rank_window(loop.rank_windows, durations, phases, stop_s)
             if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
                 self._latest_metrics = latest[index - 1]
                 records += self._report(loop_span, loop, stop_s)
@@ -268,7 +284,7 @@ class SpanAggregator:
     def _make_plan(self, span: Span) -> _Plan:
         name = span.name_str
         is_recorded = self.records.filter.keeps(name)
-        plan = _Plan(is_recorded, _PHASE_OF.get(name), self._on_start.get(name), self._on_stop.get(name))
+        plan = _Plan(is_recorded, PHASE_OF.get(name), self._on_start.get(name), self._on_stop.get(name))
         if len(self._plans) < _MAX_PLANS:
             self._plans[span.name] = plan
         return plan
@@ -290,7 +306,10 @@ class SpanAggregator:
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if loop is None:
             return
-        if iteration is None or phase in _ITERATION_PHASES:
+        is_part = phase in _ITERATION_PHASES
+        if not is_part and loop.rank_windows is not None:
+            loop.rank_windows.leave_out()
+        if iteration is None or is_part:
             loop.hold(iteration, phase, start_s, stop_s)
         else:
             loop.phases.add(phase, start_s, stop_s)
@@ -321,6 +340,7 @@ class SpanAggregator:
             self._default_owner = next(outer, None)
             self._default_loop = LoopProgress(self._job, span.start_s or 0.0)
             self._default_loop.start(self.parameters, None, None)
+            self._default_loop.rank_windows = self._new_rank_windows()
         return self._default_owner, self._default_loop
 
     def _enclosing_loop(self, span: Span) -> Span | None:
@@ -335,6 +355,8 @@ class SpanAggregator:
         if first is not None and first < loop.num_completed:
             self._checkpoints.restart()  # training started over: earlier checkpoints do not count
         loop.start(self.parameters, first, _int(span, "train_samples_start"))
+        if loop.job is self._job:
+            loop.rank_windows = self._new_rank_windows()
         self._loops[span] = loop
         return records
 
@@ -345,14 +367,42 @@ class SpanAggregator:
             loop.release(span, has_failed=True)
             loop.phases.add("failed", start_s, stop_s)
             return []
-        loop.release(span)
+        phases = loop.release(span)
         if span._extras is not None:
             loop.fold(self.parameters)
             loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
             loop.fold(self.parameters, _int(span, "num_samples"), _int(span, "num_tokens"))
         else:
             loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
-        return self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else []
+        records: list[PendingRecord] = []
+        if loop.rank_windows is not None:
+            records += self._add_to_rank_window(loop.rank_windows, [stop_s - start_s], [(0, phases)], stop_s)
+        return records + (self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else [])
+
+    # Windows of this rank ------------------------------------------------------------------------------------------
+
+    def _new_rank_windows(self) -> RankWindows | None:
+        """Return the windows of a loop; None in a job of one process."""
+        return RankWindows(self._job.num_completed) if self._records_ranks and ranks.world_size() > 1 else None
+
+    def _add_to_rank_window(
+        self,
+        windows: RankWindows,
+        durations: Sequence[float],
+        phases: Sequence[tuple[int, Mapping[str, float]]],
+        stop_s: float,
+    ) -> list[PendingRecord]:
+        windows.add(durations, phases)
+        return _rank_record(windows, stop_s) if windows.is_complete else []
+
+    @property
+    def num_iterations(self) -> int | None:
+        """Completed iterations of the job, including iterations of earlier attempts; None until one is complete."""
+        loops = [loop for loop in (*self._loops.values(), self._default_loop) if loop is not None]
+        job = self._job
+        if job.first_finish_s is None:
+            return None
+        return next((loop.num_completed for loop in loops if loop.job is job), job.num_completed)
 
     @property
     def log_every(self) -> int:
@@ -386,6 +436,8 @@ class SpanAggregator:
         }
         attributes |= {f"window_{name}": value for name, value in window.items()}
         records = self._record_parameters(loop_span, steady_s)
+        if not self._is_main_rank:
+            return records
         records += self.records.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, attributes)
         if loop.job is not self._job:
             return records  # the outer loop counts the steps
@@ -397,7 +449,7 @@ class SpanAggregator:
 
     def _report_idle(self, loop: LoopProgress, steady_s: float) -> list[PendingRecord]:
         """Return the phase times since the last report, in which no iteration completed."""
-        if not loop.phases.seconds or loop.job is not self._job:
+        if not loop.phases.seconds or loop.job is not self._job or not self._is_main_rank:
             return []
         window = loop.report_idle()
         if not self.parameters.is_train_iterations_enabled:
@@ -409,7 +461,7 @@ class SpanAggregator:
         loop = self._loops.pop(span, None)
         if loop is None:
             return []
-        records = self._report(span, loop, span.stop_s or 0.0)
+        records = self._report(span, loop, span.stop_s or 0.0) + _last_rank_record(loop, span.stop_s or 0.0)
         around = self._enclosing_loop(span)
         if around is not None:  # to the enclosing loop, all of it was work on an iteration
             self._loops[around].phases.add("iteration", span.start_s or 0.0, span.stop_s or 0.0)
@@ -418,7 +470,9 @@ class SpanAggregator:
     def finish(self, steady_s: float) -> list[PendingRecord]:
         """Report the iterations outside any loop that were not reported yet: a loop starts, or something ends."""
         loop, self._default_loop = self._default_loop, None
-        return self._report(self._default_owner, loop, steady_s) if loop is not None else []
+        if loop is None:
+            return []
+        return self._report(self._default_owner, loop, steady_s) + _last_rank_record(loop, steady_s)
 
     def _stop_application(self, span: Span) -> list[PendingRecord]:
         return self.finish(span.stop_s or 0.0) if self._default_owner is span else []
@@ -524,19 +578,39 @@ def overlap_text(iteration: Span) -> str:
     return f"span {iteration.name_str!r} started while another one was open in the same loop; end an iteration first"
 
 
-def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> None:
-    """Add what integrations observed of the phases."""
-    for iteration in iterations:
+def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> list[tuple[int, dict[str, float]]]:
+    """Add what integrations observed of the phases; return the index of each iteration with the seconds of its phases.
+
+    Without windows of ranks, nothing is returned.
+    """
+    phases: list[tuple[int, dict[str, float]]] = []
+    for index, iteration in enumerate(iterations):
         if iteration.data_s is None:
             continue
         duration_s = (iteration.stop_s or 0.0) - (iteration.start_s or 0.0)
         loop.add_data_wait(iteration.data_s, duration_s)
         busy_s = duration_s - iteration.data_s
-        if iteration.phases is None or busy_s <= 0:
-            continue
-        shares = [(_PHASE_OF[name], share) for name, share in iteration.phases.shares(busy_s)]
+        shares: list[tuple[str, float]] = []
+        if iteration.phases is not None and busy_s > 0:
+            shares = [(PHASE_OF[name], share) for name, share in iteration.phases.shares(busy_s)]
         if shares:
             loop.add_phase_sample(busy_s, shares)
+        if loop.rank_windows is not None:
+            seconds = {"data": iteration.data_s}
+            for phase, share in shares:
+                seconds[phase] = seconds.get(phase, 0.0) + share * busy_s
+            phases.append((index, seconds))
+    return phases
+
+
+def _rank_record(windows: RankWindows, steady_s: float, *, is_last: bool = False) -> list[PendingRecord]:
+    window = windows.take(is_last=is_last)
+    return [] if window is None else [PendingRecord(steady_s, "rank", window.to_fields())]
+
+
+def _last_rank_record(loop: LoopProgress, steady_s: float) -> list[PendingRecord]:
+    """Return the window in which a loop ends."""
+    return [] if loop.rank_windows is None else _rank_record(loop.rank_windows, steady_s, is_last=True)
 
 
 def _evaluation_attributes(job: JobTotals, stats: DurationStats, since: int) -> dict[str, Any]:

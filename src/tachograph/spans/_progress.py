@@ -16,6 +16,7 @@ from typing import Any
 
 from tachograph.spans._parameters import Parameters
 from tachograph.spans._phase_times import PHASES, PhaseTimes
+from tachograph.spans._rank_windows import RankWindows
 
 __all__ = ["DurationStats", "JobTotals", "LoopProgress"]
 
@@ -118,6 +119,8 @@ class LoopProgress:
         """The shares of the phases in the last sampled iterations, without the time that they waited for data."""
         self._data_share: float | None = None
         """The share of the time that the last observed iterations waited for data; None if none was observed."""
+        self.rank_windows: RankWindows | None = None
+        """The windows of this rank; None in a job of one process."""
         self._start_window(start_s)
 
     def start(self, parameters: Parameters, iterations_start: int | None, samples_start: int | None) -> None:
@@ -171,6 +174,8 @@ class LoopProgress:
         """
         phases = self._pending_phases.setdefault(iteration, [])
         phases.append((phase, start_s, stop_s))
+        if iteration is None and phase == "data" and self.rank_windows is not None:
+            self.rank_windows.add_outer_data(stop_s - start_s)
         if len(phases) >= _MAX_DURATIONS or len(self._pending_phases) > _MAX_PENDING_ITERATIONS:
             self.release(next(iter(self._pending_phases)))
 
@@ -179,11 +184,14 @@ class LoopProgress:
         """Whether phases of an iteration are held back."""
         return len(self._pending_phases) > (None in self._pending_phases)
 
-    def release(self, iteration: object, *, has_failed: bool = False) -> None:
-        """Count the phases of an iteration that has stopped, or drop them if it failed."""
+    def release(self, iteration: object, *, has_failed: bool = False) -> dict[str, float]:
+        """Count the phases of an iteration that has stopped, or drop them if it failed; return their seconds."""
+        seconds: dict[str, float] = {}
         for phase, start_s, stop_s in self._pending_phases.pop(iteration, ()):
             if not has_failed:
                 self.phases.add(phase, start_s, stop_s)
+                seconds[phase] = seconds.get(phase, 0.0) + stop_s - start_s
+        return seconds
 
     def release_all(self) -> None:
         """Count all phases that are held back, phases of iterations first."""
@@ -232,8 +240,9 @@ class LoopProgress:
 
     @property
     def num_before_check(self) -> int:
-        """How many more iterations to add before checking whether a report is due."""
-        return self._num_durations_at_check - len(self._durations)
+        """How many more iterations to add before checking whether a report is due or a window is complete."""
+        num_before = self._num_durations_at_check - len(self._durations)
+        return num_before if self.rank_windows is None else min(num_before, self.rank_windows.num_remaining)
 
     def add(self, durations: list[float], start_s: float, stop_s: float, parameters: Parameters) -> None:
         """Add consecutive iterations that completed between two times."""

@@ -21,9 +21,9 @@ from typing import Any, Literal
 from tachograph._base.guard import guard, suppress, warn
 from tachograph._base.paths import absolute_path
 from tachograph.exceptions import TachographError
-from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
+from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, RankRun, Run, error_fields, error_message, error_type
 from tachograph.records import LazyValue
-from tachograph.spans._aggregator import AggregatorTask, SpanAggregator, overlap_text
+from tachograph.spans._aggregator import PAUSES, PHASE_OF, AggregatorTask, SpanAggregator, overlap_text
 from tachograph.spans._attributes import Attributes, attributes_of
 from tachograph.spans._event import Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
@@ -49,6 +49,9 @@ class SpanRecorder:
         root: the span that stands for the run; it has no name and is not recorded.
         application_attributes: attributes for the event that opens an application, instead of the default ones.
     """
+
+    latest_short_span: Span | None = None
+    """The iteration or phase that was entered last; it may have ended."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -84,10 +87,13 @@ class SpanRecorder:
             log_every=lambda: run.log_every,
             add_loss=self.add_loss,
             log_misuse=self._log_misuse,
+            records_ranks=run.settings.ranks != "off",
+            is_main_rank=not isinstance(run, RankRun),
         )
         if self._backend is not None:
             short = (ShortSpan, ObservedIteration)
             self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=short)
+            self._backend.loop_position = self._loop_position
         self.callback_iterations: dict[str, Span] = {}
         """The last iteration that a callback started, by name; another thread or task may stop it."""
         self._open_spans: dict[Span, None] = {}  # without a lock: each operation on it is atomic
@@ -154,6 +160,16 @@ class SpanRecorder:
         run = self.run
         if self.is_closed and run.enabled and run.status != "running" and not run._is_forked:
             self.report_misuse(f"run {run.name!r} has ended: its spans and events are no longer recorded")
+
+    def _loop_position(self) -> tuple[int | None, str]:
+        """Return how many iterations are complete, and the phase of an open span. Called by the writer thread."""
+        pauses = [PHASE_OF[span.name_str] for span in list(self._open_spans) if span.name_str in PAUSES]
+        open_phases = (
+            PHASE_OF[span.name_str]
+            for span in ancestors(self.latest_short_span)
+            if span.stop_s is None and span.name_str in PHASE_OF
+        )
+        return self.aggregator.num_iterations, pauses[-1] if pauses else next(open_phases, "")
 
     # Finding spans -------------------------------------------------------------------------------------------------
 
@@ -461,6 +477,7 @@ class SpanRecorder:
         """Stop recording: the run has ended, or belongs to the parent of a forked process."""
         self._backend = None
         self.is_closed = self.records_short_spans = True  # so that short spans look for another run, too
+        self.latest_short_span = None  # the garbage collector does not see short spans, and they refer to the recorder
         self.buffer = deque(maxlen=0)
         self.base = self.root
         # Stop them, so that new spans look for another run even where one of these is the current span.

@@ -161,7 +161,7 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
         recorder: SpanRecorder = parent.recorder
         if recorder.records_short_spans:
             return SpanScope.__enter__(self)
-        span = self._span = ShortSpan(self.name, recorder, recorder.now(), None, parent)
+        span = self._span = recorder.latest_short_span = ShortSpan(self.name, recorder, recorder.now(), None, parent)
         _set_current(span)
         return span
 

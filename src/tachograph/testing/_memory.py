@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
@@ -79,6 +79,7 @@ class _MemoryWriter:
         self.losses = LossCounter()
         self.records: list[dict[str, Any]] = []
         self._has_ended = False
+        self.loop_position: Callable[[], tuple[int | None, str]] = lambda: (None, "")
 
     @property
     def is_late(self) -> bool:

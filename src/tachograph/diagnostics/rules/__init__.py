@@ -33,6 +33,8 @@ _BUILT_IN = {
     "step_outliers": "StepOutliers",
     "data_stall": "DataStall",
     "low_gpu_utilisation": "LowGpuUtilisation",
+    "rank_gone": "RankGone",
+    "rank_hang": "RankHang",
     "hang": "Hang",
     "checkpoint_interval": "CheckpointInterval",
     # Memory

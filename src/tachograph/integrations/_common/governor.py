@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from tachograph._base.guard import guard
 
-__all__ = ["OverheadGovernor", "timed_callback", "timed_hook"]
+__all__ = ["RANK_PHASE_INTERVAL_S", "OverheadGovernor", "timed_callback", "timed_hook"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -66,6 +66,11 @@ _RETRY_ABOVE = 1.5
 _MAX_SKIP_S = 0.25
 _RELAX_BELOW = 0.45
 _PHASE_INTERVAL_S = 0.5
+"""Seconds between two iterations whose phases are sampled."""
+
+RANK_PHASE_INTERVAL_S = 0.1
+"""The same in a job of several ranks, where the phases tell which rank is slow."""
+
 _MIN_LAUNCH_FACTOR = 2.0
 
 
@@ -75,6 +80,8 @@ class OverheadGovernor:
     def __init__(self) -> None:
         self._max_overhead = 1.0
         self._on_change: Callable[[int, float], None] = lambda _new_every, _overhead: None
+        self.phase_interval_s = _PHASE_INTERVAL_S
+        """Seconds between two iterations whose phases are sampled."""
         self.spent_s = 0.0
         """Time that the hooks have taken since the last iteration ended."""
         self.waited_s = 0.0
@@ -137,7 +144,7 @@ class OverheadGovernor:
         )
         samples_phases = number >= self._next_phases
         if samples_phases:
-            gap = int(_PHASE_INTERVAL_S / self._step_s) if self._step_s > 0 else 0
+            gap = int(self.phase_interval_s / self._step_s) if self._step_s > 0 else 0
             self._next_phases = number + (self._random.randint(1, 2 * gap - 1) if gap > 1 else 1)
         return True, samples_phases
 

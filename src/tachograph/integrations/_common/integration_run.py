@@ -23,7 +23,7 @@ from tachograph._base import ranks
 from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
-from tachograph.integrations._common.governor import OverheadGovernor
+from tachograph.integrations._common.governor import RANK_PHASE_INTERVAL_S, OverheadGovernor
 from tachograph.integrations._common.phases import PhaseMarks
 from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import number_from
@@ -322,6 +322,8 @@ class IntegrationRun:
             return
         self.end_loop()
         self.world_size = ranks.world_size()
+        if self.world_size > 1 and self.run.settings.ranks != "off":
+            self.governor.phase_interval_s = RANK_PHASE_INTERVAL_S
         self._num_steps = step
         scope = training_loop(
             train_iterations_start=step,

@@ -1,0 +1,116 @@
+"""A job of several ranks hangs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tachograph.diagnostics._hang_limits import PAUSES, HangLimits, HangThresholds
+from tachograph.diagnostics._rank_status import RankStatus, list_ranks
+from tachograph.diagnostics._rule import Rule
+from tachograph.diagnostics._text import duration
+
+__all__ = ["RankHang"]
+
+_DOING = {
+    "data": "waiting for data",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer step",
+    "checkpoint": "saving a checkpoint",
+    "validation": "validating",
+    "testing": "testing",
+}
+
+
+class RankHang(Rule):
+    """No rank has completed an iteration for several times the longest one so far.
+
+    A rank that waits in a collective or in the backward pass waits for others. The ranks that do something else are the
+    ones that the job waits for, so they are named, with what they have been doing since when. Validation, checkpoints
+    and the first iteration are allowed to take longer. Every rank writes its Python stacks to a file once; equal stacks
+    are shown together.
+    """
+
+    name = "rank_hang"
+    severity = "critical"
+    meaning = (
+        "A rank waits for data, storage or a lock, or has left the loop, and the others wait for it; or the ranks call "
+        "different collectives; or the network stands still."
+    )
+    advice = (
+        "Read the stack of the rank that is named: tacho show RUN --ranks.",
+        "Compare the collectives of the ranks: tacho doctor --flight-recorder DIR.",
+        "If the data of a rank ended early, make all ranks take the same number of steps.",
+    )
+    absorbs = ("hang",)
+
+    Thresholds = HangThresholds
+    thresholds: HangThresholds
+
+    def reset(self) -> None:
+        """Forget all iterations."""
+        self._limits = HangLimits(self.thresholds)
+
+    def on_rank_statuses(self, statuses: Sequence[RankStatus], time_s: float) -> None:
+        """Compare the time since the last iteration of any rank with the longest one."""
+        running = [status for status in statuses if status.state == "running"]
+        latest = max((status.iteration for status in statuses if status.iteration is not None), default=None)
+        pause = next((status.phase for status in running if status.phase in PAUSES), "")
+        took_s = self._limits.observe(latest, pause, time_s)
+        if took_s is not None:
+            self.resolve(f"the job continued after {duration(took_s)}")
+        are_all_running = len(running) > 1 and len(running) == len(statuses)
+        if are_all_running and self._limits.is_exceeded(time_s) and not self.is_open():
+            self._report(running, time_s - (self._limits.since_s or time_s))
+
+    def _report(self, running: list[RankStatus], waited_s: float) -> None:
+        waiting = [status for status in running if status.waits]
+        busy = [status for status in running if not status.waits]
+        evidence: dict[str, Any] = {
+            "waited_s": waited_s,
+            "limit_s": self._limits.limit_s,
+            "longest_iteration_s": self._limits.longest_s,
+            "step": self._limits.iteration,
+            "num_waiting": len(waiting),
+        }
+        collectives = Counter(status.collective for status in waiting if status.collective)
+        if busy and waiting:
+            evidence |= {"ranks": [status.rank for status in busy], "phase": busy[0].phase, "at": busy[0].location}
+            name = list_ranks(busy)
+            has_not = "has" if len(busy) == 1 else "have"
+            title = (
+                f"{name[0].upper()}{name[1:]} {has_not} not arrived: {_doing(busy)} for "
+                f"{duration(max(status.phase_s for status in busy))}; "
+                f"{_count(len(waiting))} in {_waiting_in(waiting)}"
+            )
+        elif len(collectives) > 1:
+            (common, _), (rare, _) = collectives.most_common()[0], collectives.most_common()[-1]
+            suspects = [status for status in waiting if status.collective == rare]
+            evidence |= {"ranks": [status.rank for status in suspects], "collectives": dict(collectives)}
+            name = list_ranks(suspects)
+            verb = "is" if len(suspects) == 1 else "are"
+            title = f"Ranks disagree: {name} {verb} in {rare}, {collectives[common]} in {common}"
+        elif waiting and len(running) < self.context.world_size:
+            num_unknown = self.context.world_size - len(running)
+            title = f"{_count(len(waiting))} in {_waiting_in(waiting)}; {num_unknown} others are not recorded"
+        elif waiting:
+            title = f"Communication stands still: all {len(waiting)} ranks wait in {_waiting_in(waiting)}"
+        else:
+            title = f"No iteration for {duration(waited_s)}: all ranks are {_doing(busy)}"
+        self.report(title, f"No rank has completed an iteration for {duration(waited_s)}.", evidence=evidence)
+
+
+def _doing(statuses: Sequence[RankStatus]) -> str:
+    phase, location = Counter((status.phase, status.location) for status in statuses).most_common(1)[0][0]
+    doing = _DOING.get(phase, "")
+    return f"{doing} ({location})" if doing and location else doing or f"at {location or 'an unknown line'}"
+
+
+def _waiting_in(statuses: Sequence[RankStatus]) -> str:
+    return Counter(status.collective or status.phase for status in statuses).most_common(1)[0][0]
+
+
+def _count(num_ranks: int) -> str:
+    return f"{num_ranks} ranks wait" if num_ranks > 1 else "1 rank waits"
