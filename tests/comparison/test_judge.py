@@ -109,10 +109,10 @@ def test_false_alarms_and_power():
         in {"higher", "lower"}
         for _ in range(1_000)
     )
-    verdict = sum(
+    num_detected = sum(
         judge(random.normal(0, 0.01, 8).tolist(), random.normal(0.02, 0.01, 8).tolist(), noise, 0.01).direction
         == "higher"
         for _ in range(200)
     )
     assert wrong <= 10
-    assert verdict >= 150
+    assert num_detected >= 150
