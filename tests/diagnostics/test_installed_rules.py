@@ -189,4 +189,4 @@ def test_rules_are_imported_on_first_use(script: Callable[..., Script]) -> None:
         print("tachograph.diagnostics.rules.hang" in sys.modules, len(RULES.names()), RULES["hang"].__name__)
         print("importlib.metadata" in sys.modules)
     """
-    assert script(source).ok().split() == ["False", "31", "Hang", "False"]
+    assert script(source).ok().split() == ["False", "33", "Hang", "False"]

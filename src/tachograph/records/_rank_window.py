@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,11 +72,13 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
         times_ms, last, count = record.get("ms"), record.get("last"), record.get("n")
         if not (isinstance(times_ms, list) and isinstance(last, int) and isinstance(count, int)):
             return None
-        phases: dict[str, Any] = {}
-        for index, name in enumerate(_QUANTITIES):
-            pair = [finite_or_none(value) for value in times_ms[2 * index : 2 * index + 2]]
-            if len(pair) == 2 and pair[0] is not None and pair[0] >= 0:
-                phases[name] = PhaseTime(pair[0] / _MS, max(0.0, pair[1] or 0.0) / _MS)
+        times_s = [value / _MS if isinstance(value, (int, float)) and value >= 0 else None for value in times_ms]
+        times_s += [None] * (2 * len(_QUANTITIES) - len(times_s))
+        phases = {
+            name: PhaseTime(median_s, times_s[2 * index + 1] or 0.0)
+            for index, name in enumerate(_QUANTITIES)
+            if (median_s := times_s[2 * index]) is not None and median_s < math.inf
+        }
         if "own" not in phases or last < 0 or count < 1:
             return None
         longest_ms, longest_iteration = None, None
@@ -90,5 +93,10 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
             longest_iteration=longest_iteration,
             collective=collective if isinstance(collective, int) else None,
             time=finite_or_none(record.get("time")),
-            **phases,
+            own=phases["own"],
+            wait=phases.get("wait"),
+            data=phases.get("data"),
+            forward=phases.get("forward"),
+            backward=phases.get("backward"),
+            optimizer=phases.get("optimizer"),
         )
