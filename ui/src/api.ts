@@ -5,6 +5,7 @@
  * responses are checked against its table of routes, so a client that does not match the server does not compile.
  */
 
+import { parseHeat, type RankHeat } from "./model/rank-heat";
 import type {
   AnnotationChange,
   BulkRequest,
@@ -127,6 +128,12 @@ export const api = {
   listControls: (run: string) => get("/api/v1/runs/{run}/controls", { run }, {}),
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),
+  listRanks: (run: string) => get("/api/v1/runs/{run}/ranks", { run }, {}),
+  /** The matrix of ranks over time; null if none has recorded its own time. */
+  async getRankHeat(run: string): Promise<RankHeat | null> {
+    const response = await fetch(buildUrl("/api/v1/runs/{run}/ranks/heat", { run }));
+    return response.ok ? parseHeat(await response.arrayBuffer()) : null;
+  },
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
   compare: (run: string[], against: string[], anyway: boolean) => get("/api/v1/compare", {}, { run, against, anyway }),
   getTable: (query: TableQuery, signal?: AbortSignal) => get("/api/v1/table", {}, query, signal),

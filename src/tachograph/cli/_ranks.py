@@ -12,8 +12,8 @@ from rich.text import Text
 from tachograph.cli._format import add_row, duration, json_text, new_console, new_table, number, safe, state_text
 from tachograph.cli._terminal import echo
 from tachograph.cli._time import short_time
-from tachograph.journal import RunFolder, RunState
-from tachograph.reader import RankView, RunHistory, read_stacks
+from tachograph.journal import RunFolder
+from tachograph.reader import RankView, RunHistory, read_stacks, worst_ranks
 
 __all__ = ["print_ranks", "render_ranks"]
 
@@ -30,7 +30,7 @@ def print_ranks(history: RunHistory, num_worst: int | None, *, as_json: bool) ->
     """Print the ranks of a run: all of them, or only the worst."""
     ranks = history.ranks
     if as_json:
-        listed = ranks if num_worst is None else sorted(ranks, key=_order)[:num_worst]
+        listed = ranks if num_worst is None else worst_ranks(ranks)[:num_worst]
         stacks = read_stacks(history.folder)
         echo(json_text({"ranks": msgspec.to_builtins(listed), "stacks": msgspec.to_builtins(stacks)}))
     elif ranks:
@@ -49,7 +49,7 @@ def render_ranks(history: RunHistory, ranks: list[RankView], num_worst: int | No
     """
     if num_worst is None:
         num_worst = len(ranks) if len(ranks) <= _MAX_LISTED else _NUM_WORST
-    listed = ranks if num_worst >= len(ranks) else sorted(ranks, key=_order)[:num_worst]
+    listed = ranks if num_worst >= len(ranks) else worst_ranks(ranks)[:num_worst]
     numbers = ("iterations", "iteration", "own", "wait", "errors")
     table = new_table("rank", "host", "pid", "state", *numbers, right=numbers)
     for view in listed:
@@ -79,11 +79,6 @@ def render_ranks(history: RunHistory, ranks: list[RankView], num_worst: int | No
         num_missing = world_size - len(ranks)
         parts.append(Text(f"{num_missing} of {world_size} ranks left no journal in this folder", style="yellow"))
     return Group(*parts, *_stacks(history.folder))
-
-
-def _order(view: RankView) -> tuple[bool, bool, float]:
-    """Order ranks: failed ones first, then silent ones, then the slowest."""
-    return not view.state.is_failure, view.state is not RunState.STALE, view.score or 1.0
 
 
 def _remark(view: RankView) -> str:

@@ -31,8 +31,9 @@ from tachograph.reader._output import (
 )
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
+from tachograph.reader._rank_heat import RankHeat, read_rank_heat
 from tachograph.reader._rank_stacks import StackGroup, read_stacks
-from tachograph.reader._ranks import RankView, read_rank_samples, read_ranks
+from tachograph.reader._ranks import RankView, read_rank_samples, read_ranks, worst_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
 
@@ -53,6 +54,7 @@ __all__ = [
     "PluginChange",
     "PluginUse",
     "CHECKPOINT_RUN_FILE",
+    "RankHeat",
     "RankView",
     "StackGroup",
     "RecordBatch",
@@ -81,6 +83,7 @@ __all__ = [
     "read",
     "read_output",
     "read_rank_samples",
+    "read_rank_heat",
     "read_ranks",
     "read_stacks",
     "read_stamp",
@@ -91,4 +94,5 @@ __all__ = [
     "set_step_metric",
     "worst_first",
     "write_stamp",
+    "worst_ranks",
 ]

@@ -20,7 +20,7 @@ from tachograph.journal import (
 )
 from tachograph.records import RankWindow, finite_or_none
 
-__all__ = ["RankView", "read_rank_samples", "read_ranks"]
+__all__ = ["RankView", "read_rank_samples", "read_ranks", "worst_ranks"]
 
 _SAMPLES_BYTES = 1 << 20
 _VIEW_BYTES = 256 << 10
@@ -70,6 +70,13 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
             views.append(_view(rank, folder.rank_journal(rank), folder.rank_heartbeat(rank)))
     _add_scores(views)
     return views
+
+
+def worst_ranks(ranks: list[RankView]) -> list[RankView]:
+    """Return the ranks in order: failed ones first, then silent ones, then the slowest."""
+    return sorted(
+        ranks, key=lambda view: (not view.state.is_failure, view.state is not RunState.STALE, view.score or 1.0)
+    )
 
 
 def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:

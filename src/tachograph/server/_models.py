@@ -540,6 +540,71 @@ class TracesPage(msgspec.Struct, kw_only=True):
     traces: list[TraceView]
 
 
+class RankQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select ranks of a distributed run."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of ranks; the worst come first.")] = 16
+
+
+class RankHeatQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select what ranks are compared by."""
+
+    quantity: Annotated[
+        Literal["own", "wait", "data"],
+        Meta(description="The own work of an iteration, the time that may be waiting, or the time for data."),
+    ] = "own"
+
+
+class RankRow(msgspec.Struct, kw_only=True):
+    """One rank in its last attempt."""
+
+    rank: int
+    state: str
+    host: str | None = None
+    pid: int | None = None
+    num_iterations: int | None = None
+    mean_iteration_s: float | None = None
+    """How long an iteration takes in its last window."""
+    own_s: float | None = None
+    """How much of that is its own work, free of waiting for other ranks."""
+    wait_s: float | None = None
+    """The rest, in which it may have waited for other ranks."""
+    score: float | None = None
+    """The usual own time of all ranks divided by the one of this rank: below 0.93 it is slow."""
+    phase: str | None = None
+    """What it is doing, while it runs."""
+    phase_since: float | None = None
+    """Since when, as a wall time."""
+    collective: str | None = None
+    """The function of `torch.distributed` that it is in."""
+    location: str | None = None
+    """The innermost line of the program itself."""
+    error: str | None = None
+    """The first line of its last error, or why it ended."""
+
+
+class RankStacks(msgspec.Struct, kw_only=True):
+    """Ranks that hung in the same place."""
+
+    num_ranks: int
+    ranks: list[int]
+    """The first hundred of them."""
+    lines: list[str]
+    """The stack of the main thread, innermost call last."""
+
+
+class RanksPage(msgspec.Struct, kw_only=True):
+    """The ranks of a distributed run; none for a run of one process."""
+
+    version: str
+    num_ranks: int
+    num_by_state: dict[str, int]
+    ranks: list[RankRow]
+    """Failed ranks first, then silent ones, then the slowest."""
+    stacks: list[RankStacks]
+    """Where ranks hung, the rarest place first."""
+
+
 LineNumber = Annotated[int, Meta(ge=0, le=10**12)]
 
 

@@ -39,6 +39,9 @@ from tachograph.server._models import (
     MetricsPage,
     OutputPage,
     OutputQuery,
+    RankHeatQuery,
+    RankQuery,
+    RanksPage,
     RecordQuery,
     RecordsPage,
     RequestIds,
@@ -57,6 +60,7 @@ from tachograph.server._models import (
 from tachograph.server._output import build_output_page, download_output
 from tachograph.server._overlay import build_grouped_series_page, build_overlay_page
 from tachograph.server._overlay_models import GroupedSeriesPage, GroupedSeriesQuery, OverlayPage, OverlayQuery
+from tachograph.server._ranks import build_ranks_page, download_rank_heat
 from tachograph.server._series_cache import SeriesCache
 from tachograph.server._table import (
     act_on_runs,
@@ -456,6 +460,23 @@ ROUTES = [
         lambda context: download_patch(context.run()),
         None,
         media_types=("text/x-diff",),
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/ranks",
+        "Return the worst ranks of a distributed run, and where ranks hung.",
+        lambda context: build_ranks_page(context.run(), context.query),
+        RanksPage,
+        RankQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/ranks/heat",
+        "Return how much longer each rank took than the others, over time: a line of JSON, then a byte per cell.",
+        lambda context: download_rank_heat(context.run(), context.query),
+        None,
+        RankHeatQuery,
+        media_types=("application/octet-stream",),
     ),
     Route(
         "GET",

@@ -73,6 +73,8 @@ TABLE = [
             ("controls", 200, "controls"),
             (f"diff/{RUN}", 200, "diff/{other}"),
             ("patch", 404, "patch"),
+            ("ranks", 200, "ranks"),
+            ("ranks/heat", 404, "ranks/heat"),
             ("traces", 200, "traces"),
             ("traces/step-1.json.gz", 404, "traces/{trace}"),
             ("output", 200, "output"),

@@ -662,6 +662,53 @@ export interface VerdictLine {
   notes: string[];
 }
 
+/** The ranks of a distributed run; none for a run of one process. */
+export interface RanksPage {
+  version: string;
+  num_ranks: number;
+  num_by_state: Record<string, number>;
+  /** Failed ranks first, then silent ones, then the slowest. */
+  ranks: RankRow[];
+  /** Where ranks hung, the rarest place first. */
+  stacks: RankStacks[];
+}
+
+/** One rank in its last attempt. */
+export interface RankRow {
+  rank: number;
+  state: string;
+  host: string | null;
+  pid: number | null;
+  num_iterations: number | null;
+  /** How long an iteration takes in its last window. */
+  mean_iteration_s: number | null;
+  /** How much of that is its own work, free of waiting for other ranks. */
+  own_s: number | null;
+  /** The rest, in which it may have waited for other ranks. */
+  wait_s: number | null;
+  /** The usual own time of all ranks divided by the one of this rank: below 0.93 it is slow. */
+  score: number | null;
+  /** What it is doing, while it runs. */
+  phase: string | null;
+  /** Since when, as a wall time. */
+  phase_since: number | null;
+  /** The function of `torch.distributed` that it is in. */
+  collective: string | null;
+  /** The innermost line of the program itself. */
+  location: string | null;
+  /** The first line of its last error, or why it ended. */
+  error: string | null;
+}
+
+/** Ranks that hung in the same place. */
+export interface RankStacks {
+  num_ranks: number;
+  /** The first hundred of them. */
+  ranks: number[];
+  /** The stack of the main thread, innermost call last. */
+  lines: string[];
+}
+
 /** The traces of a run, newest first. Request one with the control `profile_steps`. */
 export interface TracesPage {
   version: string;
@@ -1283,6 +1330,20 @@ export interface Routes {
   "GET /api/v1/runs/{run}/patch": {
     path: { run: string };
     query: {};
+    body: null;
+    response: null;
+  };
+  /** Return the worst ranks of a distributed run, and where ranks hung. */
+  "GET /api/v1/runs/{run}/ranks": {
+    path: { run: string };
+    query: { limit?: number | null };
+    body: null;
+    response: RanksPage;
+  };
+  /** Return how much longer each rank took than the others, over time: a line of JSON, then a byte per cell. */
+  "GET /api/v1/runs/{run}/ranks/heat": {
+    path: { run: string };
+    query: { quantity?: "data" | "own" | "wait" | null };
     body: null;
     response: null;
   };

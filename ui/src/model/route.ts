@@ -16,7 +16,17 @@ import {
 import { readTable, type TableView, writeTable } from "./table-view";
 import { defaultWorkspace, isTableAddress, readWorkspace, type WorkspaceView, writeWorkspace } from "./workspace-view";
 
-export const tabs = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"] as const;
+export const tabs = [
+  "charts",
+  "overview",
+  "timeline",
+  "health",
+  "log",
+  "events",
+  "completions",
+  "control",
+  "ranks",
+] as const;
 export type Tab = (typeof tabs)[number];
 
 export type Route =

@@ -19,6 +19,7 @@ export function tabsWithContent(
     log: isOver && !hasOutput && !has("log"),
     completions: !has("completions"),
     control: isOver && !has("control_change"),
+    ranks: !has("rank"),
   };
   return tabs.filter((tab) => tab === current || !isEmpty[tab]);
 }
