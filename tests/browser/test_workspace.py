@@ -98,6 +98,34 @@ def test_runs_are_drawn_hidden_and_highlighted(page, dashboard, logs):
     expect(page.get_by_role("heading", level=1)).to_have_text("run-00")  # the list is still sorted by loss
 
 
+def test_first_lines_wait_for_nothing_else(page, dashboard, logs):
+    write_sweep(logs, 210)
+    start = dashboard()
+    page.goto(start.url)
+    wait_for(lambda: painted(page, "train_loss") == 200, "the server has read the runs")
+    page.goto("about:blank")
+    asked, answered = [], []
+    page.on("request", lambda request: asked.append(request.url.partition("/api/v1/")[2]))
+    page.on("response", lambda response: answered.append(response) if "/api/v1/table?" in response.url else None)
+    with page.expect_request("**/api/v1/live*"):  # after the list of all runs
+        page.goto(start.url)
+    wait_for(lambda: painted(page, "train_loss") == 200, "all lines are painted")
+    asked = [url for url in asked if url]
+    first = next(index for index, url in enumerate(asked) if url.startswith("series"))
+    assert {url.partition("?")[0] for url in asked[:first]} <= {"table", "metrics", "diff"}
+    assert len(asked[:first]) <= 4, asked[:first]
+    table = answered[0].json()
+    assert (len(table["rows"]), table["num_matching"]) == (200, 210)
+    assert len(answered[0].body()) < 32_768
+    # A few requests for all runs; the stream starts after the list.
+    metrics = [url for url in asked if url.startswith("metrics") or url.endswith("/metrics")]
+    series = [url for url in asked if url.startswith("series") and "name=train_loss" in url]
+    assert 1 <= len(metrics) <= 5
+    assert len(series) == 4
+    assert [url.startswith("live?after=") for url in asked if url.startswith("live")] == [True]
+    assert asked.index("runs") > first
+
+
 def test_groups_views_and_new_runs(page, dashboard, logs, context):
     write_sweep(logs, 6)
     start = dashboard()

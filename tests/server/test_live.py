@@ -17,6 +17,7 @@ import pytest
 
 from tachograph.catalog import annotate
 from tachograph.server import _live, create_app
+from tachograph.server._run_list import RunList
 from tachograph.store import Store
 from tests.conftest import HANG_S, remove_folder, wait_for
 from tests.server.conftest import check_error, write_run
@@ -66,6 +67,22 @@ def test_only_changed_runs_are_reported(logs, serve, listen):
     assert [data["line"]["name"] for _, data in named.found].count("a") == 1
     assert "c" not in [data["line"]["name"] for _, data in named.found]
     assert [data["line"]["name"] for _, data in everything.found].count("a") == 1
+
+
+def test_stream_after_a_list_reports_only_later_changes(logs, serve, listen, monkeypatch):
+    folders = {name: write(logs / name, [START, step(0, a=1.0), END]) for name in "abc"}
+    server = serve(logs)
+    page = server.client.get("/api/v1/runs").json()
+    assert server.client.get("/api/v1/runs").json()["version"] == page["version"]
+    append(folders["b"], [step(5, a=1.0)])
+    remove_folder(folders["c"].path)
+    later = server.client.get("/api/v1/runs").json()  # finds the changes before the stream does
+    assert later["version"] != page["version"]
+    monkeypatch.setattr(_live, "_KEEPALIVE_S", 0.0)
+    for version, names in ((page["version"], ["b", "c"]), (later["version"], []), ("of-another-server", ["a", "b"])):
+        events = listen(f"{server.url}{LIVE}", after=version)
+        wait_for(lambda events=events: events.alive, "the events before")
+        assert sorted(data["line"]["name"] if "line" in data else data["name"] for _, data in events.found) == names
 
 
 @pytest.mark.parametrize("run", [[], ["a"]], ids=["in the list", "by name"])
@@ -186,7 +203,7 @@ def test_streams_share_the_polls_of_the_list(logs):
     store, changes = CountingStore(logs), []
 
     async def main():
-        updates = _live.LiveUpdates(store, lambda: changes.append("list"))
+        updates = _live.LiveUpdates(store, RunList(store, lambda: changes.append("list")))
         streams = [updates.watch([], lambda: False) for _ in range(30)]
         for _ in range(2):  # the first message has no event
             messages = [await anext(stream) for stream in streams]
@@ -201,7 +218,7 @@ def test_streams_of_runs_poll_less_often_if_there_are_many(logs):
     store = CountingStore(logs)
 
     async def main():
-        updates = _live.LiveUpdates(store, lambda: None)
+        updates = _live.LiveUpdates(store, RunList(store))
         updates._num_streams = 100_000
         stream = updates.watch(["r"], lambda: False)
         for _ in range(2):

@@ -51,6 +51,24 @@ def test_series_of_several_runs_in_one_response(serve, tmp_path):
     assert samples["runs"][0]["series"][0]["lines"][0]["x"] == [404.0, 408.0]  # the neighbours of the range
 
 
+def test_metrics_of_several_runs_in_one_response(serve, tmp_path):
+    for name, values in {"a": {"loss": 1.0}, "b": {"loss": 1.0, "acc": 0.5}, "c": {"acc": 0.5}}.items():
+        write(tmp_path / name, [start(), step(0, **values), END])
+    served = serve(tmp_path)
+    page = get(served, "metrics", run=["b", "gone", "a", "c"])
+    facts = ("name", "kind", "signal", "same_as", "x_metric")
+    for run in page["runs"]:
+        if run["run"] == "gone":
+            assert (run["exists"], run["metrics"], "no run 'gone'" in run["reason"]) == (False, [], True)
+            continue
+        assert (run["exists"], run["indexed"], run["reason"]) == (True, 1.0, None)
+        single = get(served, f"runs/{run['run']}/metrics")["metrics"]
+        assert [page["metrics"][index] for index in run["metrics"]] == [
+            {fact: metric[fact] for fact in facts} for metric in single
+        ]
+    assert [metric["name"] for metric in page["metrics"]] == ["loss", "acc"]
+
+
 def test_points_per_line_shrink_with_the_number_of_runs(serve, tmp_path):
     for i in range(100):
         write(tmp_path / f"r{i}", [start(seed=i), *(step(at, loss=float(at * i)) for at in range(20)), END])

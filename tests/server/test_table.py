@@ -68,6 +68,13 @@ def test_table_filters_sorts_and_returns_columns(client):
     assert full_table(client, filter="run-3", column=["val_loss.last"])["rows"][0]["values"] == ["NaN"]
 
 
+def test_place_of_a_run_is_its_order_of_start_among_all(client):
+    page = get(client, "table", filter="config.lr=1e-3", sort="name")
+    assert [(row["name"], row["place"]) for row in page["rows"]] == [("run-0", 0), ("run-1", 1)]
+    page = get(client, "table", offset=1, limit=2)
+    assert [(row["name"], row["place"]) for row in page["rows"]] == [("run-2", 2), ("run-1", 1)]
+
+
 def test_problems_of_an_expression_have_a_position(client):
     page = full_table(client, filter="steps > ")
     assert page["rows"] == []

@@ -110,6 +110,7 @@ export const api = {
   getRun: (run: string) => get("/api/v1/runs/{run}", { run }, {}),
   getLineage: (run: string) => get("/api/v1/runs/{run}/lineage", { run }, {}),
   listMetrics: (run: string) => get("/api/v1/runs/{run}/metrics", { run }, {}),
+  listMetricsOfRuns: (run: string[]) => get("/api/v1/metrics", {}, { run }),
   getSeries: (run: string, query: SeriesQuery, signal?: AbortSignal) =>
     get("/api/v1/runs/{run}/series", { run }, query, signal),
   getOverlay: (query: OverlayQuery, signal?: AbortSignal) => get("/api/v1/series", {}, query, signal),
@@ -129,7 +130,7 @@ export const api = {
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),
   listRanks: (run: string) => get("/api/v1/runs/{run}/ranks", { run }, {}),
-  /** The matrix of ranks over time; null if none has recorded its own time. */
+  /** The matrix of ranks over time; it has no rows if no rank has recorded its own time. */
   async getRankHeat(run: string): Promise<RankHeat | null> {
     const response = await fetch(buildUrl("/api/v1/runs/{run}/ranks/heat", { run }));
     return response.ok ? parseHeat(await response.arrayBuffer()) : null;
@@ -166,9 +167,14 @@ export const api = {
   traceUrl: (run: string, trace: string) => buildUrl("/api/v1/runs/{run}/traces/{trace}", { run, trace }),
   exportUrl: (run: string, query: ExportQuery) => buildUrl("/api/v1/runs/{run}/export", { run }, query),
 
-  /** Stream changes of the named runs, or of all runs, which are checked less often. Returns a function that stops. */
+  /**
+   * Stream changes of the named runs, or of all runs, which are checked less often. Returns a function that stops.
+   *
+   * `after` is the version of the list of runs that the page has: without it, every run is reported at first.
+   */
   watchRuns(
     runs: string[],
+    after: string | null,
     on: {
       changed: (change: RunChanged) => void;
       gone: (name: string) => void;
@@ -178,7 +184,7 @@ export const api = {
       connection: (isConnected: boolean, isFinal: boolean) => void;
     },
   ): () => void {
-    const source = new EventSource(buildUrl("/api/v1/live", {}, { run: runs }));
+    const source = new EventSource(buildUrl("/api/v1/live", {}, { run: runs, after }));
     source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data) as RunChanged));
     source.addEventListener("gone", (event) => on.gone((JSON.parse(event.data) as RunGone).name));
     for (const name of ["changed", "gone", "alive"]) source.addEventListener(name, () => on.heard());

@@ -58,6 +58,9 @@ class Live {
   #update: ReturnType<typeof setTimeout> | undefined;
   #retry: ReturnType<typeof setTimeout> | undefined;
   #watched: string[] = [];
+  /** The version of the list: the stream reports only later changes. */
+  #listVersion: string | null = null;
+  #listDelay: Promise<void> = Promise.resolve();
   #stop: (() => void) | null = null;
 
   constructor() {
@@ -79,16 +82,34 @@ class Live {
   /** Watch the named runs, or the whole list. */
   watch(names: string[]): void {
     this.#watched = names;
+    const isWholeList = names.length === 0;
     // A stream of named runs does not report changes of the list: load it again.
-    if (names.length === 0 || !this.#hasLoaded) void this.load();
+    const loaded = isWholeList || !this.#hasLoaded ? this.#listDelay.then(() => this.load()) : Promise.resolve();
     this.#hasLoaded = true;
-    this.#connect();
+    if (!isWholeList) this.#connect();
+    // A stream that starts from the list need not report all of it again.
+    else void loaded.then(() => this.#watched === names && this.#connect());
+  }
+
+  /**
+   * Load the list of runs only when the returned function is called, or after a while.
+   *
+   * There may be thousands of runs, and a page that shows a few of them first would wait for all.
+   */
+  delayList(maxMs: number): () => void {
+    let finish = (): void => {};
+    this.#listDelay = new Promise((resolve) => {
+      finish = resolve;
+    });
+    setTimeout(finish, maxMs);
+    return finish;
   }
 
   async load(): Promise<void> {
     this.#isLoading = true;
     try {
-      const [{ log_dir, log_dirs, runs }] = await Promise.all([api.listRuns(), session.load()]);
+      const [{ log_dir, log_dirs, version, runs }] = await Promise.all([api.listRuns(), session.load()]);
+      this.#listVersion = version;
       this.logDir = log_dir;
       this.logDirs = log_dirs;
       // The stream knows more about a watched run than the list does.
@@ -117,7 +138,8 @@ class Live {
     this.#stop = null;
     if (document.hidden || this.needsToken) return;
     this.#heardAt = performance.now();
-    this.#stop = api.watchRuns(this.#watched, {
+    const after = this.#watched.length === 0 ? this.#listVersion : null;
+    this.#stop = api.watchRuns(this.#watched, after, {
       changed: ({ line, version, indexed, output, copy, now }) => {
         this.#clockOffsetSeconds = now - Date.now() / 1000;
         this.#report(line.name, line);

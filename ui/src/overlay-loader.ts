@@ -157,6 +157,11 @@ export class OverlayLoader implements SeriesSource {
     this.#next();
   }
 
+  /** Whether no chart waits for lines. */
+  get isIdle(): boolean {
+    return this.#numRequests === 0;
+  }
+
   close(): void {
     clearTimeout(this.#retry);
     this.#aborter.abort();

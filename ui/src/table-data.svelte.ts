@@ -28,6 +28,8 @@ const restFactor = 4;
 export interface TableRun {
   name: string;
   state: RunState;
+  /** How many runs were started before it. */
+  place: number;
   values: Map<string, Json>;
 }
 
@@ -184,7 +186,10 @@ export class TableData {
       const known = this.#blocks.get(block);
       const missing = columns.filter((column) => !known?.has(column));
       if (known && missing.length === 0) continue;
-      return { ...this.#selection, column: missing, offset: block * blockSize, limit: blockSize };
+      // One request for the first view of a page that needs more names than it has rows.
+      const isWhole = block === 0 && !known;
+      const limit = isWhole ? Math.max(blockSize, Math.ceil(this.#numFirst / blockSize) * blockSize) : blockSize;
+      return { ...this.#selection, column: missing, offset: block * blockSize, limit };
     }
     for (let block = 0; block * blockSize < Math.min(this.#numFirst, this.numMatching); block++)
       if (!this.#blocks.has(block))
@@ -207,7 +212,7 @@ export class TableData {
       const run = this.#runs.get(line.name);
       const values = new Map(run?.values);
       page.columns.forEach((column, index) => values.set(column.field, line.values[index] ?? null));
-      this.#runs.set(line.name, { name: line.name, state: line.state, values });
+      this.#runs.set(line.name, { name: line.name, state: line.state, place: line.place, values });
     }
     if (page.indexed < 1) this.#schedule(indexingMs);
     this.#revision++;
@@ -222,7 +227,8 @@ export class TableData {
     this.indexed = page.indexed;
     this.isLoaded = true;
     this.isOutdated = isInvalid && this.#order.length > 0;
-    this.#add(this.#blocks, offset / blockSize, query.column ?? []);
+    for (let first = offset; first < offset + (query.limit ?? blockSize); first += blockSize)
+      this.#add(this.#blocks, first / blockSize, query.column ?? []);
     if (this.isOutdated) return; // keep showing what was there before the expression became invalid
     if (this.#isNew) this.#order = [];
     this.#isNew = false;

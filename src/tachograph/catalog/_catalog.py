@@ -324,6 +324,17 @@ class Catalog:
         key = ("order", id(rows), sort, None if pinned is None else tuple(pinned))
         return self._listing.answer(key, compute)[1]
 
+    def places(self) -> dict[str, int]:
+        """Return by id how many runs were started before each one. The dict may be returned again: do not change it."""
+        listing = self._listing
+
+        def compute() -> dict[str, int]:
+            started = [(row.summary.overview.started, row.id) for row in listing.rows]
+            in_order = sorted((math.inf if time is None else time, run_id) for time, run_id in started)
+            return {run_id: place for place, (_, run_id) in enumerate(in_order)}
+
+        return listing.answer("places", compute)
+
     def fields(self, *, max_s: float | None = None, max_age_s: float = 0.0) -> list[FieldDescription]:
         """Return all fields that some run has, with their values."""
         listing = self._list(is_full=True, max_s=max_s, max_age_s=max_age_s)

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote
 import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -47,7 +48,9 @@ from tachograph.server._routes import (
     check_scope,
     handle_request,
 )
+from tachograph.server._run_list import RunList
 from tachograph.server._series_cache import SeriesCache
+from tachograph.server._table import MAX_AGE_S
 from tachograph.store import Store
 
 __all__ = ["LogDirs", "create_app", "create_dashboard"]
@@ -122,20 +125,23 @@ def create_dashboard(
         by_path.setdefault(route.path, {})[route.method] = route
     static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
     series_cache = SeriesCache()
+    run_list = RunList(store, catalog.outdate)
     hooks = hooks or ServerHooks()
     routes = [
-        StarletteRoute(path, _api_endpoint(by_method, store, catalog, series_cache, hooks), methods=list(by_method))
+        StarletteRoute(
+            path, _api_endpoint(by_method, store, catalog, run_list, series_cache, hooks), methods=list(by_method)
+        )
         for path, by_method in by_path.items()
     ]
     routes += [
-        StarletteRoute("/api/v1/live", _live_endpoint(store, catalog, access, is_closing)),
+        StarletteRoute("/api/v1/live", _live_endpoint(store, run_list, access, is_closing)),
         StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["GET", "POST"]),
         StarletteRoute("/api/v1/logout", _logout_endpoint(access), methods=["POST"]),
         StarletteRoute("/api/v1/logout", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
         StarletteRoute("/api/v1/openapi.json", _send_openapi),
         StarletteRoute("/help", lambda request: RedirectResponse("help/")),
         StarletteRoute("/help/{page:path}", send_help),
-        StarletteRoute("/{path:path}", _static_endpoint(static)),
+        StarletteRoute("/{path:path}", _static_endpoint(static, catalog)),
     ]
     handlers: dict[Any, Any] = {
         HTTPException: _handle_http_error,
@@ -193,6 +199,7 @@ def _api_endpoint(
     routes: dict[str, Route],
     store: Store,
     catalog: Catalog,
+    run_list: RunList,
     series_cache: SeriesCache,
     hooks: ServerHooks,
 ) -> Endpoint:
@@ -209,7 +216,7 @@ def _api_endpoint(
             data = await request.body()
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
-        context = RequestContext(store, catalog, series_cache, path, query, body, data, identity, hooks)
+        context = RequestContext(store, catalog, run_list, series_cache, path, query, body, data, identity, hooks)
         if route.path == HEALTH_PATH:  # also answered while all threads are busy
             return _respond(request, route, context)
         return await run_in_threadpool(_respond, request, route, context)
@@ -293,20 +300,23 @@ def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
         raise ApiError(400, "bad_body", str(error)) from None
 
 
-def _live_endpoint(store: Store, catalog: Catalog, access: Access, is_closing: Callable[[], bool]) -> Endpoint:
-    updates = LiveUpdates(store, catalog.outdate)
+def _live_endpoint(store: Store, run_list: RunList, access: Access, is_closing: Callable[[], bool]) -> Endpoint:
+    updates = LiveUpdates(store, run_list)
 
     async def live(request: Request) -> Response:
         items = _query_items(request)
         names = [value for name, value in items if name == "run"]
-        if len(names) != len(items):
-            raise ApiError(400, "bad_query", "unknown parameter; this route takes only `run`, which can be repeated")
+        versions = [value for name, value in items if name == "after"]
+        if len(names) + len(versions) != len(items) or len(versions) > 1:
+            raise ApiError(
+                400, "bad_query", "unknown parameter; this route takes only `run`, which can be repeated, and `after`"
+            )
         if len(names) > _MAX_WATCHED_RUNS:
             raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
         # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         must_end = _stream_must_end(request, access, is_closing)
-        return StreamingResponse(updates.watch(names, must_end), 200, headers, "text/event-stream")
+        return StreamingResponse(updates.watch(names, must_end, *versions), 200, headers, "text/event-stream")
 
     return live
 
@@ -361,7 +371,7 @@ async def _send_openapi(request: Request) -> Response:
     return _json_response(request, msgspec.json.encode(openapi()))
 
 
-def _static_endpoint(folder: Path) -> Endpoint:
+def _static_endpoint(folder: Path, catalog: Catalog) -> Endpoint:
     """Serve the files that existed when the page was last loaded.
 
     Requests are looked up in a list of files instead of being joined to the folder, so no path can escape it.
@@ -385,6 +395,9 @@ def _static_endpoint(folder: Path) -> Endpoint:
             raise ApiError(404, "not_found", f"not found: /{path[:200]}")
         media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
         response = _etag_response(request, data, media_type)
+        if path == "index.html":
+            # The page requests the table as soon as its scripts are loaded: look at the runs in the meantime.
+            response.background = BackgroundTask(catalog.rows, max_age_s=MAX_AGE_S)
         if path.startswith("assets/"):  # their names contain a hash of their content
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response

@@ -27,9 +27,10 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from tachograph.journal import RunState
-from tachograph.reader import RunOverview, output_version
+from tachograph.reader import output_version
 from tachograph.server import _views as views
 from tachograph.server._models import CopyView, RunSummary, StreamAlive
+from tachograph.server._run_list import RunList
 from tachograph.store import Store, StoredRun, annotations_changed_at
 
 __all__ = ["LiveUpdates", "RunChanged", "RunGone"]
@@ -90,31 +91,29 @@ class LiveUpdates:
 
     Args:
         store: The store that holds the runs.
-        on_change: Called before a change of the list is sent: a client that requests the table then must see it.
+        run_list: The list of the same runs.
     """
 
-    def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
+    def __init__(self, store: Store, run_list: RunList) -> None:
         self._store = store
-        self._on_change = on_change
+        self._run_list = run_list
         self._num_streams = 0
         """Of those that watch named runs."""
         self._poll_slots = asyncio.Semaphore(_MAX_POLLS)
         self._list_lock = asyncio.Lock()
         self._list_due_s = 0.0
-        self._overviews: dict[str, RunOverview] = {}
-        self._summaries: dict[str, RunSummary] = {}
-        """The list as of the last poll; replaced if anything changes."""
 
-    async def watch(self, names: list[str], is_closing: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def watch(self, names: list[str], is_closing: Callable[[], bool], after: str = "") -> AsyncIterator[bytes]:
         """Yield encoded events for the named runs, or for all runs, until the client or the server disconnects.
 
         Args:
             names: The runs to watch; none for all.
             is_closing: Returns True once the server shuts down.
+            after: The version of the list that the client has; an unknown one for a client that has none.
         """
         last_sent_s = time.monotonic()
         yield b"retry: 1000\n\n"
-        async for events in self._watch_runs(names) if names else self._watch_list():
+        async for events in self._watch_runs(names) if names else self._watch_list(after):
             if is_closing():
                 return
             if events:
@@ -125,54 +124,35 @@ class LiveUpdates:
                 # An event, because scripts in a page do not see comments.
                 yield _encode("alive", StreamAlive(time.time()))
 
-    async def _watch_list(self) -> AsyncIterator[list[tuple[str, Any]]]:
+    async def _watch_list(self, version: str) -> AsyncIterator[list[tuple[str, Any]]]:
         """Yield changes of the list of runs; an empty list lets the caller check for shutdown."""
-        sent_summaries: dict[str, RunSummary] = {}
         while True:
-            summaries = await self._latest_list()
-            events: list[tuple[str, Any]] = []
-            if summaries is not sent_summaries:
-                for name, summary in summaries.items():
-                    if summary is not sent_summaries.get(name):
-                        events.append(("changed", RunChanged(line=summary, now=time.time())))
-                events += [("gone", RunGone(name)) for name in sent_summaries.keys() - summaries.keys()]
-                sent_summaries = summaries
+            await self._poll_list()
+            version, changed, removed = self._run_list.changes_since(version)
+            events: list[tuple[str, Any]] = [
+                ("changed", RunChanged(line=summary, now=time.time())) for summary in changed
+            ]
+            events += [("gone", RunGone(name)) for name in removed]
             for first in range(0, len(events), _MAX_EVENTS):
                 yield events[first : first + _MAX_EVENTS]
             yield []
             await asyncio.sleep(_CLOSING_INTERVAL_S)
 
-    async def _latest_list(self) -> dict[str, RunSummary]:
-        """Return the list; poll it if it is time to."""
+    async def _poll_list(self) -> None:
+        """Poll the list if it is time to."""
         async with self._list_lock:
-            if time.monotonic() >= self._list_due_s:
-                began_s = time.monotonic()
-                async with self._poll_slots:
-                    cpu_s, has_changed = await run_in_threadpool(self._poll_list)
-                if has_changed:
-                    self._on_change()
-                self._list_due_s = began_s + min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
-            return self._summaries
+            if time.monotonic() < self._list_due_s:
+                return
+            began_s = time.monotonic()
+            async with self._poll_slots:
+                cpu_s = await run_in_threadpool(self._poll_now)
+            self._list_due_s = began_s + min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
 
-    def _poll_list(self) -> tuple[float, bool]:
-        """List the runs; return the CPU time of it, and whether anything changed."""
+    def _poll_now(self) -> float:
+        """Poll the list; return the CPU time of it."""
         began_s = time.thread_time()
-        overviews = {run.name: run for run in self._store.runs()}
-        summaries = {}
-        for name, run in overviews.items():
-            last_summary = self._summaries.get(name)
-            if run is self._overviews.get(name) and last_summary is not None:
-                summaries[name] = last_summary  # the store returns the same object for a run that did not change
-            else:
-                summary = views.build_run_summary(run)
-                summaries[name] = last_summary if last_summary == summary else summary
-        is_same = len(summaries) == len(self._summaries) and all(
-            summary is self._summaries.get(name) for name, summary in summaries.items()
-        )
-        self._overviews = overviews
-        if not is_same:
-            self._summaries = summaries
-        return time.thread_time() - began_s, not is_same
+        self._run_list.poll()
+        return time.thread_time() - began_s
 
     async def _watch_runs(self, names: list[str]) -> AsyncIterator[list[tuple[str, Any]]]:
         """Yield changes of the named runs; an empty list lets the caller check for shutdown."""

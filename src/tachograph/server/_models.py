@@ -198,6 +198,8 @@ class RunsPage(msgspec.Struct):
     """The log folder, to be shown; several are joined with commas."""
     log_dirs: list[str]
     """All log folders."""
+    version: str
+    """Changes with the list; a live stream `after` this version reports only later changes."""
     runs: list[RunSummary]
 
 

@@ -157,7 +157,15 @@ def _live_operation(references: dict[type, Any]) -> dict[str, Any]:
                 "required": False,
                 "description": "Run to watch; can be repeated. Defaults to all runs, which are checked less often.",
                 "schema": {"type": "array", "items": {"type": "string"}, "maxItems": 64},
-            }
+            },
+            {
+                "name": "after",
+                "in": "query",
+                "required": False,
+                "description": "The `version` of a list of runs: report only later changes of the list. "
+                "Without it, every run is reported at first.",
+                "schema": {"type": "string"},
+            },
         ],
         "responses": {
             "200": {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},

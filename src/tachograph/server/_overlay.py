@@ -15,21 +15,26 @@ import msgspec
 
 from tachograph.catalog import Catalog, RunRow, group_rows
 from tachograph.exceptions import RunNotFoundError
+from tachograph.server._copy_fields import copy_fields
 from tachograph.server._models import encode_number
 from tachograph.server._overlay_models import (
     GroupedSeriesPage,
     GroupedSeriesQuery,
     GroupLine,
+    MetricFacts,
+    MetricsOfRun,
     OverlayPage,
     OverlayQuery,
     RunSeries,
+    RunsMetricsPage,
+    RunsMetricsQuery,
     SeriesGroup,
 )
 from tachograph.server._series_cache import SeriesCache
-from tachograph.server._views import build_series, resolve_any_range
+from tachograph.server._views import build_metrics_page, build_series, resolve_any_range
 from tachograph.store import Floats, MetricAxis, SegmentError, Store, StoredRun, average_lines
 
-__all__ = ["build_grouped_series_page", "build_overlay_page"]
+__all__ = ["build_grouped_series_page", "build_overlay_page", "build_runs_metrics_page"]
 
 _MAX_REFRESH_S = 0.25
 """New records of one run are read for at most this long …"""
@@ -70,6 +75,25 @@ def build_overlay_page(store: Store, query: OverlayQuery, cache: SeriesCache) ->
         except SegmentError as error:
             pages.append(RunSeries(run=name, reason=str(error)))
     return OverlayPage(runs=cast(list[RunSeries], pages), points=num_points)
+
+
+def build_runs_metrics_page(store: Store, query: RunsMetricsQuery) -> RunsMetricsPage:
+    """Return the metrics of several runs."""
+    indexes: dict[MetricFacts, int] = {}
+    pages: list[MetricsOfRun] = []
+    for name, run, reason in _open_runs(store, list(dict.fromkeys(query.run))):
+        if run is None:
+            pages.append(MetricsOfRun(run=name, exists=store.folders.resolve(name) is not None, reason=reason))
+            continue
+        try:
+            page = build_metrics_page(run)
+        except SegmentError as error:
+            pages.append(MetricsOfRun(run=name, reason=str(error)))
+            continue
+        metrics = [copy_fields(MetricFacts, metric) for metric in page.metrics]
+        run_indexes = [indexes.setdefault(metric, len(indexes)) for metric in metrics]
+        pages.append(MetricsOfRun(run=name, metrics=run_indexes, indexed_share=page.indexed_share))
+    return RunsMetricsPage(list(indexes), pages)
 
 
 def _build_run(name: str, run: StoredRun, query: OverlayQuery, num_points: int) -> RunSeries:

@@ -14,9 +14,13 @@ __all__ = [
     "GroupLine",
     "GroupedSeriesPage",
     "GroupedSeriesQuery",
+    "MetricFacts",
     "OverlayPage",
     "OverlayQuery",
+    "MetricsOfRun",
     "RunSeries",
+    "RunsMetricsPage",
+    "RunsMetricsQuery",
     "SeriesGroup",
 ]
 
@@ -40,6 +44,42 @@ class OverlayQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of each run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of each run.")] = None
     points: Points = None
+
+
+class RunsMetricsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Select runs."""
+
+    run: RunNames
+
+
+class MetricFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric without its values; see `MetricView` for the fields."""
+
+    name: str
+    kind: str
+    signal: str | None = None
+    same_as: str | None = None
+    x_metric: str | None = None
+
+
+class MetricsOfRun(msgspec.Struct, kw_only=True):
+    """The metrics of one run."""
+
+    run: str
+    metrics: list[int] = []
+    """Indexes into the metrics of the page, in order of first appearance."""
+    indexed_share: float = msgspec.field(default=1.0, name="indexed")
+    """Fraction of the journal read so far, 0 to 1."""
+    exists: bool = True
+    reason: str | None = None
+    """Why the run could not be read; null if it was."""
+
+
+class RunsMetricsPage(msgspec.Struct):
+    """The metrics of several runs. Runs of a sweep have the same ones, so each is listed once."""
+
+    metrics: list[MetricFacts]
+    runs: list[MetricsOfRun]
 
 
 class RunSeries(msgspec.Struct, kw_only=True):

@@ -58,9 +58,17 @@ from tachograph.server._models import (
     encode_number,
 )
 from tachograph.server._output import build_output_page, download_output
-from tachograph.server._overlay import build_grouped_series_page, build_overlay_page
-from tachograph.server._overlay_models import GroupedSeriesPage, GroupedSeriesQuery, OverlayPage, OverlayQuery
+from tachograph.server._overlay import build_grouped_series_page, build_overlay_page, build_runs_metrics_page
+from tachograph.server._overlay_models import (
+    GroupedSeriesPage,
+    GroupedSeriesQuery,
+    OverlayPage,
+    OverlayQuery,
+    RunsMetricsPage,
+    RunsMetricsQuery,
+)
 from tachograph.server._ranks import build_ranks_page, download_rank_heat
+from tachograph.server._run_list import RunList
 from tachograph.server._series_cache import SeriesCache
 from tachograph.server._table import (
     act_on_runs,
@@ -125,6 +133,7 @@ class RequestContext(NamedTuple):
 
     store: Store
     catalog: Catalog
+    run_list: RunList
     series_cache: SeriesCache
     path: dict[str, str]
     query: Any
@@ -343,7 +352,7 @@ ROUTES = [
         "GET",
         "/api/v1/runs",
         "List the runs, newest first.",
-        lambda context: views.build_runs_page(context.store),
+        lambda context: context.run_list.build_page(),
         RunsPage,
     ),
     Route(
@@ -374,6 +383,14 @@ ROUTES = [
         _get_series,
         SeriesPage,
         SeriesQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/metrics",
+        "List the metrics of several runs, without their values.",
+        lambda context: build_runs_metrics_page(context.store, context.query),
+        RunsMetricsPage,
+        RunsMetricsQuery,
     ),
     Route(
         "GET",

@@ -57,6 +57,7 @@ from tachograph.server._table_models import (
 )
 
 __all__ = [
+    "MAX_AGE_S",
     "act_on_runs",
     "annotate_run",
     "build_annotations",
@@ -69,7 +70,7 @@ __all__ = [
 
 _MAX_S = 0.25
 """A request computes missing summaries for at most this long."""
-_MAX_AGE_S = 1.0
+MAX_AGE_S = 1.0
 """In a large folder, rows may be this old: the dashboard polls no more often, and asks for many pages in between."""
 _ARCHIVED_FILTER = {"no": False, "only": True, "all": None}
 
@@ -83,13 +84,19 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     page_rows = rows[query.offset : query.offset + query.limit]
     readers = [reader_of(column) for column in columns]
     facts = catalog.column_facts.get(matching, columns)
+    places = catalog.places()
     return TablePage(
         columns=[
             copy_fields(TableColumn, column_facts, field=column)
             for column, column_facts in zip(columns, facts, strict=True)
         ],
         rows=[
-            TableLine(row.id, row.summary.overview.state, [_cell(read_cell(row)) for read_cell in readers])
+            TableLine(
+                row.id,
+                row.summary.overview.state,
+                [_cell(read_cell(row)) for read_cell in readers],
+                places.get(row.id, len(places)),
+            )
             for row in page_rows
         ],
         num_matching=len(rows),
@@ -160,7 +167,7 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
 
 def build_fields_page(catalog: Catalog) -> FieldsPage:
     """Return all fields that some run has."""
-    fields = catalog.fields(max_s=_MAX_S, max_age_s=_MAX_AGE_S)
+    fields = catalog.fields(max_s=_MAX_S, max_age_s=MAX_AGE_S)
     return FieldsPage(
         fields=[
             copy_fields(
@@ -263,10 +270,10 @@ def _select(
         query: Query = parse_query(text)
         columns = [column for column in columns if column]
         rows = catalog.select(
-            query, columns=columns, archived=_ARCHIVED_FILTER[archived], max_s=_MAX_S, max_age_s=_MAX_AGE_S
+            query, columns=columns, archived=_ARCHIVED_FILTER[archived], max_s=_MAX_S, max_age_s=MAX_AGE_S
         )
     except QueryError as error:
-        catalog.rows(max_age_s=_MAX_AGE_S)
+        catalog.rows(max_age_s=MAX_AGE_S)
         return [], [QueryProblem(error.reason, error.position)], 1.0
     used_fields = [*query.fields, *query.tested, *columns]
     indexed_share = catalog.indexed_share_for(used_fields) if any(map(needs_full, used_fields)) else 1.0

@@ -119,6 +119,8 @@ class TableLine(msgspec.Struct):
     state: RunState
     values: list[CellValue]
     """One value per column. NaN and infinities are strings, as in the journal."""
+    place: int
+    """How many runs of all were started before this one; charts choose its colour by it."""
 
 
 class TablePage(msgspec.Struct):

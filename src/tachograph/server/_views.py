@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any, Literal, cast
 
@@ -43,7 +42,6 @@ from tachograph.server._models import (
     RecordsPage,
     RequestIds,
     RunDetail,
-    RunsPage,
     RunSummary,
     SeriesPage,
     SeriesQuery,
@@ -53,7 +51,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import AnyAxis, Axis, MetricAxis, SeriesSource, Store, StoredRun, annotations_changed_at
+from tachograph.store import AnyAxis, Axis, MetricAxis, SeriesSource, StoredRun, annotations_changed_at
 
 __all__ = [
     "build_controls_page",
@@ -63,7 +61,6 @@ __all__ = [
     "build_records_page",
     "build_run_detail",
     "build_run_summary",
-    "build_runs_page",
     "build_series",
     "build_series_page",
     "build_span_detail",
@@ -141,12 +138,6 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
             summary.num_open_alerts = len(alerts)
             summary.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
     return summary
-
-
-def build_runs_page(store: Store) -> RunsPage:
-    """Return the list of runs, newest first."""
-    log_dirs = [os.path.abspath(log_dir) for log_dir in store.folders.log_dirs]
-    return RunsPage(", ".join(log_dirs), log_dirs, [build_run_summary(run) for run in store.runs()])
 
 
 def build_run_detail(run: StoredRun) -> RunDetail:

@@ -74,7 +74,7 @@ TABLE = [
             (f"diff/{RUN}", 200, "diff/{other}"),
             ("patch", 404, "patch"),
             ("ranks", 200, "ranks"),
-            ("ranks/heat", 404, "ranks/heat"),
+            ("ranks/heat", 200, "ranks/heat"),
             ("traces", 200, "traces"),
             ("traces/step-1.json.gz", 404, "traces/{trace}"),
             ("output", 200, "output"),
@@ -82,6 +82,7 @@ TABLE = [
             ("annotations", 200, "annotations"),
         ]
     ),
+    Row(f"GET /api/v1/metrics?run={RUN}", "read"),
     Row(f"GET /api/v1/series?run={RUN}&name=loss", "read"),
     Row(f"GET /api/v1/series/groups?run={RUN}&name=loss&by=config", "read"),
     Row(f"GET /api/v1/compare?run={RUN}&against={RUN}", "read", 200, 404),

@@ -23,6 +23,8 @@ export interface RunsPage {
   log_dir: string;
   /** All log folders. */
   log_dirs: string[];
+  /** Changes with the list; a live stream `after` this version reports only later changes. */
+  version: string;
   runs: RunSummary[];
 }
 
@@ -326,6 +328,33 @@ export interface Mark {
   x: number;
   kind: string;
   count: number;
+}
+
+/** The metrics of several runs. Runs of a sweep have the same ones, so each is listed once. */
+export interface RunsMetricsPage {
+  metrics: MetricFacts[];
+  runs: MetricsOfRun[];
+}
+
+/** A metric without its values; see `MetricView` for the fields. */
+export interface MetricFacts {
+  name: string;
+  kind: string;
+  signal: string | null;
+  same_as: string | null;
+  x_metric: string | null;
+}
+
+/** The metrics of one run. */
+export interface MetricsOfRun {
+  run: string;
+  /** Indexes into the metrics of the page, in order of first appearance. */
+  metrics: number[];
+  /** Fraction of the journal read so far, 0 to 1. */
+  indexed: number;
+  exists: boolean;
+  /** Why the run could not be read; null if it was. */
+  reason: string | null;
 }
 
 /** The points of several runs, in the order of the request. */
@@ -807,6 +836,8 @@ export interface TableLine {
   state: RunState;
   /** One value per column. NaN and infinities are strings, as in the journal. */
   values: Json[];
+  /** How many runs of all were started before this one; charts choose its colour by it. */
+  place: number;
 }
 
 /** Something wrong with the expression or a column. */
@@ -1242,6 +1273,13 @@ export interface Routes {
     body: null;
     response: SeriesPage;
   };
+  /** List the metrics of several runs, without their values. */
+  "GET /api/v1/metrics": {
+    path: {};
+    query: { run: string[] };
+    body: null;
+    response: RunsMetricsPage;
+  };
   /** Return the points of one or more metrics of several runs; a run that has none states why. */
   "GET /api/v1/series": {
     path: {};
@@ -1483,7 +1521,7 @@ export interface Routes {
   /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`); a quiet stream sends `alive` (`StreamAlive`) every few seconds. */
   "GET /api/v1/live": {
     path: {};
-    query: { run?: string[] | null };
+    query: { run?: string[] | null; after?: string | null };
     body: null;
     response: null;
   };

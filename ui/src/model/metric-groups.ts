@@ -1,6 +1,6 @@
 /** Groups metrics for the charts page. */
 
-import type { MetricView } from "../api";
+import type { MetricFacts } from "../api";
 
 export interface Group {
   title: string;
@@ -39,7 +39,7 @@ const order = [
 ];
 
 /** Group metrics: common training metrics first, then by the prefix of their names. */
-export function groupMetrics(metrics: MetricView[]): Group[] {
+export function groupMetrics(metrics: MetricFacts[]): Group[] {
   const groups = new Map<string, [name: string, importance: number][]>();
   const recorded = new Set(metrics.filter(({ name }) => !isOfWindow(name)).map((metric) => metric.signal));
   for (const metric of metrics) {
@@ -72,11 +72,11 @@ export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number)
 }
 
 /** Whether a metric gets a chart of its own: it does not repeat another one. */
-export const isShown = ({ same_as }: MetricView): boolean => same_as === null;
+export const isShown = ({ same_as }: MetricFacts): boolean => same_as === null;
 
 /** The metrics of several runs. One that repeats another one in some runs only is shown; so are axes that differ. */
-export function mergeMetrics(pages: MetricView[][]): MetricView[] {
-  const byName = new Map<string, MetricView>();
+export function mergeMetrics(pages: MetricFacts[][]): MetricFacts[] {
+  const byName = new Map<string, MetricFacts>();
   for (const metric of pages.flat()) {
     const { same_as, x_metric } = byName.get(metric.name) ?? metric;
     byName.set(metric.name, {
@@ -91,7 +91,7 @@ export function mergeMetrics(pages: MetricView[][]): MetricView[] {
 const isOfWindow = (name: string): boolean => name.startsWith("window/");
 
 /** The place of a metric among the training metrics; past the last signal if it is none of them. */
-function importanceOf({ name, signal }: MetricView, recorded: Set<string | null>): number {
+function importanceOf({ name, signal }: MetricFacts, recorded: Set<string | null>): number {
   if (isOfWindow(name)) {
     const stand = windowSignals[name];
     return stand && !recorded.has(stand) ? signals.indexOf(stand) : signals.length;
@@ -101,7 +101,7 @@ function importanceOf({ name, signal }: MetricView, recorded: Set<string | null>
   return name === "epoch" ? signals.length + 1 : signals.length;
 }
 
-function titleOf({ name, kind }: MetricView): string {
+function titleOf({ name, kind }: MetricFacts): string {
   if (isOfWindow(name)) return "windows";
   if (trackerStep.test(name)) return "counters";
   const plugin = /^plugin\/([^/]+)\//.exec(name)?.[1];
@@ -125,7 +125,7 @@ const collator = new Intl.Collator("en", { numeric: true });
 const compareNatural = (a: string, b: string): number => collator.compare(a, b);
 
 /** The metrics with a chart: those that a search finds, or without one, those that do not repeat others. */
-export const chartedMetrics = (metrics: MetricView[], search: string): MetricView[] =>
+export const chartedMetrics = (metrics: MetricFacts[], search: string): MetricFacts[] =>
   search === "" ? metrics.filter(isShown) : filterMetrics(metrics, search);
 
 /** Return the metrics whose names contain every word of a search, or match a `/regular expression/`. */

@@ -1,7 +1,6 @@
 import { expect, test } from "vitest";
 import {
-  assignIndexes,
-  byCreation,
+  assignPlaces,
   defaultWorkspace,
   drawAll,
   drawnRuns,
@@ -9,6 +8,7 @@ import {
   groupLineId,
   isTableAddress,
   lastingView,
+  placesOf,
   readWorkspace,
   selectionOf,
   toggleGroup,
@@ -89,10 +89,22 @@ test("a run keeps its colour", () => {
     { name: "unknown", started: null },
     { name: "early", started: 10 },
   ];
-  const names = byCreation(runs);
-  expect(names).toEqual(["early", "late", "unknown"]);
-  const indexes = assignIndexes(new Map(), names);
-  expect(assignIndexes(indexes, ["late"])).toBe(indexes);
-  const next = assignIndexes(indexes, ["older", "late", "newer"]);
-  expect([...next]).toEqual([...indexes, ["older", 3], ["newer", 4]]);
+  const all = placesOf(runs);
+  expect(all.map(({ name, place }) => [name, place])).toEqual([
+    ["early", 0],
+    ["late", 1],
+    ["unknown", 2],
+  ]);
+  // It is the same whether some runs or all of them are known first.
+  const some = assignPlaces(new Map(), [{ name: "late", place: 1 }]);
+  const indexes = assignPlaces(some, all);
+  expect(Object.fromEntries(indexes)).toEqual({ early: 0, late: 1, unknown: 2 });
+  expect(assignPlaces(indexes, all)).toBe(indexes);
+  // One without a place, and one that has the place of another run since an earlier one was removed
+  const others = [
+    { name: "hidden", place: null },
+    { name: "newer", place: 2 },
+    { name: "newest", place: 7 },
+  ];
+  expect([...assignPlaces(indexes, others)]).toEqual([...indexes, ["hidden", 3], ["newer", 4], ["newest", 7]]);
 });

@@ -212,14 +212,41 @@ export const drawAll = (view: WorkspaceView): WorkspaceView =>
 
 // Colours
 
+/** A run, and how many runs were started before it; null if that is not known. */
+export interface RunPlace {
+  name: string;
+  place: number | null;
+}
+
 /**
- * Give each name an index that it keeps, in the order of the names.
+ * Give each run an index that it keeps: its place, or the next one if another run has it.
  *
- * A run has a colour because of the order in which runs were created, and not because of those that are drawn: it keeps
+ * A run has a colour because of the order in which runs were started, and not because of those that are drawn: it keeps
  * the colour when others are hidden or the filter changes, and everyone who opens the folder sees the same one. Runs
- * that were created one after another, such as those of a sweep, get the colours that differ most. The same map is
- * returned if it has all names already.
+ * that were started one after another, such as those of a sweep, get the colours that differ most. The same map is
+ * returned if it has all runs already.
  */
+export function assignPlaces(
+  known: ReadonlyMap<string, number>,
+  runs: Iterable<RunPlace>,
+): ReadonlyMap<string, number> {
+  const missing = [...runs].filter(({ name }) => !known.has(name));
+  if (missing.length === 0) return known;
+  const next = new Map(known);
+  const taken = new Set(known.values());
+  let last = -1;
+  for (const index of taken) last = Math.max(last, index);
+  for (const { name, place } of missing) {
+    if (next.has(name)) continue;
+    const index = place === null || taken.has(place) ? last + 1 : place;
+    last = Math.max(last, index);
+    taken.add(index);
+    next.set(name, index);
+  }
+  return next;
+}
+
+/** Give each name an index that it keeps, in the order of the names. */
 export function assignIndexes(known: ReadonlyMap<string, number>, names: string[]): ReadonlyMap<string, number> {
   const missing = names.filter((name) => !known.has(name));
   if (missing.length === 0) return known;
@@ -229,8 +256,9 @@ export function assignIndexes(known: ReadonlyMap<string, number>, names: string[
   return next;
 }
 
-/** The names of runs by the time when they were created. */
-export const byCreation = (runs: Pick<RunSummary, "name" | "started">[]): string[] =>
+/** The places of all runs, in the same order as the server has them in its table. */
+export const placesOf = (runs: Pick<RunSummary, "name" | "started">[]): RunPlace[] =>
   runs
-    .toSorted((a, b) => (a.started ?? Infinity) - (b.started ?? Infinity) || (a.name < b.name ? -1 : 1))
-    .map(({ name }) => name);
+    .toSorted((a, b) => compare(a.started ?? Infinity, b.started ?? Infinity) || compare(a.name, b.name))
+    .map(({ name }, place) => ({ name, place }));
+const compare = <Value extends number | string>(a: Value, b: Value): number => (a < b ? -1 : a > b ? 1 : 0);

@@ -1,27 +1,32 @@
 /** The metrics of the compared runs. */
 
-import { api, ApiError, type MetricView } from "../../api";
+import { api, type MetricFacts } from "../../api";
 import { live } from "../../live.svelte";
 import { mergeMetrics } from "../../model/metric-groups";
 import { Resource } from "../../resource.svelte";
 import { LiveVersions, usualPeriodSeconds } from "./live-versions.svelte";
 
-/** The first charts appear early if only a few runs are asked for at a time. */
-const batchSize = 4;
+/** The first charts appear early if only a few runs are asked for at first … */
+const firstBatchSize = 4;
+/** … and the others are read in a few requests. */
+const batchSize = 50;
 /** A run that is recorded gets new metrics now and then, such as those of its first validation. */
 const newMetricsPeriodSeconds = 20;
+/** The charts need the same journals; asking all the time would only slow down reading them. */
+const unreadPauseMs = 1000;
 
 export class RunMetrics {
-  /** Null until the first runs are read. */
-  value = $state.raw<MetricView[] | null>(null);
+  /** Null until the first runs are read, and without runs. */
+  value = $state.raw<MetricFacts[] | null>(null);
   /** Runs that do not exist. */
   missing = $state.raw<string[]>([]);
 
-  readonly #byRun = new Map<string, MetricView[]>();
-  /** The version of each run at which its metrics were loaded. */
+  readonly #byRun = new Map<string, MetricFacts[]>();
+  /** The version of each run at which all of its metrics were loaded. */
   readonly #versions = new Map<string, string>();
   readonly #loaded: Resource<void>;
   #isClosed = false;
+  #retry: ReturnType<typeof setTimeout> | undefined;
 
   /** Create it during a component's initialisation. */
   constructor(runs: () => string[]) {
@@ -30,6 +35,7 @@ export class RunMetrics {
     $effect(() => this.#loaded.refreshWhenChanged(runs(), versions.value, live.numReconnects));
     $effect(() => () => {
       this.#isClosed = true;
+      clearTimeout(this.#retry);
     });
   }
 
@@ -41,24 +47,34 @@ export class RunMetrics {
   async #load(runs: () => string[], versions: Record<string, string>): Promise<void> {
     const names = runs();
     const missing = new Set<string>();
-    const failures: unknown[] = [];
-    const load = async (name: string): Promise<void> => {
-      try {
-        this.#byRun.set(name, (await api.listMetrics(name)).metrics);
-        this.#versions.set(name, versions[name] ?? "");
-      } catch (error) {
-        if (error instanceof ApiError && error.status === 404) missing.add(name);
-        else failures.push(error);
-      }
-    };
+    let problem: string | null = null;
+    let isUnread = false;
+    clearTimeout(this.#retry);
+    if (names.length === 0) {
+      [this.value, this.missing] = [null, []];
+      return;
+    }
     const due = names.filter((name) => this.#versions.get(name) !== (versions[name] ?? ""));
-    for (let start = 0; start < due.length; start += batchSize) {
-      await Promise.all(due.slice(start, start + batchSize).map(load));
+    let size = this.value === null ? firstBatchSize : batchSize;
+    for (let start = 0; start < due.length; start += size, size = batchSize) {
+      const page = await api.listMetricsOfRuns(due.slice(start, start + size));
       if (this.#isClosed || runs() !== names) return; // other runs were chosen, which are loaded next
+      for (const { run, metrics, indexed, exists, reason } of page.runs) {
+        if (!exists) missing.add(run);
+        else problem ??= reason;
+        if (reason !== null) continue;
+        this.#byRun.set(
+          run,
+          metrics.flatMap((index) => page.metrics[index] ?? []),
+        );
+        if (indexed < 1) isUnread = true;
+        else this.#versions.set(run, versions[run] ?? "");
+      }
       this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));
     }
     this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));
     this.missing = names.filter((name) => missing.has(name));
-    if (failures.length > 0) throw failures[0];
+    if (isUnread) this.#retry = setTimeout(() => void this.#loaded.refresh(), unreadPauseMs);
+    if (problem !== null) throw new Error(problem);
   }
 }
