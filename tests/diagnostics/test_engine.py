@@ -467,7 +467,7 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
 
 def test_batches_leave_nothing_to_the_garbage_collector() -> None:
-    """It would run in the training thread, which allocates more often than the writer."""
+    """It runs in the thread that allocates next, which may be the training thread."""
     engine, source = RuleEngine(), random.Random(1)
     names = ("time", "global_step", "train_loss", "lr", "grad_norm", "sec_per_step")
 

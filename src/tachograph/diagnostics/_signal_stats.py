@@ -656,8 +656,8 @@ def add_quiet_blocks(
             column.stats.split(column.values, rows, steps, times_s, by_signal) for column in columns
         ) and all(column.stats.preview_blocks(by_signal[column.stats.signal], commits) for column in columns)
     finally:
-        # Each batch refers to this dict. A cycle of so many objects would be left to the garbage collector, which runs
-        # in the thread that allocates next: often the training thread.
+        # Each batch refers to this dict. A cycle of so many objects would be left to the garbage collector, which may
+        # run in the training thread.
         by_signal.clear()
     if is_quiet:
         for commit in commits:
