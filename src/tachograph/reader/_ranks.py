@@ -136,9 +136,11 @@ def _add_window(view: RankView, record: dict[str, Any]) -> None:
     if window is None:
         return
     view.num_iterations = window.last_iteration + 1
-    view.own_s = window.own.median_s if window.wait is not None else None
-    view.wait_s = window.wait.median_s if window.wait is not None else None
-    view.mean_iteration_s = window.own.median_s + (view.wait_s or 0.0)
+    if window.wait is None:  # such as the few iterations after the last whole window
+        view.mean_iteration_s = window.own.median_s
+        return
+    view.own_s, view.wait_s = window.own.median_s, window.wait.median_s
+    view.mean_iteration_s = view.own_s + view.wait_s
 
 
 def _add_scores(views: list[RankView]) -> None:

@@ -24,6 +24,9 @@ FIRST_LENGTH = 16
 _WINDOWS_PER_LENGTH = 16
 _MIN_WINDOW_S = 10.0
 _MAX_LENGTH = 1 << 20
+_WARM_UP = 5
+"""The first iterations of a loop, which load kernels and allocate memory."""
+
 _MIN_SAMPLES = 3
 _MAX_SAMPLES = 512
 _OWN_PHASES = ("data", "forward", "optimizer")
@@ -68,7 +71,7 @@ class RankWindows:
     def __init__(self, first_iteration: int) -> None:
         self._next_iteration = first_iteration
         self._length = FIRST_LENGTH
-        self._num_left_out = 1  # the first iteration of a loop contains its set-up
+        self._num_left_out = _WARM_UP
         self._has_phases = False
         self._outer_data_s = 0.0
         self._start()
@@ -95,7 +98,7 @@ class RankWindows:
 
     def leave_out(self) -> None:
         """Leave out the next iteration, or the current one: it contains more than an iteration."""
-        self._num_left_out = 1
+        self._num_left_out = max(1, self._num_left_out)
 
     def add_outer_data(self, data_s: float) -> None:
         """Add time in which the loop waited for data before its next iteration."""

@@ -68,7 +68,7 @@ _RELAX_BELOW = 0.45
 _PHASE_INTERVAL_S = 0.5
 """Seconds between two iterations whose phases are sampled."""
 
-RANK_PHASE_INTERVAL_S = 0.1
+RANK_PHASE_INTERVAL_S = 0.05
 """The same in a job of several ranks, where the phases tell which rank is slow."""
 
 _MIN_LAUNCH_FACTOR = 2.0
