@@ -70,7 +70,7 @@ def test_run_without_alerts_shows_empty_state(page, dashboard, logs):
     )
     expect(page.locator(".head .chip")).to_have_count(0)
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("1 … 8")
+    expect(page.get_by_role("dialog")).to_contain_text("1 … 9")
     expect(page.get_by_role("dialog")).to_contain_text("health")
 
 

@@ -31,7 +31,7 @@ def test_rules_observe_existing_signals_and_kinds(rule: type[Rule]) -> None:
     assert set(rule.block_signals) | set(rule.value_signals) <= set(SIGNALS)
     assert set(rule.record_kinds) <= set(KINDS)
     assert set(rule.absorbs) <= set(RULES) - {rule.name}
-    hooks = ("on_tick", "on_rank_window", "on_rank_record")
+    hooks = ("on_tick", "on_rank_window", "on_rank_record", "on_rank_statuses")
     has_hook = any(getattr(rule, hook) is not getattr(Rule, hook) for hook in hooks)
     assert rule.block_signals or rule.value_signals or rule.record_kinds or has_hook
 

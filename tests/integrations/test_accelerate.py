@@ -495,10 +495,11 @@ def test_two_ranks_write_journals_and_stop_together(script, ranks, logs, tmp_pat
     light = [json.loads(line) for line in (logs / "grey" / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert light[0]["rank"] == 1
     assert not metric_steps(light), "only rank 0 records metrics"
+    updates = of_kind(records, "event", name="training_metrics_update")
+    num_iterations = sum(update["interval"] for update in updates)
+    assert num_iterations % 4 == 0
+    assert updates[-1]["num_train_samples"] == 8 * updates[-1]["num_iterations"]
+    assert of_kind(light, "rank")[-1]["last"] == num_iterations - 1
     for one in (records, light):
-        updates = of_kind(one, "event", name="training_metrics_update")
-        num_iterations = sum(update["interval"] for update in updates)
-        assert num_iterations % 4 == 0
-        assert updates[-1]["num_train_samples"] == 8 * updates[-1]["num_iterations"]
         assert of_kind(one, "event", name="save_checkpoint_success")
         assert one[-1]["status"] == "finished"

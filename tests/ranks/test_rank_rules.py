@@ -114,7 +114,7 @@ def test_silent_rank_is_reported_and_may_return() -> None:
     engine = new_engine()
     train(engine)
     silent = statuses(39, r1=RankStatus(rank=1, host="node1", iteration=39, state="silent"))
-    ((rule, title),) = opened(observe(engine, [(40.0, silent), (42.0, silent)]))
+    ((rule, title),) = opened(observe(engine, [(40.0, silent), (44.0, silent)]))
     assert (rule, title) == ("rank_gone", "Rank 1 (node1) has fallen silent after iteration 39: the others wait for it")
     (resolved,) = observe(engine, [(50.0, statuses(40))])
     assert (resolved["status"], resolved["outcome"]) == ("resolved", "all ranks are back")
@@ -133,3 +133,11 @@ def test_ranks_are_listed_in_few_words() -> None:
     assert list_ranks(ranks[:2]) == "ranks 0 and 1 (node1)"
     assert list_ranks(ranks) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more (node1)"
     assert list_ranks([ranks[0], RankStatus(rank=1, host="node2")]) == "ranks 0 and 1"
+
+
+def test_ranks_that_end_one_after_the_other_are_no_fault() -> None:
+    engine = new_engine()
+    train(engine)
+    leaving = statuses(39, r2=RankStatus(rank=2, state="gone", iteration=39))
+    left = [RankStatus(rank=rank, state="gone" if rank else "running", iteration=39) for rank in range(4)]
+    assert observe(engine, [(40.0, leaving), (42.0, left)]) == []

@@ -35,6 +35,16 @@ def test_windows_end_at_multiples_of_their_length() -> None:
     assert (last.last_iteration, last.num_iterations) == (100, 5)
 
 
+def test_loop_that_ends_early_still_counts_its_iterations() -> None:
+    windows = RankWindows(0)
+    assert windows.take(is_last=True) is None
+    assert add(windows, 3) == []
+    window = windows.take(is_last=True)
+    assert window is not None
+    assert (window.last_iteration, window.num_iterations, window.wait) == (2, 3, None)
+    assert window.own.median_s == pytest.approx(0.1)
+
+
 def test_own_and_wait_add_up_to_the_iteration() -> None:
     (window,) = add(RankWindows(0), 16)
     assert window.own.median_s == pytest.approx(0.04)

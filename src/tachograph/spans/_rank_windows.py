@@ -80,6 +80,7 @@ class RankWindows:
         self._num_iterations = 0
         self._total_s = 0.0
         self._durations = _Sample()
+        self._left_out = _Sample()
         self._own = _Sample()
         self._wait = _Sample()
         self._by_phase = {phase: _Sample() for phase in _PHASES}
@@ -114,6 +115,8 @@ class RankWindows:
         num_skipped = min(self._num_left_out, len(durations))
         self._num_left_out -= num_skipped
         outer_s, self._outer_data_s = self._outer_data_s, 0.0
+        for duration_s in durations[:num_skipped]:
+            self._left_out.add(duration_s)
         outer_by_index = {0: outer_s}
         for index in range(num_skipped, len(durations)):
             self._durations.add(durations[index] + outer_by_index.get(index, 0.0))
@@ -146,7 +149,7 @@ class RankWindows:
             is_last: whether the loop ends here, in the middle of a window.
         """
         if not self._num_iterations:
-            return None
+            return self._warm_up_window() if is_last else None
         is_measured = len(self._own) >= _MIN_SAMPLES
         if self._has_phases and not is_measured and not is_last and self._length < _MAX_LENGTH:
             self._length *= 2
@@ -158,6 +161,13 @@ class RankWindows:
             self._length *= 2
         self._start()
         return window
+
+    def _warm_up_window(self) -> RankWindow | None:
+        """Return the window of a loop that ends before an iteration counts, so that their number is known."""
+        whole = self._left_out.summary()
+        if whole is None:
+            return None
+        return RankWindow(last_iteration=self._next_iteration - 1, num_iterations=len(self._left_out), own=whole)
 
     def _summarise(self, is_measured: bool) -> RankWindow | None:
         own = self._own.summary() if is_measured else self._durations.summary()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
 
 from tachograph.diagnostics._rank_status import RankStatus, list_ranks
-from tachograph.diagnostics._rule import Rule
+from tachograph.diagnostics._rule import Rule, RuleSettings
 
 __all__ = ["RankGone"]
 
@@ -30,9 +33,19 @@ class RankGone(Rule):
     )
     absorbs = ("rank_hang", "hang", "straggler")
 
+    class Thresholds(RuleSettings):
+        """When the rule fires."""
+
+        missing_s: Annotated[
+            float, Meta(description="Seconds for which a rank is missing; ranks do not end at the same moment.", ge=0)
+        ] = 3.0
+
+    thresholds: Thresholds
+
     def reset(self) -> None:
         """Forget which ranks were missing."""
         self._first_missing: tuple[int, ...] = ()
+        self._missing_since_s: float | None = None
 
     def on_rank_statuses(self, statuses: Sequence[RankStatus], time_s: float) -> None:
         """Compare the states of all ranks."""
@@ -41,11 +54,16 @@ class RankGone(Rule):
         missing = gone or silent
         alive = [status for status in statuses if status.state == "running"]
         if not missing:
+            self._missing_since_s = None
             if self._first_missing:
                 self._first_missing = ()
                 self.resolve("all ranks are back")
             return
         if not alive or self._first_missing:  # ranks that follow are victims of the first ones
+            return
+        if self._missing_since_s is None:
+            self._missing_since_s = time_s
+        if time_s - self._missing_since_s < self.thresholds.missing_s:
             return
         self._first_missing = tuple(status.rank for status in missing)
         num_waiting = sum(status.waits for status in alive)
