@@ -32,7 +32,8 @@ __all__ = ["RankMonitor", "RankReport", "explain_end", "own_status"]
 _INTERVAL_S = 2.0
 _MAX_SHARE = 0.02
 _COMMUNICATION_ERROR = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|nccl|gloo|socket|timed? ?out|process ?group|store",
+    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|\bnccl|\bgloo\b|socket ?timeout|process ?group"
+    r"|\b(TCP|Dist)Store|\bDist(Network|Backend|Store)?Error|\b(collective|barrier|rendezvous)\b.*timed? ?out",
     re.IGNORECASE,
 )
 """Errors of a rank that lost its connection to another one."""
@@ -154,7 +155,9 @@ def _status(rank: int, heartbeat: Heartbeat, state: RunState, reader: _RankReade
     )
 
 
-def explain_end(reason: str, statuses: list[RankStatus], iteration: int | None) -> tuple[str, RankStatus] | None:
+def explain_end(
+    reason: str, last_error: str, statuses: list[RankStatus], iteration: int | None
+) -> tuple[str, RankStatus] | None:
     """Return why rank 0 ended, and the rank that ended first; None if rank 0 did so for reasons of its own.
 
     A launcher stops all ranks when one has died, and a rank whose connection is lost fails, too. A killed process
@@ -162,10 +165,13 @@ def explain_end(reason: str, statuses: list[RankStatus], iteration: int | None) 
 
     Args:
         reason: the reason in the `end` record of rank 0.
+        last_error: the last error of rank 0; empty if it has none.
         statuses: the other ranks.
         iteration: the iterations that rank 0 has completed; no rank is more than one ahead of another.
     """
-    is_consequence = reason == "SIGTERM" or bool(_COMMUNICATION_ERROR.search(reason))
+    is_error = bool(last_error) and last_error.startswith(reason)  # a reason is the class of the error
+    text = last_error if is_error else reason
+    is_consequence = reason == "SIGTERM" or bool(_COMMUNICATION_ERROR.search(text))
     if not is_consequence:
         return None
     gone = [status for status in statuses if status.state == "gone"]

@@ -136,6 +136,7 @@ class Writer:
         thresholds = (rules or {}).get("rank_hang")
         self._hang_thresholds = thresholds if isinstance(thresholds, HangThresholds) else HangThresholds()
         self._rank_monitor: RankMonitor | None = None
+        self._last_error = ""
         self.loop_position: Callable[[], tuple[int | None, str]] = _no_position
         """Returns how many iterations are complete, and the phase of an open span such as a validation."""
         self.collect: Callable[[], None] = lambda: None
@@ -178,6 +179,8 @@ class Writer:
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record other than a step."""
+        if event == "error":
+            self._last_error = f"{fields.get('error_type')}: {fields.get('error_message')}"
         item = PendingRecord(self._clock.steady_s(), event, fields)
         if not self.put(item, num_bytes=size_bytes(fields)):
             self.losses.add("the buffer was full")
@@ -541,7 +544,7 @@ class Writer:
             return
         with guard("observing the other ranks"):
             statuses = self._rank_monitor.poll(self.files.folder).statuses
-            explanation = explain_end(reason, statuses, self.loop_position()[0])
+            explanation = explain_end(reason, self._last_error, statuses, self.loop_position()[0])
             if explanation is not None:
                 end.fields["reason"], first = explanation
                 end.fields["first_failed_rank"] = {"rank": first.rank, "host": first.host}
