@@ -79,7 +79,8 @@ def test_goodput_accounts_for_all_time_of_finished_run(tmp_path):
     )
     assert goodput_fields(history.goodput) == {
         "wall_s": 100.0, "productive_s": 25.0, "start_up_s": 10.0, "data_s": 10.0, "checkpoint_s": 8.0,
-        "validation_s": 12.0, "testing_s": 20.0, "lost_s": 0.0, "down_s": 0.0, "unreported_s": 0.0, "idle_s": 15.0,
+        "validation_s": 12.0, "testing_s": 20.0, "stalled_s": 0.0, "lost_s": 0.0, "down_s": 0.0, "unreported_s": 0.0,
+        "idle_s": 15.0,
     }  # fmt: skip
     assert history.goodput.share == 0.25
 
@@ -100,7 +101,8 @@ def test_crash_loses_iterations_since_checkpoint(tmp_path):
     )
     assert goodput_fields(history.goodput) == {
         "wall_s": 150.0, "productive_s": 40.0, "start_up_s": 30.0, "data_s": 0.0, "checkpoint_s": 0.0,
-        "validation_s": 0.0, "testing_s": 0.0, "lost_s": 25.0, "down_s": 45.0, "unreported_s": 0.0, "idle_s": 10.0,
+        "validation_s": 0.0, "testing_s": 0.0, "stalled_s": 0.0, "lost_s": 25.0, "down_s": 45.0, "unreported_s": 0.0,
+        "idle_s": 10.0,
     }  # fmt: skip
 
 
@@ -297,3 +299,39 @@ def test_show_tolerates_inconsistent_journal(tmp_path):
     text = show(history)
     assert "\x1b[31m" not in text
     assert summary(history)["spans"] is not None
+
+
+def hang(at, status, alert="1", rule="rank_hang", **evidence):
+    """Return a record of an alert about a run that hangs."""
+    return {"event": "alert", "at": at, "id": alert, "rule": rule, "status": status, "evidence": evidence}
+
+
+def test_time_of_a_hang_is_stalled_and_not_training(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(0, 0),
+        window(100, 99, 100, 100, backward=1.0),
+        hang(200, "opened", waited_s=100),
+        hang(300, "resolved"),
+        window(400, 199, 100, 300, backward=1.0),  # contains the hang
+        {"event": "span_stop", "at": 400, "span_id": "loop0", "name": "training_loop", "duration_s": 400},
+        {"event": "end", "at": 400, "status": "finished"},
+    )
+    assert nonzero_fields(history) == {"wall_s": 400.0, "productive_s": 200.0, "stalled_s": 200.0}
+    assert history.goodput.share == pytest.approx(0.5)
+
+
+def test_job_that_ends_while_it_hangs_is_stalled_until_then(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(0, 0),
+        window(100, 99, 100, 100, iteration=1.0),
+        saved(100, 100),
+        hang(160, "opened", waited_s=60),
+        hang(170, "resolved"),
+        hang(170, "opened", alert="2", rule="rank_gone"),
+        {"event": "end", "at": 700, "status": "failed", "reason": "SIGTERM"},
+    )
+    assert nonzero_fields(history) == {"wall_s": 700.0, "productive_s": 100.0, "stalled_s": 600.0}

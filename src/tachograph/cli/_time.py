@@ -37,6 +37,7 @@ _OTHER_TIME_LABELS = {
     "checkpoint_s": "checkpoints",
     "validation_s": "validation",
     "testing_s": "testing",
+    "stalled_s": "stalled: the run hung",
     "lost_s": "lost: not saved, or failed",
     "down_s": "between attempts",
     "unreported_s": "not reported yet",

@@ -1,10 +1,11 @@
 """Compute goodput: the share of a run's wall time spent on training whose result was kept.
 
 Goodput is known only if iterations were marked, because window records state how the time inside training loops was
-spent. For each attempt, `_add_attempt` assigns the time in this order: windows by phase, startup before the first
-loop, spans of checkpoints and evaluation (inner ones first), training since the last window that a checkpoint reported,
-and finally the unreported part of an open loop. Each claims its interval on a `Timeline`, which returns only the time
-not claimed before, so overlapping spans never count twice and the parts add up to the wall time. The rest is idle.
+spent. For each attempt, `_add_attempt` assigns the time in this order: hangs that a rule reported, windows by phase,
+startup before the first loop, spans of checkpoints and evaluation (inner ones first), training since the last window
+that a checkpoint reported, and finally the unreported part of an open loop. Each claims its interval on a `Timeline`,
+which returns only the time not claimed before, so overlapping spans never count twice and the parts add up to the wall
+time. The rest is idle.
 
 Training is productive if its result was kept. Iterations are lost if a later attempt repeated them, or if they came
 after the last checkpoint of a run that failed or crashed. A window that straddles this limit is split by iterations.
@@ -38,6 +39,7 @@ _MIN_WALL_S = 60.0
 """In a shorter run, most of the time is startup, whatever the training does."""
 _MAX_WINDOWS = 20_000
 _MAX_SPANS = 20_000
+_STALL_RULES = frozenset({"hang", "rank_hang", "rank_gone"})
 _UNSUCCESSFUL_STATES = {RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED}
 
 
@@ -53,6 +55,8 @@ class Goodput(msgspec.Struct, kw_only=True):
     checkpoint_s: float = 0.0
     validation_s: float = 0.0
     testing_s: float = 0.0
+    stalled_s: float = 0.0
+    """The run hung, or a rank of its job was missing."""
     lost_s: float = 0.0
     """Training whose result was not kept, and iterations that raised an exception."""
     down_s: float = 0.0
@@ -96,6 +100,9 @@ class _AttemptTimes(msgspec.Struct):
     windows: list[_Window] = []
     spans: list[tuple[float, float, str]] = []
     open_loops: set[str] = set()
+    stalls: list[tuple[float, float]] = []
+    open_stalls: dict[str, float] = {}
+    """Since when the run has hung, by alert."""
     reported_s: float = 0.0
     """Seconds of iterations in the latest `training_metrics_update`."""
     unreported_save: _Window | None = None
@@ -108,6 +115,8 @@ class _AttemptTimes(msgspec.Struct):
         if self.first_loop is not None:
             self.first_loop += jump_s
         self.spans = [(start + jump_s, stop + jump_s, field) for start, stop, field in self.spans]
+        self.stalls = [(start + jump_s, stop + jump_s) for start, stop in self.stalls]
+        self.open_stalls = {alert: since + jump_s for alert, since in self.open_stalls.items()}
         for window in [*self.windows, *([self.unreported_save] if self.unreported_save else [])]:
             window.start += jump_s
             window.end += jump_s
@@ -133,7 +142,7 @@ class GoodputMeter:
             return
         if self._starts_attempt:
             self._starts_attempt = False
-            self._attempts.append(_AttemptTimes(time_s, time_s, time_s, windows=[], spans=[], open_loops=set()))
+            self._attempts.append(_AttemptTimes(time_s, time_s, time_s))
         attempt = self._attempts[-1]
         attempt.last = max(attempt.last, time_s)
         if event == "end":
@@ -142,6 +151,8 @@ class GoodputMeter:
             self._add_window(attempt, record, time_s)
         elif event == "span_start":
             _add_span_start(attempt, record, time_s)
+        elif event == "alert" and record.get("rule") in _STALL_RULES:
+            _add_stall(attempt, record, time_s)
         elif event == "event" and record.get("name") == "save_checkpoint_success":
             self._add_checkpoint_save(attempt, record, time_s)
         elif event == "event" and record.get("name") == "training_metrics_update":
@@ -261,8 +272,24 @@ def _add_span_start(attempt: _AttemptTimes, record: dict[str, Any], time_s: floa
         attempt.first_step = step
 
 
+def _add_stall(attempt: _AttemptTimes, record: dict[str, Any], time_s: float) -> None:
+    """Add that the run began to hang, or no longer hangs."""
+    alert = str(record.get("id"))
+    if record.get("status") == "opened":
+        evidence = record.get("evidence")
+        waited_s = finite_or_none(evidence.get("waited_s")) if isinstance(evidence, dict) else None
+        attempt.open_stalls[alert] = time_s - max(0.0, waited_s or 0.0)
+    elif record.get("status") == "resolved" and alert in attempt.open_stalls:
+        since = attempt.open_stalls.pop(alert)
+        if len(attempt.stalls) < _MAX_SPANS:
+            attempt.stalls.append((since, time_s))
+
+
 def _add_attempt(result: Goodput, attempt: _AttemptTimes, end: float, kept_until: int | None, is_running: bool) -> None:
     line = Timeline(attempt.start, end)
+    # First: the window in which a run continued after a hang contains the hang.
+    for start, stop in [*attempt.stalls, *((since, end) for since in attempt.open_stalls.values())]:
+        result.stalled_s += line.claim(start, stop)
     for window in attempt.windows:
         # Windows may overlap. Scale the phases to the part that was not claimed before.
         length_s = window.end - window.start
