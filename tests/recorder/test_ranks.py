@@ -16,7 +16,7 @@ from tachograph._base import ranks
 from tachograph.cli._main import main
 from tachograph.journal import RunFolder, find_job
 from tachograph.reader import overview, read, read_ranks
-from tests.conftest import HANG_S, wait_for, whole_lines
+from tests.conftest import HANG_S, wait_for, wait_for_lines, whole_lines
 
 SINGLE_PROCESS = (0, 1)
 
@@ -233,6 +233,7 @@ def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
     second = script(source, logs, env={**job, "RANK": "1"})
     path = logs / "job" / "ranks" / "00001.jsonl"
     wait_for(lambda: path.exists() and "span_start" in path.read_text(), what="the span of rank 1")
+    wait_for_lines(logs / "job")  # rank 0 has a thread of its own, which may be later
     second.process.kill()
     second.process.wait()
     assert {(view.rank, str(view.state)) for view in read("job", logs).ranks} == {(0, "running"), (1, "crashed")}

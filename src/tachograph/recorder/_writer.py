@@ -159,6 +159,7 @@ class Writer:
     def start(self) -> None:
         """Start the thread."""
         self.files.beat()
+        self._due_at["ranks"] = time.monotonic() + _CHECK_S  # first the records: comparing ranks imports a lot
         self.pressure.note_progress()
         self._thread.start()
         self.pressure.writer_ident = self._thread.ident
