@@ -1,4 +1,4 @@
-"""What the training thread is doing right now, for the heartbeat of a rank.
+"""The activity of the training thread, for the heartbeat of a rank.
 
 When a job hangs, the last completed iteration is the same on all ranks; only what each rank is doing tells them apart.
 The writer thread looks at the stack of the training thread before each heartbeat, so the training thread does nothing
@@ -42,7 +42,7 @@ _FETCH_FUNCTIONS = frozenset({"fetch", "_fetch_while_skipping"})
 
 
 class Activity(NamedTuple):
-    """What the training thread was doing when it was looked at."""
+    """The activity of the training thread at one moment."""
 
     iteration: int | None = None
     """Completed iterations."""
@@ -68,7 +68,7 @@ class ActivityObserver:
         self._last = Activity()
 
     def observe(self, iteration: int | None, span_phase: str, now_s: float) -> Activity:
-        """Return what the training thread is doing.
+        """Return the activity of the training thread.
 
         Args:
             iteration: the iterations that it has completed.

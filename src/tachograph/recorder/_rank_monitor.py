@@ -42,7 +42,7 @@ _RECORD_KINDS = frozenset({"start", "rank", "error", "end"})
 
 
 class RankReport(NamedTuple):
-    """What was read of the other ranks."""
+    """News from the other ranks."""
 
     records: list[tuple[int, dict[str, Any]]]
     """New records, each with its rank."""

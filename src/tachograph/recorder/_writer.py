@@ -257,7 +257,7 @@ class Writer:
                 if type(item) is FlushMarker:
                     item.written.set()
             self.files.release()
-            self.loop_position = _no_position  # what it belongs to refers to the run
+            self.loop_position = _no_position  # its owner refers to the run
             self._has_ended.set()
 
     def _wait(self) -> None:
@@ -511,7 +511,7 @@ class Writer:
     # Other ranks ---------------------------------------------------------------------------------------------------
 
     def _observe_activity(self) -> Activity:
-        """Return what the training thread is doing, in a job of several ranks."""
+        """Return the activity of the training thread, in a job of several ranks."""
         if self._activity is None:
             return Activity()
         return self._activity.observe(*self.loop_position(), self._clock.wall_s())

@@ -62,7 +62,7 @@ class RankHang(Rule):
         if took_s is not None:
             self.resolve(f"the job continued after {duration(took_s)}")
         are_all_running = len(running) > 1 and len(running) == len(statuses)
-        # A rank states what it is doing only after its first second.
+        # Heartbeats of the first second have no activity yet.
         are_all_known = all(status.phase or status.collective or status.location for status in running)
         if are_all_running and are_all_known and self._limits.is_exceeded(time_s) and not self.is_open():
             self._report(running, time_s - (self._limits.since_s or time_s))
