@@ -33,7 +33,7 @@ def test_reason_of_rank_zero_stays_if_it_is_its_own() -> None:
     for reason, error, statuses in [
         ("RuntimeError", own, [GONE, VICTIM]),
         ("KeyboardInterrupt", "", [GONE]),
-        ("SIGTERM", "", [VICTIM]),  # nobody knows who was first
+        ("SIGTERM", "", [VICTIM]),  # the first one is unknown
         ("SIGTERM", "", [RankStatus(rank=1), RankStatus(rank=2, state="ended")]),
         ("SIGTERM", "", []),
     ]:

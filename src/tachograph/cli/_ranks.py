@@ -87,11 +87,11 @@ def _remark(view: RankView) -> str:
     if text or view.phase_since is None:
         return text
     took_s = time.time() - view.phase_since
-    place = view.collective or view.phase
-    if took_s < _LONG_PHASE_S or not (place or view.location):
+    operation = view.collective or view.phase
+    if took_s < _LONG_PHASE_S or not (operation or view.location):
         return ""
     where = f" at {view.location}" if view.location else ""
-    return f"{f'in {place}' if place else 'running'}{where} for {duration(took_s)}"
+    return f"{f'in {operation}' if operation else 'running'}{where} for {duration(took_s)}"
 
 
 def _stacks(folder: RunFolder) -> list[RenderableType]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tachograph.catalog import SIGNAL_ANNOTATION, read_annotations
-from tachograph.diagnostics import SIGNALS, RuleEngine, resolve_rules, resolve_signals
+from tachograph.diagnostics import RANK_KINDS, SIGNALS, RuleEngine, resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
@@ -22,8 +22,6 @@ __all__ = ["Diagnosis", "diagnose"]
 
 _LIVE_RULES = frozenset({"hang", "rank_hang", "rank_gone"})
 """Rules that need to know what happens while nothing is recorded."""
-
-_RANK_KINDS = frozenset({"start", "rank", "error", "end"})
 
 
 class Diagnosis(msgspec.Struct):
@@ -142,7 +140,7 @@ def _with_other_ranks(
     streams = [_timed(0, records)]
     for rank in ranks:
         all_records = read_records(folder.rank_journal(rank))
-        streams.append(_timed(rank, (record for record in all_records if record["event"] in _RANK_KINDS)))
+        streams.append(_timed(rank, (record for record in all_records if record["event"] in RANK_KINDS)))
     for _, rank, record in heapq.merge(*streams, key=lambda item: item[0]):
         yield rank, record
 

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.diagnostics import RankStatus, list_ranks
+from tachograph.diagnostics import RANK_KINDS, RankStatus, list_ranks
 from tachograph.journal import (
     Heartbeat,
     JournalFollower,
@@ -25,7 +25,6 @@ from tachograph.journal import (
     writer_of,
 )
 from tachograph.recorder._activity import Activity
-from tachograph.records import RankWindow
 
 __all__ = ["RankMonitor", "RankReport", "explain_end", "own_status"]
 
@@ -37,8 +36,6 @@ _COMMUNICATION_ERROR = re.compile(
     re.IGNORECASE,
 )
 """Errors of a rank that lost its connection to another one."""
-
-_RECORD_KINDS = frozenset({"start", "rank", "error", "end"})
 
 
 class RankReport(NamedTuple):
@@ -55,7 +52,6 @@ class _RankReader:
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._follower = JournalFollower(folder.rank_journal(rank))
-        self._process: ProcessIdentity | None = None
         self._is_current = False
         self.end: dict[str, Any] | None = None
         self.error = ""
@@ -70,12 +66,12 @@ class _RankReader:
             if kind == "start":
                 self._is_current = writer_of(record, None) == process
                 self.end, self.error, self.num_iterations = None, "", None
-            if not self._is_current or kind not in _RECORD_KINDS:
+            if not self._is_current or kind not in RANK_KINDS:
                 continue
             if kind == "end":
                 self.end = record
-            elif kind == "rank" and (window := RankWindow.from_record(record)) is not None:
-                self.num_iterations = window.last_iteration + 1
+            elif kind == "rank" and isinstance(record.get("last"), int):  # the rules parse the rest
+                self.num_iterations = record["last"] + 1
             elif kind == "error":
                 self.error = f"{record.get('error_type')}: {record.get('error_message')}"
             records.append(record)

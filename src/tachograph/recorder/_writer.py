@@ -526,16 +526,16 @@ class Writer:
             self._hang_stacks = HangStacks(ranks.rank(), HangLimits(self._hang_thresholds))
             if self.diagnostics is not None:
                 self._rank_monitor = RankMonitor(ranks.job_id())
-        folder = self.files.folder
+        folder, activity = self.files.folder, self._observe_activity()
         if self._hang_stacks is not None and self.files.can_append:  # the folder exists
-            self._hang_stacks.check(self._observe_activity(), folder, time.monotonic())
+            self._hang_stacks.check(activity, folder, time.monotonic())
         if self._rank_monitor is None or self.diagnostics is None or not self._rank_monitor.is_due:
             return
         with self.pressure.in_files():
             report = self._rank_monitor.poll(folder)
         if report.statuses:
             now_s = self._anchor.wall_s(self._clock.steady_s())
-            report.statuses.insert(0, own_status(self._observe_activity(), now_s))
+            report.statuses.insert(0, own_status(activity, now_s))
             self._write(self.diagnostics.observe_ranks(report, world_size, now_s, folder.path))
 
     def _explain_end(self, end: PendingRecord) -> None:

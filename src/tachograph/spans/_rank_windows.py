@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from tachograph.records import PhaseTime, RankWindow
@@ -57,8 +58,8 @@ class _Sample:
         """Return median and median absolute deviation; None without values."""
         if not self._values:
             return None
-        median = _median(self._values)
-        return PhaseTime(median, _median([abs(value - median) for value in self._values]))
+        middle = median(self._values)
+        return PhaseTime(middle, median([abs(value - middle) for value in self._values]))
 
 
 class RankWindows:
@@ -183,9 +184,3 @@ class RankWindows:
             longest_iteration=self._longest_iteration if is_measured else None,
             **phases,
         )
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
