@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tachograph.journal import RunFolder
 from tachograph.records import KINDS
 from tachograph.server._routes import ROUTES
 from tests.store import START, step
@@ -41,8 +42,10 @@ FIELDS = {
     "size_bytes": "10", "num_steps": "2", "num_records": "5", "kind": '"records_lost"', "field": '"f"',
     "jump_s": "-3600.0", "clock_jumps_s": "1.0", "checkpoint_path": '"p"', "checkpoint_size": "10", "is_best": "true",
     "error_type": '"E"', "error_message": '"m"', "fatal": "true", "traceback": '"t"', "lines": '["l"]', "rank": "1",
-    "exit_code": "1", "signal": "9",
+    "exit_code": "1", "signal": "9", "ms": "[1.0, 0.1, 0.5, 0.1]", "last": "15", "n": "16", "seq": "3",
+    "current_iteration": "3", "window_iteration_sec_mean": "0.1", "step": "3",
 }  # fmt: skip
+RULES = ["hang", "rank_hang", "rank_gone", "straggler"]
 EVENT_NAMES = [
     "control_ack", "control_registered", "clock_set", "save_checkpoint_success", "training_metrics_update", "trace",
     "update_training_telemetry_config",
@@ -69,6 +72,10 @@ def odd_line(chance, kind):
                 fields.pop(name, None)
     if kind == '"event"' and chance.random() < 0.7:
         fields["name"] = json.dumps(chance.choice(EVENT_NAMES))
+    if kind == '"rank"' and chance.random() < 0.7:
+        fields["max"] = "[2.0, 7]"
+    if kind == '"alert"' and chance.random() < 0.5:
+        fields["rule"] = json.dumps(chance.choice(RULES))
     inner = ", ".join(f"{json.dumps(name)}: {value}" for name, value in {"event": kind, **fields}.items())
     return "{" + inner + "}"
 
@@ -96,8 +103,11 @@ def reject(text):
 @pytest.mark.parametrize("seed", range(8))
 def test_no_route_fails_for_an_odd_journal(tmp_path, serve, seed):
     for number in range(4):
-        (tmp_path / f"odd-{number}").mkdir()
-        (tmp_path / f"odd-{number}" / "metrics.jsonl").write_text(odd_journal(10 * seed + number), encoding="utf-8")
+        folder = RunFolder(tmp_path / f"odd-{number}")
+        for rank in range(3):
+            path = folder.rank_journal(rank) if rank else folder.journal
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(odd_journal(100 * rank + 10 * seed + number), encoding="utf-8")
     check_routes(tmp_path, serve)
 
 

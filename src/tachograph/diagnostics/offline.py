@@ -20,7 +20,7 @@ from tachograph.records import METRIC_KINDS, finite_or_none, freeze, is_frozen, 
 
 __all__ = ["Diagnosis", "diagnose"]
 
-_LIVE_RULES = frozenset({"hang", "rank_hang", "rank_gone"})
+_LIVE_RULES = ("hang", "rank_hang", "rank_gone")  # not a set: the field of a journal may be unhashable
 """Rules that need to know what happens while nothing is recorded."""
 
 

@@ -39,7 +39,7 @@ _MIN_WALL_S = 60.0
 """In a shorter run, most of the time is startup, whatever the training does."""
 _MAX_WINDOWS = 20_000
 _MAX_SPANS = 20_000
-_STALL_RULES = frozenset({"hang", "rank_hang", "rank_gone"})
+_STALL_RULES = ("hang", "rank_hang", "rank_gone")  # not a set: the field of a journal may be unhashable
 _UNSUCCESSFUL_STATES = {RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED}
 
 

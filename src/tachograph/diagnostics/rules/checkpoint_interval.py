@@ -16,7 +16,7 @@ from tachograph.records import finite_or_none
 
 __all__ = ["CheckpointInterval"]
 
-_SAVE_SPANS = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
+_SAVE_SPANS = ("checkpoint_save_sync", "checkpoint_save_async")  # not a set: a span may have an unhashable name
 
 
 class CheckpointInterval(Rule):
