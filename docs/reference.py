@@ -46,6 +46,7 @@ GROUPS = (
         "tachograph.reader",
         "Attempt MetricSummary Goodput Alert Failure RecordedSpan SpanGroup RankView PluginUse PluginChange",
     ),
+    Group("Dumps", "See [black box](black_box.md).", "tachograph.black_box", "Dump Verdict DumpFile"),
     Group("Observe a PyTorch loop", "See [plain PyTorch](pytorch.md).", "tachograph", "watch track"),
     Group(
         "Mark where the time goes",
@@ -99,7 +100,7 @@ GROUPS = (
 )
 """What the page contains, in this order. Every name in `__all__` of a module must be in one of its groups."""
 
-PARTIAL = {"tachograph.reader"}
+PARTIAL = {"tachograph.black_box", "tachograph.reader"}
 """Modules of which only a part is documented here."""
 NOT_SHOWN = {
     "tachograph": {"__version__", "TachographError"},

@@ -20,17 +20,19 @@ ALLOWED = {
     "base": set(),
     "records": {"base"},
     "journal": {"base", "records"},
-    "reader": {"base", "records", "journal"},
+    "black_box": {"base", "records", "journal"},
+    "reader": {"base", "records", "journal", "black_box"},
     "diagnostics": {"base", "records"},
     "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
-    "recorder": {"base", "records", "journal", "reader", "diagnostics"},
+    "recorder": {"base", "records", "journal", "black_box", "reader", "diagnostics"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
     "remote": {"base", "records", "journal"},
     "_init": {"base", "records", "reader", "diagnostics", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
     "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"},
-    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "bridges", "_init"},
+    "integrations": {"base", "records", "journal", "black_box", "reader", "recorder", "spans", "sinks", "bridges"}
+    | {"_init"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"}
     | {"bridges", "integrations"},
     "plugins": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "bridges", "_init"},
@@ -46,6 +48,7 @@ ALLOWED = {
     "comparison": {"base", "records", "journal", "reader", "store", "catalog"},
     "server": {
         "base",
+        "black_box",
         "records",
         "journal",
         "reader",
@@ -58,6 +61,7 @@ ALLOWED = {
     "server.team": {"base", "records", "journal", "remote", "server", "server.columns"},
     "cli": {
         "base",
+        "black_box",
         "catalog",
         "catalog.export",
         "remote",
@@ -82,6 +86,7 @@ ALLOWED = {
     },
     "__init__": {
         "base",
+        "black_box",
         "diagnostics.offline",
         "integrations",
         "journal",

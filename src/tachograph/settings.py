@@ -157,6 +157,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     diagnose: Annotated[
         bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True
+    black_box: Annotated[
+        str,
+        Meta(
+            description=(
+                "Capture evidence when the run goes wrong: `on`, `off`, `layers` (also keeps norms of gradients per "
+                "module) or `memory` (also records where GPU memory is allocated); see [black box](black_box.md)."
+            )
+        ),
+    ] = "on"
+    black_box_max_dumps: Annotated[int, Meta(description="Maximum number of dumps of a run.", ge=0, le=1000)] = 8
+    black_box_max_mb: Annotated[
+        int, Meta(description="Maximum size of all dumps of a run, in megabytes.", ge=1, le=1_000_000)
+    ] = 256
     completions: Annotated[
         bool,
         Meta(
@@ -344,7 +357,9 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
     if name == "mode":
         return _parse_mode(value, origin)
     if name == "ranks":
-        return _parse_ranks(value, origin)
+        return _parse_word(value, origin, _RANK_TIMINGS)
+    if name == "black_box":
+        return _parse_word(value, origin, _BLACK_BOX_WORDS)
     setting_type = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     original = value
     if setting_type.__origin__ is bool:
@@ -361,15 +376,17 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
 
 
 _RANK_TIMINGS = ("phases", "off")
+_BLACK_BOX_WORDS = ("on", "off", "layers", "memory")
 
 
-def _parse_ranks(value: Any, origin: str) -> str:
-    word = value.strip().lower() if isinstance(value, str) else value
-    if word is False:  # YAML reads `off` as false
-        word = "off"
-    if word not in _RANK_TIMINGS:
-        hint = did_you_mean(word, _RANK_TIMINGS) if isinstance(word, str) else ""
-        raise ConfigError(f"{origin}: expected one of {', '.join(_RANK_TIMINGS)}, got {value!r:.80}{hint}")
+def _parse_word(value: Any, origin: str, words: tuple[str, ...]) -> str:
+    """Return one of some words; a bool stands for `on` or `off`, as YAML reads them."""
+    word = parse_switch(value.strip().lower() if isinstance(value, str) else value)
+    if isinstance(word, bool):
+        word = "on" if word else "off"
+    if word not in words:
+        hint = did_you_mean(word, words) if isinstance(word, str) else ""
+        raise ConfigError(f"{origin}: expected one of {', '.join(words)}, got {value!r:.80}{hint}")
     return str(word)
 
 

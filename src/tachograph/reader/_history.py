@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from tachograph.black_box import Dump, read_dumps
 from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, read_records
 from tachograph.reader._batches import batch_records, time_of
@@ -106,6 +107,11 @@ class RunHistory(RunDigest):
     def ranks(self) -> list[RankView]:
         """The ranks of a distributed job, rank 0 first; empty for a job of one process."""
         return read_ranks(self.folder)
+
+    @property
+    def dumps(self) -> list[Dump]:
+        """The evidence that was captured when something went wrong, oldest first; see `docs/black_box.md`."""
+        return read_dumps(self.folder)
 
     @property
     def num_bad_lines(self) -> int:

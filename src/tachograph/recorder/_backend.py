@@ -27,6 +27,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def last_step(self) -> int | None:
+        """The latest step of which a record was built; None before the first one."""
+        ...
+
+    @property
     def saw_array(self) -> bool:
         """Whether an array arrived that its owner could still change."""
         ...

@@ -26,6 +26,7 @@ from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import faults, guard, reraise_from_signal_handler, suppress, warn
 from tachograph._base.paths import absolute_path
 from tachograph._base.printable import safe_lines
+from tachograph.black_box import DumpWriter, reason_word
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
@@ -99,6 +100,7 @@ class Run:
         clock: the clock of the run.
         control_panel: the controls of the run, and the requests for them.
         collectors: objects that gather data alongside the loop; polled about every second and when the run ends.
+        dump_writer: writes dumps of the run, or None if it has no black box.
     """
 
     __slots__ = (
@@ -121,6 +123,7 @@ class Run:
         "clock",
         "collectors",
         "control_panel",
+        "dump_writer",
         "facts",
         "folder",
         "id",
@@ -153,6 +156,7 @@ class Run:
         self.backend = backend
         self.span_recorder: RunLayer | None = None
         self.collectors: list[Collector] = []
+        self.dump_writer: DumpWriter | None = None
         self._settings = settings
         self._buffer: Any = _SLOW_PATH
         self._num_careful_calls = _NUM_CAREFUL_CALLS
@@ -444,6 +448,25 @@ class Run:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
             self.add_record("error", error_fields(error, fatal=fatal, where=where))
+
+    def dump(self, reason: str = "request") -> str | None:
+        """Capture evidence about the last steps in the folder `dumps` of the run; return its path, or None without one.
+
+        There is none without a black box, within a minute of the last one for the same reason, and when the run has as
+        many as it may have. See `docs/black_box.md`.
+
+        Args:
+            reason: a word or two that name the dump.
+        """
+        writer = self.dump_writer
+        if writer is None or self.status != "running" or self._is_forked:
+            return None
+        return writer.write(reason_word(reason), step=self.last_step)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is on its way to the journal; None before the first one."""
+        return None if self.backend is None else self.backend.last_step
 
     def report_error(self, kind: str, field: str, reason: str) -> None:
         """Record a fault of telemetry itself as a `telemetry_error`."""
@@ -787,6 +810,10 @@ class DisabledRun(Run):
 
     def log_error(self, error: Any, *, fatal: bool = False, where: str | None = None) -> None:
         """Do nothing."""
+
+    def dump(self, reason: str = "request") -> str | None:
+        """Return None: there is nothing to capture."""
+        return None
 
     def report_error(self, kind: str, field: str, reason: str) -> None:
         """Do nothing."""

@@ -13,9 +13,10 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
+from tachograph.black_box import DumpWriter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
-from tachograph.journal import Claim, claim_run_folder, page_of_run, read_records, this_process
+from tachograph.journal import Claim, RunFolder, claim_run_folder, page_of_run, read_records, this_process
 from tachograph.reader import overview
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
@@ -141,6 +142,7 @@ def _start_recording(
         resumed=claim.is_resume,
         facts=facts,
     )
+    _add_black_box(run, lambda: run.folder)
     writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals) if rules else None
     writer.add_record("start", facts)
     run._write_destination()
@@ -161,12 +163,7 @@ def _start_recording(
     if settings.control_interval_s:
         files.ensure_control_file(settings.log_every)  # now: it discards requests, and after `init` they count
     writer.start()
-    for line in claim.notes:
-        run.print_line(line)
-    run.print_line(f"run_name={folder.name}")
-    path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user spelled it
-    run.print_line(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
-    _print_dashboard_hint(run, settings.log_dir)
+    _print_first_lines(run, claim)
     writer.flush(settings.flush_interval_s)
     run._choose_path()
     _add_collectors(run, rules or {})
@@ -176,12 +173,34 @@ def _start_recording(
     return run
 
 
+def _add_black_box(run: Run, folder: Callable[[], RunFolder | None], rank: int = 0) -> None:
+    settings = run.settings
+    if settings.black_box != "off":
+        run.dump_writer = DumpWriter(
+            folder,
+            run.add_record,
+            max_dumps=settings.black_box_max_dumps,
+            max_bytes=settings.black_box_max_mb << 20,
+            rank=rank,
+        )
+
+
 def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
     settings = run.settings
     if settings.code:
         run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
     if "slower_than_baseline" in rules or "step_time_change" in rules:
         run.collectors.append(BaselineReader(run, settings.log_dir))
+
+
+def _print_first_lines(run: Run, claim: Claim) -> None:
+    settings = run.settings
+    for line in claim.notes:
+        run.print_line(line)
+    run.print_line(f"run_name={run.name}")
+    path = os.path.join(settings.log_dir, run.name, "metrics.jsonl")  # as the user spelled it
+    run.print_line(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
+    _print_dashboard_hint(run, settings.log_dir)
 
 
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:
@@ -216,6 +235,7 @@ def _start_rank(
     rank_facts = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
     facts = {name: value for name, value in rank_facts.items() if value is not None}
     run = RankRun(name, settings=settings, backend=writer, facts={**run_facts, **facts})
+    _add_black_box(run, lambda: writer.files.folder if writer.files.can_append else None, rank)
     writer.collect = run.collect
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()

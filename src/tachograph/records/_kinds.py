@@ -20,6 +20,7 @@ KINDS: dict[str, str] = {
     "span": "a span without records inside: start and stop in one record",
     "event": "a named event, optionally inside a span",
     "alert": "a rule opened, updated or resolved an alert; records with the same `id` belong to one alert",
+    "dump": "evidence was captured in `dumps/`: reason, step, cause as far as it is clear, files",
     "control_change": "the value of a control changed",
     "completions": "samples of model output: prompts, completions, rewards, one row each",
     "log": "the last lines the program printed, recorded after it ended",

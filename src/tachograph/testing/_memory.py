@@ -89,6 +89,10 @@ class _MemoryWriter:
     def saw_array(self) -> bool:
         return self._builder.saw_array
 
+    @property
+    def last_step(self) -> int | None:
+        return self._builder.last_step
+
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         self.put(PendingRecord(self._clock.steady_s(), event, fields))
 

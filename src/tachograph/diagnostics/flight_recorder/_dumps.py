@@ -19,7 +19,7 @@ import msgspec
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 
-__all__ = ["Collective", "Dump", "DumpFolder", "UnreadableDump", "read_dumps"]
+__all__ = ["Collective", "FlightDump", "DumpFolder", "UnreadableDump", "read_dumps"]
 
 _MAX_FILE_BYTES = 256 << 20
 _MAX_ENTRIES = 1_000_000
@@ -55,7 +55,7 @@ class Collective(msgspec.Struct, frozen=True):
     """The other side of a point-to-point operation, as its rank within the group."""
 
 
-class Dump(msgspec.Struct):
+class FlightDump(msgspec.Struct):
     """The dump of one rank."""
 
     rank: int
@@ -75,7 +75,7 @@ class UnreadableDump(msgspec.Struct):
 class DumpFolder(msgspec.Struct):
     """The dumps of a folder."""
 
-    dumps: dict[int, Dump]
+    dumps: dict[int, FlightDump]
     unreadable: list[UnreadableDump]
 
 
@@ -118,7 +118,7 @@ def read_dumps(folder: str | Path) -> DumpFolder:
     path = Path(folder)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; give the folder that has one flight recorder dump per rank")
-    dumps: dict[int, Dump] = {}
+    dumps: dict[int, FlightDump] = {}
     unreadable: list[UnreadableDump] = []
     for file in sorted(path.iterdir(), key=lambda file: file.name):
         match = _RANK_IN_NAME.search(file.name)
@@ -139,7 +139,7 @@ def read_dumps(folder: str | Path) -> DumpFolder:
     return DumpFolder(dumps, unreadable)
 
 
-def _parse_dump(rank: int, path: Path) -> Dump:
+def _parse_dump(rank: int, path: Path) -> FlightDump:
     size_bytes = path.stat().st_size
     if size_bytes == 0:
         raise ValueError("the file is empty")
@@ -153,7 +153,7 @@ def _parse_dump(rank: int, path: Path) -> Dump:
         raise ValueError("not a flight recorder dump: its entries are not a list")
     if len(entries) > _MAX_ENTRIES:
         raise ValueError(f"more than {_MAX_ENTRIES:,} entries")
-    return Dump(
+    return FlightDump(
         rank=rank,
         path=str(path),
         group_ranks=dict(_parse_groups(content.get("pg_config"))),
