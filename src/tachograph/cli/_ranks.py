@@ -51,13 +51,15 @@ def render_ranks(history: RunHistory, ranks: list[RankView], num_worst: int | No
         num_worst = len(ranks) if len(ranks) <= _MAX_LISTED else _NUM_WORST
     listed = ranks if num_worst >= len(ranks) else worst_ranks(ranks)[:num_worst]
     numbers = ("iterations", "iteration", "own", "wait", "errors")
-    table = new_table("rank", "host", "pid", "state", *numbers, right=numbers)
+    has_mesh = any(view.mesh for view in listed)
+    table = new_table("rank", "host", "pid", *(["mesh"] if has_mesh else []), "state", *numbers, right=numbers)
     for view in listed:
         add_row(
             table,
             str(view.rank),
             safe(view.host or "–"),
             str(view.pid or "–"),
+            *([safe(" ".join(f"{name}={value}" for name, value in view.mesh.items()))] if has_mesh else []),
             state_text(view.state),
             number(view.num_iterations),
             short_time(view.mean_iteration_s),

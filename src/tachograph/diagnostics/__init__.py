@@ -2,7 +2,7 @@
 
 from tachograph.diagnostics._engine import RuleEngine
 from tachograph.diagnostics._hang_limits import HangLimits, HangThresholds
-from tachograph.diagnostics._rank_observer import RANK_KINDS
+from tachograph.diagnostics._rank_observer import is_rank_record
 from tachograph.diagnostics._rank_status import RankStatus, list_ranks
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import ThresholdRow, explain, looser_setting, resolve_rules, threshold_table
@@ -11,7 +11,6 @@ from tachograph.diagnostics._signals import SIGNALS, SignalNames, resolve_signal
 from tachograph.diagnostics.rules import RULES
 
 __all__ = [
-    "RANK_KINDS",
     "RULES",
     "SIGNALS",
     "HangLimits",
@@ -24,6 +23,7 @@ __all__ = [
     "SignalStats",
     "ThresholdRow",
     "explain",
+    "is_rank_record",
     "list_ranks",
     "looser_setting",
     "resolve_rules",

@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule
-from tachograph.records import RankWindow
+from tachograph.records import RANK_MESH, RankWindow
 
 if TYPE_CHECKING:
     from tachograph.diagnostics._ranks import RankJudge, ScoredWindow
 
-__all__ = ["RANK_KINDS", "RankObserver"]
+__all__ = ["RANK_KINDS", "RankObserver", "is_rank_record"]
 
-RANK_KINDS = frozenset({"start", "rank", "error", "end"})
-"""Kinds of records of which rules learn something about a rank."""
+RANK_KINDS = frozenset({"start", "rank", "error", "event", "end"})
+"""Kinds of records of which rules learn something about a rank; see `is_rank_record`."""
 
 _MAX_WORLD_SIZE = 1 << 20
+
+
+def is_rank_record(record: Mapping[str, Any]) -> bool:
+    """Return whether rules learn something about a rank from a record in its journal."""
+    kind = record["event"]
+    return kind in RANK_KINDS and (kind != "event" or record.get("name") == RANK_MESH)
 
 
 class RankObserver:
@@ -34,9 +40,9 @@ class RankObserver:
         self._processes: dict[int, Any] = {}
 
     def observe(self, rank: int, record: dict[str, Any]) -> None:
-        """Handle a record of a rank; other kinds than `RANK_KINDS` are ignored."""
+        """Handle a record of a rank; see `is_rank_record`."""
         event = record["event"]
-        if event not in RANK_KINDS or not 0 <= rank < _MAX_WORLD_SIZE:
+        if not is_rank_record(record) or not 0 <= rank < _MAX_WORLD_SIZE:
             return
         if event == "start":
             self._start_rank(rank, record)
@@ -50,6 +56,9 @@ class RankObserver:
             if window is not None and self._window_rules:
                 for scored_window in judge.add(rank, window):
                     self._pass_on(scored_window)
+            return
+        if event == "event":
+            judge.set_labels(rank, None, _coordinates(record))
             return
         for rule in self._record_rules:
             rule.on_rank_record(rank, record)
@@ -65,7 +74,7 @@ class RankObserver:
             judge = self._judge = _make_judge(world_size, judge) if world_size > 1 else None
         if judge is None or rank >= judge.world_size:
             return
-        process, mesh = record.get("process"), record.get("mesh")
+        process = record.get("process")
         identity = (process.get("host"), process.get("pid")) if isinstance(process, Mapping) else (None, None)
         is_other = self._processes.get(rank, identity) != identity
         self._processes[rank] = identity
@@ -73,11 +82,8 @@ class RankObserver:
             judge.restart_rank(rank)
             for rule in self._window_rules:
                 rule.on_rank_restart(rank)
-        coordinates = mesh.items() if isinstance(mesh, Mapping) else ()
         host = identity[0] or record.get("host")
-        judge.set_labels(
-            rank, str(host) if host else None, {name: value for name, value in coordinates if isinstance(value, int)}
-        )
+        judge.set_labels(rank, str(host) if host else None, _coordinates(record))
 
     def _pass_on(self, window: ScoredWindow) -> None:
         """Call the rules as if the window were the last thing that happened, whatever rank 0 has recorded since."""
@@ -89,6 +95,13 @@ class RankObserver:
         for rule in self._window_rules:
             rule.on_rank_window(window)
         context.step, context.time_s = step, time_s
+
+
+def _coordinates(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the position of a rank in the mesh of its job, as its record states it."""
+    mesh = record.get("mesh")
+    coordinates = mesh.items() if isinstance(mesh, Mapping) else ()
+    return {name: value for name, value in coordinates if isinstance(value, int) and 0 <= value < _MAX_WORLD_SIZE}
 
 
 def _make_judge(world_size: int, judge: RankJudge | None) -> RankJudge:

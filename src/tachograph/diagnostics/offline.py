@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tachograph.catalog import SIGNAL_ANNOTATION, read_annotations
-from tachograph.diagnostics import RANK_KINDS, SIGNALS, RuleEngine, resolve_rules, resolve_signals
+from tachograph.diagnostics import SIGNALS, RuleEngine, is_rank_record, resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
@@ -139,8 +139,7 @@ def _with_other_ranks(
         return
     streams = [_timed(0, records)]
     for rank in ranks:
-        all_records = read_records(folder.rank_journal(rank))
-        streams.append(_timed(rank, (record for record in all_records if record["event"] in RANK_KINDS)))
+        streams.append(_timed(rank, filter(is_rank_record, read_records(folder.rank_journal(rank)))))
     for _, rank, record in heapq.merge(*streams, key=lambda item: item[0]):
         yield rank, record
 

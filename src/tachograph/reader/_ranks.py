@@ -18,7 +18,7 @@ from tachograph.journal import (
     state_at_end,
     writer_of,
 )
-from tachograph.records import RankWindow, finite_or_none
+from tachograph.records import RANK_MESH, RankWindow, finite_or_none
 
 __all__ = ["RankView", "read_rank_samples", "read_ranks", "worst_ranks"]
 
@@ -32,6 +32,10 @@ class RankView(msgspec.Struct, kw_only=True):
     rank: int
     state: RunState
     host: str | None = None
+    local_rank: int | None = None
+    """Its number on its host."""
+    mesh: dict[str, int] = {}
+    """Its position in the mesh of the job, such as ``{"data": 3, "pipeline": 1}``."""
     pid: int | None = None
     num_iterations: int | None = None
     """Iterations completed in total."""
@@ -104,6 +108,8 @@ def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
         view.last_time = finite_or_none(record.get("time")) or view.last_time
         if kind == "start":
             start, end, view.num_errors, view.error = record, None, 0, None
+            local_rank = record.get("local_rank")
+            view.local_rank, view.mesh = local_rank if type(local_rank) is int else None, _mesh_of(record)
         elif kind == "end":
             end = record
         elif kind == "error":
@@ -111,6 +117,8 @@ def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
             view.error = f"{record.get('error_type')}: {record.get('error_message')}"
         elif kind == "rank":
             _add_window(view, record)
+        elif kind == "event" and record.get("name") == RANK_MESH:
+            view.mesh = _mesh_of(record)
         elif kind == "event" and record.get("name") == "training_metrics_update":  # earlier versions wrote no windows
             latest = record.get("current_iteration")
             view.num_iterations = latest + 1 if isinstance(latest, int) else None
@@ -129,6 +137,11 @@ def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
             view.phase, view.phase_since = heartbeat.phase or None, heartbeat.phase_since
             view.collective, view.location = heartbeat.collective or None, heartbeat.location or None
     return view
+
+
+def _mesh_of(record: dict[str, Any]) -> dict[str, int]:
+    mesh = record.get("mesh")
+    return {name: value for name, value in mesh.items() if type(value) is int} if isinstance(mesh, dict) else {}
 
 
 def _add_window(view: RankView, record: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.diagnostics import RANK_KINDS, RankStatus, list_ranks
+from tachograph.diagnostics import RankStatus, is_rank_record, list_ranks
 from tachograph.journal import (
     Heartbeat,
     JournalFollower,
@@ -66,7 +66,7 @@ class _RankReader:
             if kind == "start":
                 self._is_current = writer_of(record, None) == process
                 self.end, self.error, self.num_iterations = None, "", None
-            if not self._is_current or kind not in RANK_KINDS:
+            if not self._is_current or not is_rank_record(record):
                 continue
             if kind == "end":
                 self.end = record

@@ -13,6 +13,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
+from tachograph._base.mesh import mesh_coordinates
 from tachograph.black_box import DumpWriter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
@@ -128,7 +129,7 @@ def _start_recording(
         identity["perf_tag"] = settings.perf_tag
     # Labels that the user may also give as facts; a resumed run keeps the labels of its first attempt.
     labels = {name: getattr(settings, name) or first.get(name) for name in ("project", "group", "job_type")}
-    environment = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
+    environment = {"log_every": settings.log_every, **_rank_facts(), **_guarded_facts(settings)}
     our_fields = {**identity, **environment, "process": this_process()}
     labels = {name: value for name, value in labels.items() if value}
     # Our fields come first and win over fields of the user with the same name.
@@ -232,8 +233,7 @@ def _start_rank(
         clock,
         rules,
     )
-    rank_facts = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
-    facts = {name: value for name, value in rank_facts.items() if value is not None}
+    facts = {"rank": rank, **_rank_facts()}
     run = RankRun(name, settings=settings, backend=writer, facts={**run_facts, **facts})
     _add_black_box(run, lambda: writer.files.folder if writer.files.can_append else None, rank)
     writer.collect = run.collect
@@ -289,6 +289,15 @@ def _snapshot(config: Any, problems: list[ValueProblem]) -> dict[str, Any]:
     if not isinstance(snapshot, dict):
         raise ConfigError(f"config={type(config).__name__}: expected a dict, a dataclass or a namespace")
     return mask_mapping(snapshot)
+
+
+def _rank_facts() -> dict[str, Any]:
+    """Return the number of ranks and, in a job of several, the position of this one, as far as it is known."""
+    world_size = ranks.world_size()
+    if world_size <= 1:
+        return {"world_size": world_size}
+    facts = {"local_rank": ranks.local_rank(), "world_size": world_size, "mesh": mesh_coordinates() or None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _guarded_facts(settings: Settings) -> dict[str, Any]:

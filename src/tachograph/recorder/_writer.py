@@ -23,6 +23,7 @@ from typing import Any
 from tachograph._base import ranks
 from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard, suppress
+from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
 from tachograph.recorder._activity import Activity, ActivityObserver
@@ -43,7 +44,7 @@ from tachograph.recorder._losses import LossCounter
 from tachograph.recorder._rank_monitor import RankMonitor, explain_end, own_status
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder.collectors.system import memory_fields
-from tachograph.records import Encodable, StepTable, encode
+from tachograph.records import RANK_MESH, Encodable, StepTable, encode
 from tachograph.settings import Settings
 
 __all__ = ["Writer"]
@@ -137,6 +138,7 @@ class Writer:
         self._hang_thresholds = thresholds if isinstance(thresholds, HangThresholds) else HangThresholds()
         self._rank_monitor: RankMonitor | None = None
         self._last_error = ""
+        self._mesh: dict[str, int] = {}
         self.loop_position: Callable[[], tuple[int | None, str]] = _no_position
         """Returns how many iterations are complete, and the phase of an open span such as a validation."""
         self.collect: Callable[[], None] = lambda: None
@@ -180,7 +182,9 @@ class Writer:
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record other than a step."""
-        if event == "error":
+        if event == "start":
+            self._mesh = dict(fields.get("mesh") or {})
+        elif event == "error":
             self._last_error = f"{fields.get('error_type')}: {fields.get('error_message')}"
         item = PendingRecord(self._clock.steady_s(), event, fields)
         if not self.put(item, num_bytes=size_bytes(fields)):
@@ -303,6 +307,8 @@ class Writer:
                 self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
 
     def _last_tick(self) -> None:
+        if self._settings.ranks != "off" and ranks.world_size() > 1:
+            self._record_mesh()  # of a run that has just started
         if self._end is not None:
             self._explain_end(self._end)
             self.buffer.append(self._end)
@@ -526,6 +532,7 @@ class Writer:
             self._hang_stacks = HangStacks(ranks.rank(), HangLimits(self._hang_thresholds))
             if self.diagnostics is not None:
                 self._rank_monitor = RankMonitor(ranks.job_id())
+        self._record_mesh()
         folder, activity = self.files.folder, self._observe_activity()
         if self._hang_stacks is not None and self.files.can_append:  # the folder exists
             self._hang_stacks.check(activity, folder, time.monotonic())
@@ -537,6 +544,13 @@ class Writer:
             now_s = self._anchor.wall_s(self._clock.steady_s())
             report.statuses.insert(0, own_status(activity, now_s))
             self._write(self.diagnostics.observe_ranks(report, world_size, now_s, folder.path))
+
+    def _record_mesh(self) -> None:
+        """Record the position of this rank in the mesh of the job, which is usually made after the run started."""
+        mesh = mesh_coordinates()
+        if mesh and mesh != self._mesh:
+            self._mesh = mesh
+            self.add_record("event", {"name": RANK_MESH, "mesh": mesh})
 
     def _explain_end(self, end: PendingRecord) -> None:
         """State the rank that ended first, if rank 0 ended because of it."""

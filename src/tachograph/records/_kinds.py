@@ -60,6 +60,9 @@ PARENT = "parent"
 AB_ARM = "ab_arm"
 """Name of the event that states which arm of an A/B test is used from now on."""
 
+RANK_MESH = "rank_mesh"
+"""Name of the event that states the position of a rank in the mesh of its job, as `mesh`."""
+
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system", "profile")
 """Kinds whose numeric fields are metrics."""
 

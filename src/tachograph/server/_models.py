@@ -563,6 +563,9 @@ class RankRow(msgspec.Struct, kw_only=True):
     rank: int
     state: str
     host: str | None = None
+    local_rank: int | None = None
+    mesh: dict[str, int] = {}
+    """Its position in the mesh of the job, such as ``{"data": 3, "pipeline": 1}``."""
     pid: int | None = None
     num_iterations: int | None = None
     mean_iteration_s: float | None = None

@@ -707,6 +707,9 @@ export interface RankRow {
   rank: number;
   state: string;
   host: string | null;
+  local_rank: number | null;
+  /** Its position in the mesh of the job, such as ``{"data": 3, "pipeline": 1}``. */
+  mesh: Record<string, number>;
   pid: number | null;
   num_iterations: number | null;
   /** How long an iteration takes in its last window. */
