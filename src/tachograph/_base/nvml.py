@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tachograph._base.guard import reraise_from_signal_handler
 
 __all__ = ["GpuProbe"]
 
 _GIB = 1 << 30
+_Value = TypeVar("_Value")
 
 _READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "util_pct": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -52,6 +53,25 @@ class GpuProbe:
                 except self._nvml.NVMLError:
                     continue  # not supported by this model, or not available now
         return fields
+
+    def energy_mj(self) -> dict[str, int]:
+        """Return the energy counter of each GPU that has one, by UUID, in millijoules since the driver was loaded."""
+        return self._by_uuid(lambda handle: int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
+
+    def process_ids(self) -> dict[str, set[int]]:
+        """Return the processes that compute on each GPU, by UUID, with their ids on the host."""
+        return self._by_uuid(
+            lambda handle: {int(process.pid) for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        )
+
+    def _by_uuid(self, read_value: Callable[[Any], _Value]) -> dict[str, _Value]:
+        values: dict[str, _Value] = {}
+        for _index, handle in self._visible_handles():
+            try:
+                values[_decode(self._nvml.nvmlDeviceGetUUID(handle))] = read_value(handle)
+            except (self._nvml.NVMLError, AttributeError):  # not supported by this model, or by this version of NVML
+                continue
+        return values
 
     def _visible_handles(self) -> list[tuple[str, Any]]:
         if self._devices is None:

@@ -27,7 +27,7 @@ from tachograph.store import MetricAggregates
 
 __all__ = ["IndexEntry", "IndexedValues", "columns_of", "index_path", "keys_of", "load_index", "save_index"]
 
-_VERSION = 4
+_VERSION = 5
 """Raised with each change of the format or of the values in it: an index of another version is made again."""
 _MAX_BYTES = 1 << 30
 _CHECKSUM_BYTES = 4

@@ -259,6 +259,11 @@ FACTS: dict[str, Fact] = {
     "goodput": Fact(
         "share", "the share of productive time, if iterations were marked", lambda row: row.summary.goodput
     ),
+    "energy_kwh": Fact(
+        "number",
+        "the energy of GPUs and processors in kWh, as far as it was measured",
+        lambda row: row.summary.energy_kwh,
+    ),
     "alerts": Fact("number", "the number of alerts, also resolved ones", _num_alerts),
     "open_alerts": Fact("number", "the number of open alerts", lambda row: row.summary.overview.num_open_alerts),
     "critical_alerts": Fact(
@@ -290,6 +295,7 @@ FACTS: dict[str, Fact] = {
 FULL_FACTS = frozenset(
     {"project", "group", "job_type", "step_time", "goodput", "alerts", "checkpoints", "attempts", "host", "gpus", "gpu"}
     | {
+        "energy_kwh",
         "world_size",
         "command",
         "perf_tag",

@@ -34,7 +34,7 @@ from tachograph.store import MetricAggregates, StoredRun
 
 __all__ = ["JournalKey", "CatalogSummary", "brief_summary", "full_summary", "load_summary", "save_summary"]
 
-_VERSION = 3
+_VERSION = 4
 """Raised with each change of `CatalogSummary`: summaries of other versions are made again."""
 _MAX_SUMMARY_BYTES = 16 << 20
 _MAX_METRICS = 2_000
@@ -81,6 +81,8 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     """The median time of a step."""
     goodput: float | None = None
     """The share of productive time, or None if no iterations were marked."""
+    energy_kwh: float | None = None
+    """The energy of GPUs and processors, as far as it was measured."""
     num_alerts: int | None = None
     num_checkpoints: int | None = None
     num_attempts: int | None = None
@@ -152,6 +154,7 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
             metrics=dict(list(metrics.items())[:_MAX_METRICS]),
             step_time_s=_step_time_s(metrics),
             goodput=None if goodput is None else round(goodput.share, 6),
+            energy_kwh=None if digest.energy is None else round(digest.energy.kwh, 6),
             num_alerts=digest.num_alerts,
             num_checkpoints=digest.counts.get("checkpoint", 0) or len(checkpoints),
             num_attempts=len(digest.attempts),

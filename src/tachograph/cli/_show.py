@@ -225,6 +225,7 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         ("started", format_time(started_at, "%Y-%m-%d %H:%M:%S")),
         ("run time", _run_time(history)),
+        ("energy", safe(history.energy.text) if history.energy else ""),
         ("log_every", number(history.controls["log_every"].value)),
         ("sampling", history.sampling or ""),
         ("name", safe(history.facts.get("display_name") or "", 200)),

@@ -109,6 +109,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The function of `torch.distributed` that it is in; empty if it is in none."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
+    energy_kwh: dict[str, float] = {}
+    """The energy counters that this rank has read since it started; see `tachograph.recorder.collectors.energy`."""
 
 
 def this_process() -> ProcessIdentity:

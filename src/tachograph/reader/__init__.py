@@ -6,6 +6,7 @@ from tachograph.reader._checkpoint_origin import CHECKPOINT_RUN_FILE, find_paren
 from tachograph.reader._checkpoints import ParentRun, SavedCheckpoint, checkpoint_records, parents_of, saved_checkpoints
 from tachograph.reader._control_requests import accepts_requests, request_control
 from tachograph.reader._digest import Attempt, ControlState, RunDigest, set_step_metric
+from tachograph.reader._energy import Energy
 from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import (
@@ -42,6 +43,7 @@ __all__ = [
     "AlertHistory",
     "Attempt",
     "ControlState",
+    "Energy",
     "Failure",
     "Goodput",
     "HasPath",

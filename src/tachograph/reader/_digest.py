@@ -27,6 +27,7 @@ from tachograph.journal import (
 )
 from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
+from tachograph.reader._energy import Energy, parse_energy, total_energy
 from tachograph.reader._failure import Failure, failure_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._labels import labels_of
@@ -49,7 +50,7 @@ _MAX_LATEST = 1_000
 _MAX_EVENT_NAMES = 200
 _OBSERVATION_FIELDS = {"event", "time", "name", "span_id", "global_step", "framework", "method", "version", "reason"}
 """Fields of the event `instrumented` that say how the run was observed; the others are facts about the training."""
-_KINDS_NOT_KEPT = {*POINT_KINDS, "completions", *SPAN_KINDS}
+_KINDS_NOT_KEPT = {*POINT_KINDS, "completions", "energy", *SPAN_KINDS}
 
 
 class Attempt(msgspec.Struct):
@@ -65,6 +66,8 @@ class Attempt(msgspec.Struct):
     """By how much the wall clock was set while it was recorded."""
     num_records: int = 0
     num_steps: int = 0
+    energy: Energy | None = None
+    """The energy that it used; None if no counter could be read."""
 
     def duration_s(self, until: float | None = None) -> float | None:
         """Return how long it was recorded, up to its last record or to `until`; None if that is unknown."""
@@ -210,6 +213,11 @@ class RunDigest:
             [each for each in self.latest(kind) if time_of(each) >= started_at] for kind in ("error", "log")
         )
         return failure_of(last.end, errors, logs, last.last_step)
+
+    @property
+    def energy(self) -> Energy | None:
+        """The energy that all attempts used; None if no counter could be read."""
+        return total_energy([attempt.energy for attempt in self._attempts])
 
     @property
     def plugins(self) -> list[PluginUse]:
@@ -371,7 +379,9 @@ class RunDigest:
             self._add_latest(event, record)
         if event in {"start", "alert"}:
             self._alerts.add(record)
-        if event == "end":
+        if event == "energy":
+            attempt.energy = parse_energy(record, attempt.start) or attempt.energy
+        elif event == "end":
             attempt.end = record
         elif event == "telemetry_error" and record.get("kind") == "records_lost":
             number = record.get("num_records")

@@ -9,7 +9,7 @@ the mirror never delays it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -57,6 +57,7 @@ class WriterState(NamedTuple):
     phase_since: float = 0.0
     collective: str = ""
     location: str = ""
+    energy_kwh: Mapping[str, float] = {}
 
 
 class Files(Protocol):

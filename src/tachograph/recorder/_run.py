@@ -521,8 +521,12 @@ class Run:
         self.backend.add_record(event, fields)
 
     def _add_system_sample(self, sample: dict[str, Any]) -> None:
-        if self.status == "running" and self.backend is not None:
-            self.backend.add_record("system", sample)
+        self._add_sample("system", sample)
+
+    def _add_sample(self, event: str, sample: dict[str, Any]) -> None:
+        """Add a record of a sampler, which may arrive after the end of the run."""
+        if self.status == "running" and self.backend is not None and not self._is_forked:
+            self.backend.add_record(event, sample)
 
     def print_line(self, line: str) -> None:
         """Print a line for the person who watches the run."""

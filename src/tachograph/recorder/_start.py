@@ -29,6 +29,7 @@ from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._writer import Writer
 from tachograph.recorder.collectors.baseline_speed import BaselineReader
 from tachograph.recorder.collectors.code.collector import CodeCollector
+from tachograph.recorder.collectors.energy import energy_fields, read_rank_energy
 from tachograph.recorder.collectors.system import MemorySampler, SystemSampler
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
@@ -168,9 +169,7 @@ def _start_recording(
     writer.flush(settings.flush_interval_s)
     run._choose_path()
     _add_collectors(run, rules or {})
-    if settings.system_interval_s:
-        run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._add_system_sample)
-        run._sampler.start()
+    _start_sampler(run, files)
     return run
 
 
@@ -184,6 +183,21 @@ def _add_black_box(run: Run, folder: Callable[[], RunFolder | None], rank: int =
             max_bytes=settings.black_box_max_mb << 20,
             rank=rank,
         )
+
+
+def _start_sampler(run: Run, files: RunFiles) -> None:
+    settings = run.settings
+    if not settings.system_interval_s:
+        return
+
+    def record_energy(counters: dict[str, float]) -> None:
+        others = read_rank_energy(files.folder, ranks.job_id()) if ranks.world_size() > 1 else []
+        run._add_sample("energy", energy_fields([counters, *others], settings))
+
+    run._sampler = SystemSampler(
+        str(files.folder.path), settings.system_interval_s, run._add_system_sample, record_energy
+    )
+    run._sampler.start()
 
 
 def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
@@ -241,7 +255,11 @@ def _start_rank(
     writer.start()
     run._choose_path()
     if settings.system_interval_s:
-        run._sampler = MemorySampler(settings.system_interval_s, run._add_system_sample)
+
+        def state_energy(counters: dict[str, float]) -> None:
+            writer.energy_kwh = counters  # the next heartbeat has it, which rank 0 reads
+
+        run._sampler = MemorySampler(settings.system_interval_s, run._add_system_sample, state_energy)
         run._sampler.start()
     return run
 

@@ -149,6 +149,8 @@ class Writer:
         self.on_large_step: Callable[[], None] = lambda: None
         """Makes `log` count the bytes of its next steps."""
         self.log_every: Callable[[], int] = lambda: settings.log_every
+        self.energy_kwh: dict[str, float] = {}
+        """The energy counters of this rank, for its heartbeat; set by the sampler."""
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
         self.pressure = Backpressure(self.buffer, settings.buffer_size, clock.steady_s, self.wake)
@@ -512,7 +514,7 @@ class Writer:
         state = WriterState(len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s)
         activity = self._observe_activity()
         with self.pressure.in_files():
-            self.files.beat(state._replace(**activity._asdict()))
+            self.files.beat(state._replace(**activity._asdict(), energy_kwh=self.energy_kwh))
 
     # Other ranks ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ KINDS: dict[str, str] = {
     "test": "results on test data; names carry the prefix `test_`",
     "checkpoint": "a checkpoint was saved",
     "system": "a sample of CPU, memory, disk, network and GPU",
+    "energy": "energy that GPUs and processors have used in this attempt, from their counters; about twice a minute",
     "profile": "durations of code timed with `profile_function` and `profile_block`, about once a second",
     "rank": "how long one rank of a distributed job took for a window of iterations, and how long it may have waited",
     "span_start": "a span started; it is open until its `span_stop`",

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph.journal import RunState
-from tachograph.reader import Failure, ParentRun, PluginUse
+from tachograph.reader import Energy, Failure, ParentRun, PluginUse
 from tachograph.store import Line, Mark, SpanView
 
 __all__ = [
@@ -216,6 +216,8 @@ class AttemptView(msgspec.Struct, kw_only=True):
     last_step: int | None = None
     num_steps: int = 0
     num_records: int = 0
+    energy_kwh: float | None = None
+    """The energy that it used, as far as it was measured."""
     reason: str | None = None
 
 
@@ -289,6 +291,8 @@ class RunDetail(RunSummary, kw_only=True):
     goodput: GoodputView | None = None
     phases_s: dict[str, float] = {}
     """Seconds of the training loop by phase."""
+    energy: Energy | None = None
+    """The energy that the run used; null if no counter could be read."""
     sampling: str | None = None
     """How much of the loop is recorded now, as a sentence; null if everything is."""
     num_records: dict[str, int] = {}

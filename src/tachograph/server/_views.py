@@ -169,6 +169,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             before_first_record_s=digest.before_first_record_s,
             goodput=None if goodput is None else _build_goodput(goodput),
             phases_s=digest.phases,
+            energy=digest.energy,
             sampling=digest.sampling,
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
@@ -198,6 +199,7 @@ def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
         started=finite_or_none(attempt.start.get("time")),
         updated=attempt.last_time,
         duration_s=attempt.duration_s(),
+        energy_kwh=None if attempt.energy is None else attempt.energy.kwh,
         reason=str(end["reason"]) if end.get("reason") else None,
     )
 

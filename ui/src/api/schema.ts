@@ -123,6 +123,8 @@ export interface RunDetail {
   goodput: GoodputView | null;
   /** Seconds of the training loop by phase. */
   phases_s: Record<string, number>;
+  /** The energy that the run used; null if no counter could be read. */
+  energy: Energy | null;
   /** How much of the loop is recorded now, as a sentence; null if everything is. */
   sampling: string | null;
   /** Number of records by kind. */
@@ -157,6 +159,8 @@ export interface AttemptView {
   last_step: number | null;
   num_steps: number;
   num_records: number;
+  /** The energy that it used, as far as it was measured. */
+  energy_kwh: number | null;
   reason: string | null;
 }
 
@@ -217,6 +221,26 @@ export interface GoodputView {
   is_meaningful: boolean;
   wall_s: number;
   parts_s: Record<string, number>;
+}
+
+/** Energy by its source. A part without a counter is missing, never estimated. */
+export interface Energy {
+  /** The sum of the parts. */
+  kwh: number;
+  /** Of the GPUs that the run used. */
+  gpu_kwh: number | null;
+  /** Of the processors and the memory of all machines of the run, whatever ran on them. */
+  cpu_kwh: number | null;
+  num_gpus: number;
+  /** The machines whose processors were measured. */
+  num_hosts: number;
+  /** With the stated price; None if there is none. */
+  cost: number | null;
+  currency: string;
+  /** Emitted CO2 in grams, with the stated carbon intensity; None if there is none. */
+  carbon_g: number | null;
+  /** What is not included, such as ranks without counters. */
+  gaps: string[];
 }
 
 /** Data that the training code logged and that no chart shows. */

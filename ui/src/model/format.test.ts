@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, duration, number, plain, rate, sentence, share } from "./format";
+import { ago, bytes, duration, energy, mass, number, plain, rate, sentence, share } from "./format";
 
 test("numbers are short, and non-numbers are marked", () => {
   expect(number(null)).toBe("–");
@@ -38,6 +38,8 @@ test("rates, shares, sizes and config values", () => {
   expect(share(0.998)).toBe("99.8 %");
   expect(share(0.9999)).toBe("99.9 %");
   expect(bytes(1_500_000)).toBe("1.5 MB");
+  expect([energy(null), energy(0.0123), energy(12.345)]).toEqual(["–", "12.3 Wh", "12.3 kWh"]);
+  expect([mass(471), mass(2500)]).toEqual(["471 g", "2.5 kg"]);
   expect(plain([1, "a"])).toBe('[1,"a"]');
   expect(plain(null)).toBe("–");
 });

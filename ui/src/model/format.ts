@@ -72,6 +72,17 @@ export function bytes(value: number): string {
   return `${value.toFixed(1)} GB`;
 }
 
+/** An amount of energy, given in kWh. */
+export function energy(kwh: number | null | undefined): string {
+  if (kwh === null || kwh === undefined) return nothing;
+  return kwh < 0.1 ? `${number(kwh * 1000, 3)} Wh` : `${number(kwh, 3)} kWh`;
+}
+
+/** A mass, given in grams. */
+export function mass(grams: number): string {
+  return grams < 1000 ? `${number(grams, 3)} g` : `${number(grams / 1000, 3)} kg`;
+}
+
 export function rate(stepsPerSecond: number | null): string {
   if (stepsPerSecond === null) return nothing;
   if (stepsPerSecond >= 1 || stepsPerSecond === 0) return `${number(stepsPerSecond, 3)} /s`;

@@ -18,6 +18,7 @@ import psutil
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph.recorder.collectors.energy import EnergyMeter
 
 __all__ = ["MemorySampler", "SystemSampler", "memory_fields"]
 
@@ -26,6 +27,8 @@ _MIB = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _FIRST_S = 1.0
 _MAX_SILENT_S = 60.0
+_ENERGY_S = 30.0
+_LAST_READING_S = 0.5
 _NOTABLE_SHARE = 0.005
 
 _processes: dict[int, psutil.Process] = {}
@@ -61,12 +64,27 @@ def _rss_bytes() -> int:
 
 
 class SystemSampler:
-    """Calls `deliver` with a sample at an interval until stopped."""
+    """Calls `deliver` with a sample at an interval until stopped.
 
-    def __init__(self, folder: str, interval_s: float, deliver: Callable[[dict[str, Any]], None]) -> None:
+    Args:
+        folder: a folder on the disk whose free space is sampled.
+        interval_s: the time between samples.
+        deliver: receives a sample.
+        deliver_energy: receives the energy counters, about every half minute and when the sampler stops.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        interval_s: float,
+        deliver: Callable[[dict[str, Any]], None],
+        deliver_energy: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
         self._folder = folder
         self._interval_s = interval_s
         self._deliver = deliver
+        self._deliver_energy = deliver_energy
+        self._energy: EnergyMeter | None = None
         self._stopping = ReentrantEvent()
         self._gpus = GpuProbe()
         self._last_sample_at = time.monotonic()
@@ -78,8 +96,10 @@ class SystemSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to stop, without waiting for it."""
+        """Ask the thread to stop, without waiting for it, except for a last reading of energy counters."""
         self._stopping.set()
+        if self._energy is not None and self._energy.has_counters and self._thread.is_alive():
+            self._thread.join(_LAST_READING_S)
 
     def sample(self) -> dict[str, Any]:
         """Take one sample. Rates are averages since the previous sample, or since the sampler was created."""
@@ -108,12 +128,26 @@ class SystemSampler:
     def _run(self) -> None:
         # psutil compares with the previous call of the same thread: make one, so that the first sample is meaningful.
         psutil.cpu_percent(), _this_process().cpu_percent()
+        if self._deliver_energy is not None:
+            with guard("reading energy counters"):
+                self._energy = EnergyMeter(self._gpus)
         wait_s = min(_FIRST_S, self._interval_s)
+        energy_due_at = 0.0
         while not self._stopping.wait(wait_s):
             with guard("sampling the system"):
                 if sample := self.sample():
                     self._deliver(sample)
+            if time.monotonic() >= energy_due_at:
+                energy_due_at = time.monotonic() + _ENERGY_S
+                self._read_energy()
             wait_s = self._interval_s
+        self._read_energy()
+
+    def _read_energy(self) -> None:
+        if self._energy is not None and self._deliver_energy is not None:
+            with guard("reading energy counters"):
+                if counters := self._energy.read():
+                    self._deliver_energy(counters)
 
 
 class MemorySampler(SystemSampler):
@@ -122,8 +156,13 @@ class MemorySampler(SystemSampler):
     A job may have thousands of ranks, and their memory hardly ever changes after the first steps.
     """
 
-    def __init__(self, interval_s: float, deliver: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__("", interval_s, deliver)
+    def __init__(
+        self,
+        interval_s: float,
+        deliver: Callable[[dict[str, Any]], None],
+        deliver_energy: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
+        super().__init__("", interval_s, deliver, deliver_energy)
         self._last_sample: dict[str, float] = {}
 
     def sample(self) -> dict[str, Any]:
