@@ -52,7 +52,7 @@ _GROUPS = ("browser", "server/columns", "plugins", "train")
 """Folders whose tests run in one process each: they share a browser, servers, or the import of large packages."""
 
 
-_PRELOADED = ("browser", "catalog", "faults", "journal", "reader", "sinks", "sinks/notify", "usage")
+_PRELOADED = ("browser", "catalog", "faults", "journal", "ranks", "reader", "sinks", "sinks/notify", "usage")
 """Folders whose tests start many short programs: these are forks of a process that has imported the recorder."""
 _PROGRAMS = {"dashboard", "ranks", "script", "tacho"}
 """Fixtures that start processes."""

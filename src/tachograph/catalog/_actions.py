@@ -145,6 +145,8 @@ def _rebuildable(folder: RunFolder) -> list[Path]:
 
 def _traces(folder: RunFolder) -> list[Path]:
     stacks = [path for path in folder.path.glob("stacks-*.txt") if re.fullmatch(r"stacks-[\w.-]+\.txt", path.name)]
+    for parent in (folder.ranks, folder.private / "ranks"):
+        stacks += [path for path in _files_in(parent) if re.fullmatch(r"\d{5,}\.stacks\.txt", path.name)]
     return [*_files_in(folder.traces), *(path for path in stacks if path.is_file() and not path.is_symlink())]
 
 

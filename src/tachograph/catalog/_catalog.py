@@ -466,7 +466,9 @@ class Catalog:
         state = infer_writer_state(summary.overview.process, heartbeat, self._here)
         if state is summary.overview.state:
             return summary
-        return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
+        overview = msgspec.structs.replace(summary.overview, state=state)
+        is_full = summary.is_full and summary.ranks is None  # the other ranks may have ended, too
+        return msgspec.structs.replace(summary, overview=overview, is_full=is_full)
 
     def _complete(
         self, step_values: list[StepValue], deadline_s: float | None, entries: list[_CacheEntry] | None = None
@@ -517,7 +519,7 @@ class Catalog:
                 self._running.popitem(last=False)
         else:
             self._running.pop(path, None)
-            if summary.journal == key:
+            if summary.journal == key and summary.is_full:
                 save_summary(folder, summary)
         entry.row = row.with_summary(summary)
         entry.is_saved = False

@@ -282,6 +282,16 @@ FACTS: dict[str, Fact] = {
     ),
     "gpu": Fact("text", "their model", lambda row: ", ".join(dict.fromkeys(row.summary.gpus)) or None),
     "world_size": Fact("number", "the number of ranks", lambda row: row.summary.world_size),
+    "ranks.dead": Fact(
+        "number",
+        "the number of ranks that failed or crashed",
+        lambda row: row.summary.ranks and row.summary.ranks.num_dead,
+    ),
+    "ranks.cost": Fact(
+        "share",
+        "the share of an iteration in which the typical rank waits for the slowest one",
+        lambda row: row.summary.ranks and row.summary.ranks.cost_share,
+    ),
     "command": Fact("text", "the command line, secrets masked", lambda row: row.summary.command),
     "session_tag": Fact("text", "see [tags](tags.md)", lambda row: row.summary.overview.session_tag),
     "perf_tag": Fact("text", "see [tags](tags.md)", lambda row: row.summary.perf_tag),
@@ -297,6 +307,8 @@ FULL_FACTS = frozenset(
     | {
         "energy_kwh",
         "world_size",
+        "ranks.dead",
+        "ranks.cost",
         "command",
         "perf_tag",
         "run_id",

@@ -8,6 +8,7 @@ ends of the journal; a full one also has the config, the aggregates of every met
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,14 @@ from tachograph.journal import (
 )
 from tachograph.reader import (
     ParentRun,
+    RankTotals,
     RunOverview,
     SavedCheckpoint,
     overview_with_heartbeat,
     parents_of,
+    read_ranks,
     saved_checkpoints,
+    summarise_ranks,
 )
 from tachograph.records import flatten, restore_non_finite, to_json
 from tachograph.store import MetricAggregates, StoredRun
@@ -42,6 +46,8 @@ _MAX_CONFIG_KEYS = 2_000
 _MAX_TEXT_CHARS = 1_000
 _MAX_PARENTS = 20
 _MAX_CHECKPOINTS = 200
+_RANK_END_S = 600.0
+"""How long after the end of rank 0 the ends of other ranks are waited for."""
 
 JournalKey = tuple[int, int]
 """Size and modification time in nanoseconds of a journal."""
@@ -68,6 +74,8 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     host: str | None = None
     gpus: list[str] = []
     world_size: int | None = None
+    ranks: RankTotals | None = None
+    """The ranks of a distributed run; None for a run of one process."""
     git: dict[str, Any] = {}
     command: str | None = None
     config: Mapping[str, Any] = {}
@@ -123,11 +131,15 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
     run.refresh_in_slices()
     is_known = brief is not None and brief.journal == key
     summary = brief if brief and is_known else brief_summary(folder, key, read_heartbeat(folder.heartbeat))
+    ranks = summarise_ranks(read_ranks(folder))
+    is_recent = time.time() - (summary.overview.updated or 0.0) < _RANK_END_S
+    may_ranks_end = summary.has_end and ranks is not None and not ranks.is_final and is_recent
     with run.lock:
         digest = run.digest
         facts, metrics = digest.facts, run.aggregates()
         goodput = digest.goodput
         tag = digest.perf_tag
+        world_size = facts["world_size"] if type(facts.get("world_size")) is int else None
         checkpoints = saved_checkpoints(digest)
         tags = facts.get("tags")
         labeled_overview = msgspec.structs.replace(
@@ -135,7 +147,7 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
         )
         return msgspec.structs.replace(
             summary,
-            is_full=True,
+            is_full=not may_ranks_end,
             overview=labeled_overview,
             display_name=_text(facts.get("display_name")),
             run_id=_text(facts.get("run_id")),
@@ -146,7 +158,8 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
             perf_tag=_text(", ".join(tag) if isinstance(tag, list) else tag),
             host=_text(facts.get("host")),
             gpus=[str(name) for name in facts["gpus"]] if isinstance(facts.get("gpus"), list) else [],
-            world_size=facts["world_size"] if type(facts.get("world_size")) is int else None,
+            world_size=world_size,
+            ranks=ranks,
             git=_git(facts.get("git")),
             command=_command(facts.get("command")),
             config=flatten_config(digest.config, _MAX_CONFIG_KEYS),

@@ -300,11 +300,13 @@ def _default_table(rows: Sequence[RunRow], sort_field: str = "") -> RenderableTy
     extra = [] if not sort_field or _SORTED_HEADINGS.get(sort_field, sort_field) in _NARROW_HEADINGS else [sort_field]
     width = new_console().width - sum(max(len(field), 8) + 2 for field in extra)
     headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
+    if width >= 78 and any(row.summary.ranks is not None for row in rows):
+        headings = (*headings[:2], "ranks", *headings[2:])
     extra = [field for field in extra if _SORTED_HEADINGS.get(field, field) not in headings]
     metrics = {row.get("result_metric") for row in rows} - {None}
     result_title = f"best {safe(next(iter(metrics)), 40)}" if len(metrics) == 1 else "result"
     titles = [result_title if heading == "result" else heading for heading in headings]
-    table = new_table(*titles, *map(safe, extra), right={"step", result_title, "time/step", *map(safe, extra)})
+    table = new_table(*titles, *map(safe, extra), right={"ranks", "step", result_title, "time/step", *map(safe, extra)})
     for row in rows:
         cells = _row_cells(row, names_result=len(metrics) > 1)
         add_row(table, *(cells[heading] for heading in headings), *(_cell(row, field) for field in extra))
@@ -319,6 +321,7 @@ def _row_cells(row: RunRow, *, names_result: bool) -> dict[str, RenderableType]:
     return {
         "run": _title(row),
         "state": state_text(run.state) + _reason(run) + Text(lost_text, style="yellow") + _alert_count(run),
+        "ranks": _rank_count(row),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
         "result": _result_text(row, names_metric=names_result),
@@ -362,6 +365,15 @@ def _alert_count(run: RunOverview) -> Text:
     if not run.num_open_alerts:
         return Text()
     return Text(f" {plural(run.num_open_alerts, 'alert')}", style="bold red" if run.num_critical_alerts else "yellow")
+
+
+def _rank_count(row: RunRow) -> Text:
+    """Return the number of ranks of a distributed run, and how many of them are dead."""
+    ranks = row.summary.ranks
+    if ranks is None:
+        return Text()
+    dead_text = Text(f", {ranks.num_dead} dead", style="bold red") if ranks.num_dead else Text()
+    return Text(str(row.summary.world_size or ranks.num_ranks)) + dead_text
 
 
 def _format_milliseconds(seconds: float | None) -> str:

@@ -34,7 +34,7 @@ from tachograph.reader._overview import RunOverview, overview, overview_with_hea
 from tachograph.reader._plugins import PluginChange, PluginUse
 from tachograph.reader._rank_heat import RankHeat, read_rank_heat
 from tachograph.reader._rank_stacks import StackGroup, read_stacks
-from tachograph.reader._ranks import RankView, read_rank_samples, read_ranks, worst_ranks
+from tachograph.reader._ranks import RankTotals, RankView, read_rank_samples, read_ranks, summarise_ranks, worst_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
 
@@ -57,6 +57,7 @@ __all__ = [
     "PluginUse",
     "CHECKPOINT_RUN_FILE",
     "RankHeat",
+    "RankTotals",
     "RankView",
     "StackGroup",
     "RecordBatch",
@@ -96,5 +97,6 @@ __all__ = [
     "set_step_metric",
     "worst_first",
     "write_stamp",
+    "summarise_ranks",
     "worst_ranks",
 ]

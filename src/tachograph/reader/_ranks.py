@@ -20,7 +20,7 @@ from tachograph.journal import (
 )
 from tachograph.records import RANK_MESH, RankWindow, finite_or_none
 
-__all__ = ["RankView", "read_rank_samples", "read_ranks", "worst_ranks"]
+__all__ = ["RankTotals", "RankView", "read_rank_samples", "read_ranks", "summarise_ranks", "worst_ranks"]
 
 _SAMPLES_BYTES = 1 << 20
 _VIEW_BYTES = 256 << 10
@@ -61,6 +61,36 @@ class RankView(msgspec.Struct, kw_only=True):
     """The last error."""
     reason: str | None = None
     """Why the rank ended, if it was recorded."""
+
+
+class RankTotals(msgspec.Struct, kw_only=True):
+    """The ranks of a run in a few numbers."""
+
+    num_ranks: int
+    num_dead: int
+    """Ranks that failed or crashed."""
+    cost_share: float | None = None
+    """The share of an iteration in which the typical rank waits for the slowest one, in their last windows."""
+    is_final: bool = True
+    """Whether all ranks have ended; the state of others may change although no file does."""
+
+
+def summarise_ranks(ranks: list[RankView]) -> RankTotals | None:
+    """Return the totals of the ranks of a run; None for a run of one process."""
+    if not ranks:
+        return None
+    own_s = [view.own_s for view in ranks if view.own_s]
+    iteration_s = [view.mean_iteration_s for view in ranks if view.own_s and view.mean_iteration_s]
+    cost_share = None
+    if len(own_s) > 1:
+        lost_s = max(own_s) - statistics.median(own_s)
+        cost_share = round(min(1.0, lost_s / statistics.median(iteration_s)), 6)
+    return RankTotals(
+        num_ranks=len(ranks),
+        num_dead=sum(view.state.is_failure for view in ranks),
+        cost_share=cost_share,
+        is_final=not any(view.state in {RunState.RUNNING, RunState.STALE} for view in ranks),
+    )
 
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
