@@ -35,6 +35,12 @@ GROUPS = (
         "init init_from_config log ab current_run Run Control Completions",
     ),
     Group(
+        "Log media",
+        "See [media](media.md).",
+        "tachograph",
+        "Image Table Histogram Text Markdown Html Video Audio ConfusionMatrix PRCurve File",
+    ),
+    Group(
         "Read and diagnose runs",
         "See [reading](reading.md) and [diagnosis](diagnosis.md).",
         "tachograph",

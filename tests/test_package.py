@@ -24,7 +24,8 @@ ALLOWED = {
     "reader": {"base", "records", "journal", "black_box"},
     "diagnostics": {"base", "records"},
     "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
-    "recorder": {"base", "records", "journal", "black_box", "reader", "diagnostics"},
+    "media": {"base", "records", "journal"},
+    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
     "remote": {"base", "records", "journal"},
@@ -90,6 +91,7 @@ ALLOWED = {
         "diagnostics.offline",
         "integrations",
         "journal",
+        "media",
         "store.notebook",
         "reader",
         "recorder",
@@ -196,6 +198,7 @@ def test_modules_have_no_import_cycle():
 def test_class_names_are_unique():
     """One name means one thing, except that callbacks and the thresholds of rules have the same name everywhere."""
     shared = {"TachographCallback", "Thresholds"}
+    shared |= {"Audio", "Histogram", "Html", "Image", "Plotly", "Table", "Video"}  # the W&B facade has its names
     places: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(parse(path)):
@@ -232,7 +235,7 @@ def test_bridges_do_not_import_each_other():
 
 
 HEAVY = {"numpy", "pandas", "torch", "rich", "click", "rich_click", "yaml", "pynvml"}
-HEAVY |= {"starlette", "uvicorn", "tsdownsample"}
+HEAVY |= {"PIL", "starlette", "uvicorn", "tsdownsample"}
 
 
 def test_import_loads_few_modules():
@@ -245,6 +248,11 @@ def test_recording_imports_nothing_heavy(tmp_path):
     init = f"run = tachograph.init('x', log_dir={str(tmp_path)!r}, console=False, system_interval_s=0)"
     added = modules_after(f"import tachograph\n{init}\nrun.log(a=1.0); run.finish()") - modules_after("pass")
     assert not (HEAVY - {"pynvml"}) & added  # pynvml is a thin wrapper around the driver; it provides GPU names
+
+
+def test_making_media_imports_nothing_heavy():
+    added = modules_after("import tachograph\ntachograph.Image('a.png'); tachograph.Table(rows=[])")
+    assert not HEAVY & (added - modules_after("pass"))
 
 
 def test_spans_import_nothing_heavy():

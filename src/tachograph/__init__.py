@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunState
+    from tachograph.media import (
+        Audio,
+        ConfusionMatrix,
+        File,
+        Histogram,
+        Html,
+        Image,
+        Markdown,
+        PRCurve,
+        Table,
+        Text,
+        Video,
+    )
     from tachograph.reader import RunHistory, Series, read
     from tachograph.recorder import Completions, Control, Run, ab, current_run, log
     from tachograph.spans import (
@@ -55,15 +68,26 @@ if TYPE_CHECKING:
     from tachograph.store.notebook import show
 
 __all__ = [
+    "Audio",
     "Completions",
+    "ConfusionMatrix",
     "Control",
+    "File",
+    "Histogram",
+    "Html",
+    "Image",
+    "Markdown",
+    "PRCurve",
     "ProfilingConfig",
     "Run",
     "RunHistory",
     "RunState",
     "Series",
     "Span",
+    "Table",
     "TachographError",
+    "Text",
+    "Video",
     "__version__",
     "ab",
     "application",
@@ -108,6 +132,19 @@ _MODULES = {
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunState"},
+    "tachograph.media": {
+        "Audio",
+        "ConfusionMatrix",
+        "File",
+        "Histogram",
+        "Html",
+        "Image",
+        "Markdown",
+        "PRCurve",
+        "Table",
+        "Text",
+        "Video",
+    },
     "tachograph.store.notebook": {"show"},
     "tachograph.reader": {"RunHistory", "Series", "read"},
     "tachograph.recorder": {"Completions", "Control", "Run", "ab", "current_run", "log"},

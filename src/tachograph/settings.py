@@ -13,6 +13,7 @@ code calls it and does not read `Settings.mode`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -189,6 +190,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = True
     completions_every: Annotated[int, Meta(description="Steps between two records of samples.", ge=1)] = 100
     completions_buffer: Annotated[int, Meta(description="Maximum number of samples in such a record.", ge=1)] = 128
+    media: Annotated[
+        bool, Meta(description="Store images, tables, sounds and other media that is logged; see [media](media.md).")
+    ] = True
+    media_keep: Annotated[
+        str,
+        Meta(
+            description=(
+                "What is kept when the media of a run reaches a limit: `thin` reduces every second step of the largest "
+                "name to thumbnails, `all` stores nothing new, `latest:N` always keeps N steps per name, and `off` "
+                "stores no media."
+            )
+        ),
+    ] = "thin"
+    media_max_mb: Annotated[int, Meta(description="Maximum size of the media of a run, in MB.", ge=1)] = 2048
+    media_max_files: Annotated[int, Meta(description="Maximum number of files of media of a run.", ge=1)] = 20_000
+    media_queue_mb: Annotated[
+        int,
+        Meta(
+            description="Maximum size of media that waits to be stored, in MB; further calls are dropped and counted.",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 256
     checkpoint_stamp: Annotated[
         bool,
         Meta(
@@ -368,6 +392,8 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
         return _parse_word(value, origin, _RANK_TIMINGS)
     if name == "black_box":
         return _parse_word(value, origin, _BLACK_BOX_WORDS)
+    if name == "media_keep":
+        return _parse_media_keep(value, origin)
     setting_type = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     original = value
     if setting_type.__origin__ is bool:
@@ -396,6 +422,13 @@ def _parse_word(value: Any, origin: str, words: tuple[str, ...]) -> str:
         hint = did_you_mean(word, words) if isinstance(word, str) else ""
         raise ConfigError(f"{origin}: expected one of {', '.join(words)}, got {value!r:.80}{hint}")
     return str(word)
+
+
+def _parse_media_keep(value: Any, origin: str) -> str:
+    word = value.strip().lower() if isinstance(value, str) else "off" if value is False else ""
+    if word not in {"thin", "all", "off"} and not re.fullmatch(r"latest:[1-9]\d{0,8}", word):
+        raise ConfigError(f"{origin}: expected thin, all, off or latest:N, got {value!r:.80}")
+    return word
 
 
 def _parse_mode(value: Any, origin: str) -> str:

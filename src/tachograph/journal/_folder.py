@@ -63,6 +63,11 @@ class RunFolder:
         return self.path / "code"
 
     @property
+    def media(self) -> Path:
+        """`media`: images, clips, sounds, tables and files that were logged, by the hash of their content."""
+        return self.path / "media"
+
+    @property
     def output(self) -> Path:
         """`output`: the console output of the program, in segments; see `_output`."""
         return self.path / "output"

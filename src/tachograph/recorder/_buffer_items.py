@@ -23,6 +23,7 @@ __all__ = [
     "ObservedStep",
     "PendingRecord",
     "StepItem",
+    "StepLookup",
     "queued_at",
     "size_bytes",
 ]
@@ -60,6 +61,21 @@ class PendingRecord:
         return self.steady_s
 
 
+class StepLookup:
+    """Asks for the number of a step at this place among the items; `step` has it once the item was processed.
+
+    For a record that is added later, such as one of media: only the thread that builds records knows which step a call
+    without a number belongs to.
+    """
+
+    __slots__ = ("queued_at", "requested_step", "step")
+
+    def __init__(self, steady_s: float, requested_step: Any) -> None:
+        self.queued_at = steady_s
+        self.requested_step = requested_step
+        self.step: int | None = None
+
+
 class ItemHandler(Protocol):
     """Turns the buffer items of a layer above into records."""
 
@@ -95,7 +111,7 @@ class LargeItem:
 
 
 BufferItem = Any
-"""A `StepItem`, a `PendingRecord`, a `FlushMarker`, an item of a registered type, or a `LargeItem` around one."""
+"""A `StepItem`, `PendingRecord`, `FlushMarker`, `StepLookup`, an item of a registered type, or a `LargeItem` of one."""
 
 
 def queued_at(item: BufferItem) -> float | None:

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 from tachograph._base.clock import WallAnchor
 from tachograph._base.guard import warn
-from tachograph.recorder._buffer_items import BufferItem, ItemHandler, ObservedStep, PendingRecord, StepItem
+from tachograph.recorder._buffer_items import (
+    BufferItem,
+    ItemHandler,
+    ObservedStep,
+    PendingRecord,
+    StepItem,
+    StepLookup,
+)
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     AB_ARM,
@@ -130,6 +137,8 @@ class RecordBuilder:
                 records += self._add_to_window(self._window, *item)
             elif kind is PendingRecord:
                 records += self._build_pending(item)
+            elif kind is StepLookup:
+                records += self._look_up_step(item)
             position += 1
         if self._window is not None and self._window.is_due:
             records += self._close_window()
@@ -357,6 +366,14 @@ class RecordBuilder:
         if self._step is None:
             return 0
         return self._step + 1 if self._counts_steps else self._step
+
+    def _look_up_step(self, lookup: StepLookup) -> list[Encodable]:
+        """Set the step of a lookup: the requested one, or the latest. A lookup without a step is no step of its own."""
+        records: list[Encodable] = []
+        if lookup.requested_step is not None:
+            self._step = self._resolve_step(lookup.requested_step, {}, lookup.queued_at, records)
+        lookup.step = 0 if self._step is None else self._step
+        return records
 
     def _add_pace(self, record: dict[str, Any], step: int, steady_s: float) -> None:
         """Add the time per step since the previous record; a first step and a step back have none."""

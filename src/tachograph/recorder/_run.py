@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from gc import is_tracked
 from time import perf_counter
 from types import FrameType, MappingProxyType, TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -31,9 +31,10 @@ from tachograph.journal import Destination, RunFolder, remove_destination, write
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, RunLayer
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, ObservedStep, size_bytes
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, ObservedStep, StepLookup, size_bytes
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
+from tachograph.recorder._media_values import take_media
 from tachograph.recorder.collectors.completion_rows import completion_fields
 from tachograph.recorder.collectors.system import SystemSampler
 from tachograph.records import (
@@ -49,6 +50,9 @@ from tachograph.records import (
 )
 from tachograph.settings import Mode, Settings, resolve_mode
 
+if TYPE_CHECKING:
+    from tachograph.media import MediaRecorder
+
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
 _NUM_CAREFUL_CALLS = 64
@@ -60,6 +64,9 @@ _MAX_NESTED_CALLS = 8
 _MAX_REPORTED_MISUSES = 20
 _CAREFUL_AFTER_LARGE = 1024
 """Calls after a large step that look for large values."""
+
+_MEDIA_SHARE = 0.6
+"""The share of the time limit of `finish` in which media is stored; the rest is for the records."""
 
 _NUMBERS = frozenset({float, int, bool, type(None)})
 
@@ -114,6 +121,7 @@ class Run:
         "_has_warned",
         "_is_forked",
         "_late_errors_lock",
+        "_media",
         "_num_careful_calls",
         "_on_finish",
         "_reported_misuses",
@@ -169,6 +177,7 @@ class Run:
         self._on_finish: Any = None
         self._end: dict[str, _End] = {}
         self._closed_collectors: dict[int, object] = {}
+        self._media: dict[str, MediaRecorder] = {}
         self._has_ended = False
         self.control_panel = ControlPanel(
             gap_s=settings.control_gap_s,
@@ -209,7 +218,8 @@ class Run:
         """Record metrics of a training step. Costs well under a microsecond, never waits and never raises.
 
         Args:
-            metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these.
+            metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these; and
+                media such as `tachograph.Image`, lists of it, PIL images and figures, which a thread of its own stores.
             step: the global step. Without it, calls are counted from 0; once a step was given, a call without one
                 belongs to that step.
             more_metrics: metrics as keyword arguments.
@@ -244,9 +254,14 @@ class Run:
         if self.control_panel.has_ready:
             self.control_panel.apply()
         has_array = False
+        media: dict[str, Any] = {}
         if _NUMBERS.issuperset(map(type, metrics.values())):
             num_bytes = 64 * len(metrics)
         else:
+            media = take_media(metrics)
+            if media and metrics.keys() <= {"global_step"}:
+                self._add_media(media, metrics.get("global_step") if step is None else step)
+                return
             has_array = any(map(is_array, metrics.values()))
             metrics = freeze(metrics)
             num_bytes = size_bytes(metrics)
@@ -260,7 +275,34 @@ class Run:
             step = freeze({"global_step": step}).get("global_step", step)
         if not backend.put((self.clock.steady_s(), step, metrics), num_bytes=num_bytes):
             backend.losses.add("the buffer was full")
+        if media:
+            self._add_media(media, step)
         self._choose_path()
+
+    def _add_media(self, media: dict[str, Any], step: Any) -> None:
+        """Copy media and leave the rest to the media thread, which the first call starts."""
+        backend = self.backend
+        if backend is None or not self._settings.media or self._settings.media_keep == "off":
+            return
+        recorder = self._media.get("recorder")
+        if recorder is None:
+            from tachograph.media import MediaRecorder
+
+            recorder = self._media.setdefault("recorder", MediaRecorder(self))  # atomic: two threads may come here
+            if self.status != "running":
+                return
+        if step is not None and type(step) is not int:
+            step = freeze({"global_step": step}).get("global_step", step)
+        lookup = StepLookup(self.clock.steady_s(), step)
+        if not backend.put(lookup):
+            backend.losses.add("the buffer was full", len(media))
+            return
+        recorder.add(media, LazyValue(lambda: lookup.step))
+
+    def count_loss(self, reason: str) -> None:
+        """Count a record that was lost. For the layers above."""
+        if self.backend is not None:
+            self.backend.losses.add(reason)
 
     def _choose_path(self) -> None:
         """Open the fast path unless something requires the slow one for every call."""
@@ -444,6 +486,30 @@ class Run:
                 if fields["rows"] or num_dropped:
                     self.add_record("completions", fields)
 
+    def log_file(
+        self, path: str | os.PathLike[str], *, name: str | None = None, keep: bool = True, step: int | None = None
+    ) -> None:
+        """Record a file, such as a report: a copy of it, or where it is.
+
+        Args:
+            path: the file.
+            name: the name to list it by; by default, the name of the file.
+            keep: store a copy in the run's folder. Otherwise only the path, the size and the hash are recorded.
+            step: the step that it belongs to, by default the latest one.
+
+        Example:
+            >>> run.log_file("out/report.pdf", name="report")
+        """
+        with guard("logging a file"):
+            if self.backend is None:
+                return
+            if self.status != "running" or self._is_forked:
+                self._warn_not_recording()
+                return
+            from tachograph.media import File
+
+            self._add_media({name or os.path.basename(os.fspath(path)): File(path, keep=keep)}, step)
+
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
@@ -507,6 +573,11 @@ class Run:
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
         all_fields = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
+        if metrics and not _NUMBERS.issuperset(map(type, metrics.values())):
+            metrics = dict(bounded_items(metrics))
+            media = take_media(metrics)
+            if media and self.status == "running" and not self._is_forked:
+                self._add_media(media, step)
         for name, value in itertools.chain(bounded_items(metrics or {}), metadata.items()):
             all_fields[f"{name}_" if name in all_fields else name] = value
         self.add_record(event, freeze(all_fields))
@@ -636,7 +707,10 @@ class Run:
         backend = self.backend
         if backend is None or self._is_forked or self.status != "running":
             return True
-        return backend.flush(self._settings.exit_timeout_s if timeout_s is None else timeout_s)
+        deadline_s = time.monotonic() + (self._settings.exit_timeout_s if timeout_s is None else timeout_s)
+        recorder = self._media.get("recorder")
+        has_media = recorder is None or recorder.flush(_MEDIA_SHARE * (deadline_s - time.monotonic()))
+        return backend.flush(deadline_s - time.monotonic()) and has_media
 
     def finish(
         self,
@@ -664,7 +738,7 @@ class Run:
         end = self._end.setdefault("end", _End(status, reason, deadline_s))  # atomic: the first call decides
         if num_nested:
             deadline_s = min(deadline_s, end.deadline_s)
-        self._close_layers()
+        self._close_layers(timeout_s)
         if not num_nested:  # for the records, whatever the collectors took
             deadline_s = max(deadline_s, time.monotonic() + timeout_s / 2)
         self.status = end.status
@@ -693,7 +767,7 @@ class Run:
         self._has_ended = True
         return is_complete
 
-    def _close_layers(self) -> None:
+    def _close_layers(self, timeout_s: float) -> None:
         """Stop everything that adds records; let it add its last ones."""
         if self._sampler is not None:
             self._sampler.stop()
@@ -705,6 +779,9 @@ class Run:
             if self._closed_collectors.setdefault(id(collector), claim) is claim:
                 with guard("collecting"):
                     collector.close()
+        for recorder in self._media.values():
+            with guard("storing media"):
+                recorder.close(_MEDIA_SHARE * timeout_s)
 
     def _print_losses(self, problem: str) -> None:
         """Print which records the journal lacks to standard error, also without `console`: a loss is never silent."""
@@ -752,6 +829,8 @@ class Run:
             self.span_recorder.forget()
         for collector in list(self.collectors):
             collector.forget()
+        for recorder in self._media.values():
+            recorder.forget()
         if self.backend is not None:
             self.backend.abandon()
 
@@ -812,6 +891,9 @@ class DisabledRun(Run):
     def log_completions(self, rows: Any, *, step: Any = None, table: str = "completions", num_dropped: int = 0) -> None:
         """Do nothing."""
 
+    def log_file(self, path: Any, *, name: Any = None, keep: bool = True, step: Any = None) -> None:
+        """Do nothing."""
+
     def log_error(self, error: Any, *, fatal: bool = False, where: str | None = None) -> None:
         """Do nothing."""
 
@@ -855,6 +937,9 @@ class RankRun(Run):
 
     def log_completions(self, rows: Any, **options: Any) -> None:
         """Do nothing."""
+
+    def _add_media(self, media: dict[str, Any], step: Any) -> None:
+        """Do nothing: rank 0 records media."""
 
     def _add_metrics(self, event: str, fields: dict[str, Any], *more: Any) -> None:
         if event == "event":

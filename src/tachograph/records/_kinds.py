@@ -24,6 +24,8 @@ KINDS: dict[str, str] = {
     "dump": "evidence was captured in `dumps/`: reason, step, cause as far as it is clear, files",
     "control_change": "the value of a control changed",
     "completions": "samples of model output: prompts, completions, rewards, one row each",
+    "media": "images, tables, sounds and other media of a step; the files are in `media/`; without items, a gap",
+    "histograms": "distributions of values at a step, as counts in bins",
     "log": "the last lines the program printed, recorded after it ended",
     "error": "the training code raised an exception",
     "telemetry_error": "telemetry dropped data or failed; states what and how much",

@@ -1,0 +1,103 @@
+"""The work of the media thread on one job: builds its items, stores their files, and returns its record."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tachograph.media._curves import histogram, histogram_of_counts
+from tachograph.media._items import ItemBuilder, read_array
+from tachograph.media._quota import Quota
+from tachograph.media._snapshots import SnapshotError
+from tachograph.media._store import MediaStore
+from tachograph.media._values import Histogram
+
+__all__ = ["MediaWorker"]
+
+_PROBLEM_KIND = "problem"
+
+
+class MediaJob(Protocol):
+    """One record to build; see `_recorder.py`."""
+
+    kind: str
+    name: str
+    values: Any
+    num_dropped: int
+    num_bytes: int
+    step: Any
+
+
+class MediaWorker:
+    """Builds records. Used only by the media thread."""
+
+    def __init__(self, run: Any) -> None:
+        settings = run.settings
+        self._run = run
+        self._store = MediaStore(lambda: run.folder)
+        self._quota = Quota(
+            self._store,
+            keep=settings.media_keep,
+            max_bytes=settings.media_max_mb << 20,
+            max_files=settings.media_max_files,
+        )
+        self._builder = ItemBuilder(self._store)
+        self._has_told = False
+
+    def build(self, job: MediaJob) -> tuple[str, dict[str, Any], list[tuple[str, str]]]:
+        """Return the kind and the fields of a job's record, and the problems of its values with their names.
+
+        Raises:
+            OSError: if a file cannot be written.
+        """
+        if job.kind == "histograms":
+            return self._build_histograms(job)
+        self._store.open()
+        fields: dict[str, Any] = {"global_step": job.step, "name": job.name, "kind": job.kind}
+        if not self._quota.make_room():
+            reason = "the run has as much media as media_max_mb and media_max_files allow"
+            self._run.count_loss(reason)
+            num_items = len(job.values) + job.num_dropped
+            return "media", {**fields, "items": [], "num_dropped": num_items, "reason": reason}, [(job.name, reason)]
+        items: list[dict[str, Any]] = []
+        self._builder.files.clear()
+        for value in job.values:
+            if value.kind == _PROBLEM_KIND:
+                items.append({"problem": value.data, **({"caption": value.caption} if value.caption else {})})
+            else:
+                items += self._builder.build(value)
+        num_dropped = job.num_dropped
+        for index, item in enumerate(items):
+            item["index"] = index
+            item.setdefault("meta", {}).setdefault("prompt_id", index)
+        self._quota.add(job.name, self._builder.files)
+        self._tell_of_thinning()
+        problems = [(job.name, item["problem"]) for item in items if "problem" in item]
+        return "media", {**fields, "items": items, "num_dropped": num_dropped}, problems
+
+    def _build_histograms(self, job: MediaJob) -> tuple[str, dict[str, Any], list[tuple[str, str]]]:
+        values: dict[str, Any] = {}
+        problems: list[tuple[str, str]] = []
+        for name, value in job.values.items():
+            try:
+                if not isinstance(value, Histogram):
+                    raise SnapshotError(str(value.data))
+                if value.counts is not None:
+                    values[name] = histogram_of_counts(read_array(value.counts), read_array(value.edges))
+                else:
+                    values[name] = histogram(read_array(value.data), value.bins)
+            except SnapshotError as error:
+                problems.append((name, str(error)))
+        return "histograms", {"global_step": job.step, "values": values} if values else {}, problems
+
+    def _tell_of_thinning(self) -> None:
+        """Record once that older media is removed, because the run has reached a limit."""
+        if self._quota.num_thinned and not self._has_told and self._run.settings.media_keep == "thin":
+            self._has_told = True
+            self._run.add_record(
+                "event",
+                {
+                    "name": "media_thinned",
+                    "reason": "the run has as much media as media_max_mb and media_max_files allow: every second entry "
+                    "of the largest name is reduced to thumbnails",
+                },
+            )
