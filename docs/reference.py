@@ -50,7 +50,8 @@ GROUPS = (
         "Parts of a run that was read",
         "The attributes of `RunHistory` contain objects of these classes.",
         "tachograph.reader",
-        "Attempt MetricSummary Goodput Alert Failure RecordedSpan SpanGroup RankView PluginUse PluginChange",
+        "Attempt MetricSummary Goodput Alert Failure RecordedSpan SpanGroup RankView PluginUse PluginChange RunMedia "
+        "MediaName MediaItem RecordedHistogram",
     ),
     Group("Dumps", "See [black box](black_box.md).", "tachograph.black_box", "Dump Verdict DumpFile"),
     Group("Observe a PyTorch loop", "See [plain PyTorch](pytorch.md).", "tachograph", "watch track"),

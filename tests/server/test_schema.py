@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import runpy
 from pathlib import Path
@@ -17,6 +18,7 @@ from tachograph.reader.captured_code import write_code_file
 from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES
 from tests.conftest import HANG_S
+from tests.media_files import histograms, media, store
 from tests.server.conftest import Served
 from tests.store import END, START, step, write
 
@@ -34,6 +36,8 @@ ALERT = {
     "occurrence": {"step": 50},
 }
 TRACE = "step-000001-1.json.gz"
+PAGE_CONTENT = b"<p>hello</p>"
+PAGE = hashlib.sha256(PAGE_CONTENT).hexdigest()
 EXCLUDED_CHECKS = [
     checks.ignored_auth,  # a local server requires no token; test_security.py covers one that does
     checks.use_after_free,  # test_table.py covers what can be deleted …
@@ -63,7 +67,9 @@ def url(tmp_path_factory):
     write(logs / "r", [])
     patch = write_code_file(RunFolder(logs / "r"), b"diff --git a/x b/x\n", ".patch")
     code = {"event": "code", "time": 1_001.0, "diff": {"file": patch, "num_files": 1}}
-    write(logs / "r", [{**START, "config": {"lr": math.inf}}, code, knob, *records, SPAN, ALERT, END])
+    page = media("page", "html", 1, store(logs / "r", PAGE_CONTENT, "html"))
+    weights = histograms(1, weights={"edges": [0, 1], "counts": [1], "n": 1})
+    write(logs / "r", [{**START, "config": {"lr": math.inf}}, code, knob, *records, SPAN, ALERT, page, weights, END])
     (logs / "r" / "traces").mkdir()
     (logs / "r" / "traces" / TRACE).write_bytes(b"\x1f\x8b")
     write(logs / "waiting", [START, knob, *records])  # no exit record: it accepts control requests
@@ -112,6 +118,11 @@ def test_responses_of_existing_run_match_document(url, operation, few):
             case.path_parameters["other"] = "waiting"
         if "trace" in case.path_parameters:
             case.path_parameters["trace"] = TRACE
+        if "sha256" in case.path_parameters:
+            case.path_parameters["sha256"] = PAGE
+            case.query.pop("size", None)  # it is no picture
+        if case.path.endswith("/histograms"):
+            case.query["name"] = "weights"
         answer = case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=HANG_S)
         assert answer.status_code != 404 or "export" in case.path  # no such metric
 

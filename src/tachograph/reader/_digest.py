@@ -50,7 +50,7 @@ _MAX_LATEST = 1_000
 _MAX_EVENT_NAMES = 200
 _OBSERVATION_FIELDS = {"event", "time", "name", "span_id", "global_step", "framework", "method", "version", "reason"}
 """Fields of the event `instrumented` that say how the run was observed; the others are facts about the training."""
-_KINDS_NOT_KEPT = {*POINT_KINDS, "completions", "energy", *SPAN_KINDS}
+_KINDS_NOT_KEPT = {*POINT_KINDS, "completions", "energy", "media", "histograms", *SPAN_KINDS}
 
 
 class Attempt(msgspec.Struct):
@@ -237,7 +237,8 @@ class RunDigest:
     def latest(self, event: str, name: str | None = None) -> list[dict[str, Any]]:
         """Return the latest records of a kind: at most 1,000, or for events 1,000 of each name.
 
-        Records of the kinds `step`, `system`, `profile`, `completions` and records of spans are not kept.
+        Records of the kinds `step`, `system`, `profile`, `completions`, `media`, `histograms` and records of spans are
+        not kept.
 
         Args:
             event: the kind.

@@ -12,6 +12,7 @@ from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, read_records
 from tachograph.reader._batches import batch_records, time_of
 from tachograph.reader._digest import Attempt, RunDigest
+from tachograph.reader._media import MediaIndex, RecordedHistogram, RunMedia, read_histograms, scan_media
 from tachograph.reader._metrics import MetricSummaries, MetricSummary, cover_windows
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, sort_depth_first
@@ -60,6 +61,7 @@ class RunHistory(RunDigest):
         self._follower = JournalFollower(folder.journal)
         self._num_restarts = 0
         self._metrics = MetricSummaries()
+        self._media: tuple[object, MediaIndex] | None = None
         self.refresh()
 
     def __repr__(self) -> str:
@@ -133,6 +135,31 @@ class RunHistory(RunDigest):
             for row in record["rows"]
             if isinstance(row, dict)
         ]
+
+    @property
+    def media(self) -> RunMedia:
+        """Pictures, tables, text, audio, video and files that were logged; `histograms` has the histograms."""
+        return RunMedia(self.folder, self._media_index)
+
+    def histograms(self, name: str) -> list[RecordedHistogram]:
+        """Return one histogram at each step at which it was logged.
+
+        Raises:
+            KeyError: if no histogram has that name.
+        """
+        locations = self._media_index.histogram_locations(name)
+        if not locations:
+            names = self._media_index.histogram_names()
+            raise KeyError(f"run {self.name!r} has no histogram {name!r}{did_you_mean(name, names)}")
+        return list(read_histograms(self.folder.journal, locations, name))
+
+    @property
+    def _media_index(self) -> MediaIndex:
+        """The index of media; the journal is read for it only if it has media, and again once it has more."""
+        state = (self._num_restarts, self._counts.get("media", 0), self._counts.get("histograms", 0))
+        if self._media is None or self._media[0] != state:
+            self._media = (state, scan_media(self.folder.journal) if any(state[1:]) else MediaIndex())
+        return self._media[1]
 
     def series(self, name: str, *, overlap: Literal["keep", "latest"] = "keep") -> Series:
         """Return one metric as numpy arrays.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+import anyio
 import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
@@ -64,6 +65,8 @@ _MEDIA_TYPES = {
 }
 _MAX_WATCHED_RUNS = 64
 _MAX_THREADS = 8
+_MAX_SLOW_REQUESTS = 3
+"""How many requests of slow routes are handled at once: a gallery asks for a hundred pictures."""
 _MAX_PARAMETERS = 600
 _ACCESS_INTERVAL_S = 1.0
 """How often it is checked that the user of a live stream still has access."""
@@ -204,6 +207,7 @@ def _api_endpoint(
     hooks: ServerHooks,
 ) -> Endpoint:
     """Return the endpoint of one path, given its routes by method."""
+    slow_limiter: anyio.CapacityLimiter | None = None
 
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
@@ -219,6 +223,10 @@ def _api_endpoint(
         context = RequestContext(store, catalog, run_list, series_cache, path, query, body, data, identity, hooks)
         if route.path == HEALTH_PATH:  # also answered while all threads are busy
             return _respond(request, route, context)
+        if route.is_slow:
+            nonlocal slow_limiter
+            slow_limiter = slow_limiter or anyio.CapacityLimiter(_MAX_SLOW_REQUESTS)  # needs the event loop
+            return await anyio.to_thread.run_sync(_respond, request, route, context, limiter=slow_limiter)
         return await run_in_threadpool(_respond, request, route, context)
 
     return endpoint

@@ -28,6 +28,25 @@ from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, 
 from tachograph.server._errors import ApiError
 from tachograph.server._identity import SCOPES, Identity, Scope
 from tachograph.server._lineage import LineagePage, build_lineage
+from tachograph.server._media import (
+    SHOWN_TYPES,
+    build_histograms_page,
+    build_items_page,
+    build_media_page,
+    build_rows_page,
+    send_blob,
+    send_frame,
+)
+from tachograph.server._media_models import (
+    BlobQuery,
+    HistogramQuery,
+    HistogramsPage,
+    MediaItemsPage,
+    MediaItemsQuery,
+    MediaPage,
+    TableRowsPage,
+    TableRowsQuery,
+)
 from tachograph.server._models import (
     AlertsPage,
     CompareQuery,
@@ -202,6 +221,8 @@ class Route(NamedTuple):
     """The media types of a file."""
     scope: Scope = "read"
     """The scope that a key needs on a team's server."""
+    is_slow: bool = False
+    """Whether requests may take long, so that only a few are handled at once and leave threads for other routes."""
 
     @property
     def response_model(self) -> type | None:
@@ -509,6 +530,56 @@ ROUTES = [
         lambda context: download_trace(context.run(), context.path["trace"]),
         None,
         media_types=("application/gzip",),
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media",
+        "List the names of a run's media and histograms, with their steps and counts.",
+        lambda context: build_media_page(context.run()),
+        MediaPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/items",
+        "Return pictures, tables, text and other media of one name, newest first.",
+        lambda context: build_items_page(context.run(), context.query),
+        MediaItemsPage,
+        MediaItemsQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/histograms",
+        "Return a histogram at each step, or at steps that are evenly spaced.",
+        lambda context: build_histograms_page(context.run(), context.query),
+        HistogramsPage,
+        HistogramQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/tables/{sha256}",
+        "Return rows of a large table, which is stored in a file.",
+        lambda context: build_rows_page(context.run(), context.path["sha256"], context.query),
+        TableRowsPage,
+        TableRowsQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/blobs/{sha256}",
+        "Return a stored file; pictures also scaled down. Only pictures, audio and video are shown by browsers.",
+        lambda context: send_blob(context.run(), context.path["sha256"], context.query),
+        None,
+        BlobQuery,
+        media_types=("application/octet-stream", *SHOWN_TYPES),
+        is_slow=True,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/frames/{sha256}",
+        "Return logged HTML or a plotly figure as a page for a sandboxed frame.",
+        lambda context: send_frame(context.run(), context.path["sha256"]),
+        None,
+        media_types=("text/html",),
+        is_slow=True,
     ),
     Route(
         "GET",

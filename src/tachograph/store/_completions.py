@@ -1,14 +1,15 @@
 """An index of the completions in a journal, to read any of them without reading the rest.
 
 Completions make up most of a journal that has them. So only offsets, steps and column names are kept, in memory and in
-segments; a *stub* with these replaces the record, and `read_rows` reads the rows from the journal.
+segments; a *stub* with these replaces the record, and `read_rows` reads the rows from the journal. Records of media and
+histograms are replaced by stubs for the same reason; `tachograph.reader` has their index.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import msgspec
 
 from tachograph._base.typed import convert
 from tachograph.journal import open_journal
+from tachograph.reader import locate_histograms, locate_media
 from tachograph.records import decode, step_of
 
-__all__ = ["CompletionIndex", "CompletionLocation", "CompletionView", "read_rows", "replace_completions"]
+__all__ = ["CompletionIndex", "CompletionLocation", "CompletionView", "read_rows", "replace_large_records"]
 
 _MAX_LOCATIONS = 100_000
 _MAX_COLUMNS = 500
@@ -66,19 +68,19 @@ class CompletionIndex:
         return [location for location in self._locations if table in (None, location.table)]
 
 
-def replace_completions(lines: bytes, start: int, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return records with `completions` replaced by stubs.
+def replace_large_records(lines: bytes, start: int, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records with `completions`, `media` and `histograms` replaced by stubs.
 
     Args:
         lines: the lines of the journal that the records are from.
         start: the offset of the first line.
         records: the records.
     """
-    if not any(record["event"] == "completions" for record in records):
+    if not any(record["event"] in _locate for record in records):
         return records
     locations = _line_locations(lines, start, len(records))
     return [
-        _stub(record, location) if record["event"] == "completions" else record
+        _stub(record, location) if record["event"] in _locate else record
         for record, location in zip(records, locations, strict=True)
     ]
 
@@ -106,19 +108,30 @@ def _decode_or_none(line: bytes) -> dict[str, Any] | None:
 
 def _stub(record: dict[str, Any], line: tuple[int, int]) -> dict[str, Any]:
     stub: dict[str, Any] = {name: record[name] for name in ("event", "time", "global_step") if name in record}
+    return {**stub, "place": msgspec.to_builtins(_locate[record["event"]](record, *line))}
+
+
+def _locate_completions(record: dict[str, Any], offset: int, size_bytes: int) -> CompletionLocation:
     rows = _rows_of(record)
     columns = record.get("columns") if isinstance(record.get("columns"), list) else []
     num_dropped = record.get("num_dropped")
     location = CompletionLocation(
-        offset=line[0],
-        size_bytes=line[1],
+        offset=offset,
+        size_bytes=size_bytes,
         table=str(record.get("table", "completions"))[:200],
         columns=list(dict.fromkeys([*filter(_is_text, columns or ()), *(name for row in rows for name in row)])),
         steps=list(Counter(row.get("step") for row in rows).items()),
         num_dropped=num_dropped if type(num_dropped) is int and num_dropped > 0 else 0,
     )
     del location.columns[_MAX_COLUMNS:]
-    return {**stub, "place": msgspec.to_builtins(location)}
+    return location
+
+
+_locate: dict[str, Callable[[dict[str, Any], int, int], msgspec.Struct]] = {
+    "completions": _locate_completions,
+    "media": locate_media,
+    "histograms": locate_histograms,
+}
 
 
 def _is_text(value: object) -> bool:

@@ -26,8 +26,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 import numpy as np
 
+from tachograph._base.typed import convert
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
 from tachograph.reader import (
+    HistogramLocation,
+    MediaIndex,
+    MediaLocation,
     MetricSummary,
     RecordBatch,
     RecordedSpan,
@@ -50,7 +54,7 @@ from tachograph.store._axes import SourceOnMetric, values_by_step
 from tachograph.store._axis_sources import AxisKnots, AxisSources, add_positions, find_knots, join_training_time
 from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._columns import AnyAxis, Axis, Column, Floats, Integers, MetricAxis
-from tachograph.store._completions import CompletionIndex, replace_completions
+from tachograph.store._completions import CompletionIndex, replace_large_records
 from tachograph.store._knots_budget import KnotsBudget
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
@@ -109,6 +113,7 @@ class StoredRun:
         """Load the chain of valid segments, then start an empty tail behind it."""
         self.digest = RunDigest(self.folder)
         self.completions = CompletionIndex()
+        self.media = MediaIndex()
         self._spans = SpanTable()
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
@@ -247,7 +252,7 @@ class StoredRun:
         records = self._follower.parse(lines, start)
         if piece.num_steps:
             self._decoder.learn(records)
-        self._add_records(replace_completions(lines, start, records))
+        self._add_records(replace_large_records(lines, start, records))
 
     def _add_steps(self, columns: StepColumns) -> None:
         if not self.digest.attempts:
@@ -280,6 +285,17 @@ class StoredRun:
         if batch.event == "completions":
             for stub in batch.records:
                 self.completions.add(stub)
+        elif batch.event in {"media", "histograms"}:
+            self._add_media(batch)
+
+    def _add_media(self, batch: RecordBatch) -> None:
+        for stub in batch.records:
+            if not stub.get("place"):  # the journal was replaced while it was read
+                continue
+            if batch.event == "media":
+                self.media.add(convert(stub["place"], MediaLocation))
+            else:
+                self.media.add_histograms(convert(stub["place"], HistogramLocation))
 
     def _register_series(self, stream: str, name: str) -> None:
         streams = self._series.setdefault(name, [])

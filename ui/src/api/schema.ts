@@ -784,6 +784,98 @@ export interface TraceView {
   duration_s: number | null;
 }
 
+/** The names of a run's media and histograms, in order of appearance. */
+export interface MediaPage {
+  version: string;
+  media: MediaNameView[];
+  histograms: HistogramName[];
+  /** Whether all names are listed. */
+  is_whole: boolean;
+}
+
+/** The media of one name, without the items. */
+export interface MediaNameView {
+  name: string;
+  /** `image`, `video`, `audio`, `text`, `markdown`, `html`, `plotly`, `table`, `confusion_matrix`, `pr_curve`, `file`
+or another kind. */
+  kind: string;
+  /** The steps with items, ascending; thinned out if there are very many. */
+  steps: number[];
+  num_steps: number;
+  num_items: number;
+  num_dropped: number;
+  /** The latest steps at which items were dropped. */
+  gaps: MediaGap[];
+}
+
+/** Items that were dropped instead of being stored. */
+export interface MediaGap {
+  step: number;
+  num_dropped: number;
+  reason: string;
+}
+
+/** A histogram that was logged at several steps. */
+export interface HistogramName {
+  name: string;
+  num_steps: number;
+}
+
+/** Media of one name, newest first. */
+export interface MediaItemsPage {
+  version: string;
+  records: MediaRecordView[];
+  /** True if `records` has every match; false if older ones were omitted. */
+  is_whole: boolean;
+}
+
+/** The media of one name at one step. */
+export interface MediaRecordView {
+  step: number;
+  time: number | null;
+  kind: string;
+  items: JsonObject[];
+  num_dropped: number;
+  /** Why items were dropped. */
+  reason: string;
+}
+
+/** One histogram over steps, oldest first. */
+export interface HistogramsPage {
+  version: string;
+  name: string;
+  histograms: RecordedHistogram[];
+  /** Number of steps that have it; `histograms` may have fewer of them, evenly spaced. */
+  num_steps: number;
+}
+
+/** The distribution of some values at one step. */
+export interface RecordedHistogram {
+  step: number;
+  time: number | null;
+  /** The edges of the bins, one more than `counts`. */
+  edges: number[];
+  counts: number[];
+  /** The number of values, including NaN and infinities. */
+  num_values: number;
+  num_not_finite: number;
+  min: number | null;
+  max: number | null;
+  mean: number | null;
+  std: number | null;
+  /** Whether only a part of the values was counted. */
+  is_sampled: boolean;
+}
+
+/** Rows of a table that is stored in a file. */
+export interface TableRowsPage {
+  rows: JsonObject[];
+  /** Number of rows that can be read. */
+  num_rows: number;
+  /** Whether the file could be read to its end. */
+  is_whole: boolean;
+}
+
 /** The console output of a program under `tacho run`, with secrets masked. */
 export interface OutputPage {
   /** Changes with the output; empty if none was recorded. */
@@ -1422,6 +1514,48 @@ export interface Routes {
   /** Download a trace; ui.perfetto.dev opens it. */
   "GET /api/v1/runs/{run}/traces/{trace}": {
     path: { run: string; trace: string };
+    query: {};
+    body: null;
+    response: null;
+  };
+  /** List the names of a run's media and histograms, with their steps and counts. */
+  "GET /api/v1/runs/{run}/media": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: MediaPage;
+  };
+  /** Return pictures, tables, text and other media of one name, newest first. */
+  "GET /api/v1/runs/{run}/media/items": {
+    path: { run: string };
+    query: { name: string; step_min?: number | null; step_max?: number | null; limit?: number | null };
+    body: null;
+    response: MediaItemsPage;
+  };
+  /** Return a histogram at each step, or at steps that are evenly spaced. */
+  "GET /api/v1/runs/{run}/media/histograms": {
+    path: { run: string };
+    query: { name: string; limit?: number | null };
+    body: null;
+    response: HistogramsPage;
+  };
+  /** Return rows of a large table, which is stored in a file. */
+  "GET /api/v1/runs/{run}/media/tables/{sha256}": {
+    path: { run: string; sha256: string };
+    query: { offset?: number | null; limit?: number | null };
+    body: null;
+    response: TableRowsPage;
+  };
+  /** Return a stored file; pictures also scaled down. Only pictures, audio and video are shown by browsers. */
+  "GET /api/v1/runs/{run}/media/blobs/{sha256}": {
+    path: { run: string; sha256: string };
+    query: { size?: 320 | null; table?: string | null; download?: boolean | null };
+    body: null;
+    response: null;
+  };
+  /** Return logged HTML or a plotly figure as a page for a sandboxed frame. */
+  "GET /api/v1/runs/{run}/media/frames/{sha256}": {
+    path: { run: string; sha256: string };
     query: {};
     body: null;
     response: null;
