@@ -366,6 +366,37 @@ def test_optimizers_have_names(run):
         tacho.watch(None, {1: first})
 
 
+class Gan:
+    def __init__(self):
+        self.model, self.optimizerG, self.loader = parts()
+        self.opt = {"disc": torch.optim.Adam(self.model.parameters(), lr=0.01)}
+
+    def train(self):
+        for batch in tacho.track(self.loader):
+            self.losses = [train_step(self.model, optim, batch) for optim in (self.opt["disc"], self.optimizerG)]
+
+
+def test_optimizers_are_named_after_variables(run):
+    gan = Gan()
+    with tacho.watch(None, [gan.optimizerG, gan.opt["disc"]]):
+        gan.train()
+    last = steps(recorded(run))[-1]
+    assert [last["loss/discriminator"], last["loss/generator"]] == gan.losses
+    assert last["lr/discriminator"] == 0.01 and "loss/0" not in last and "train_loss" not in last
+    assert overview(run.folder).train_loss == last["loss/generator"]
+
+
+def test_variables_without_a_main_loss_name_no_optimizers(run):
+    """`encoder` and `decoder` would not say which loss is the one of the run."""
+    model, encoder_optim, loader = parts()
+    decoder_optim = torch.optim.Adam(model.parameters(), lr=0.5)
+    with tacho.watch(None, [encoder_optim, decoder_optim]):
+        for batch in tacho.track(loader):
+            losses = [train_step(model, optim, batch) for optim in (encoder_optim, decoder_optim)]
+    last = steps(recorded(run))[-1]
+    assert [last["loss/0"], last["loss/1"]] == losses
+
+
 def test_watch_records_into_the_given_run(run, logs):
     model, optimizer, loader = parts()
     second = tacho.init("second", log_dir=str(logs), **QUIET)

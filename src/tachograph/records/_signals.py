@@ -46,7 +46,6 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "loss/mean",
         "total_loss",
         "train/total_loss",
-        "loss/generator",
         "loss/actor",
         "loss/0",
     ),

@@ -41,6 +41,7 @@ from tachograph.integrations._common.loop_state import (
     ValidationStarted,
 )
 from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
+from tachograph.integrations._common.optimizer_names import optimizer_names
 from tachograph.integrations._common.skipped_iterations import SkippedIterations
 from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
 from tachograph.recorder import ObservedStep, Run, latest_run
@@ -115,6 +116,8 @@ class LoopObserver:
         """The names of optimizers, by their ids, where they are known."""
         self._optimizer_order: dict[int, int] = {}
         """The optimizers in the order of their first steps."""
+        self._variable_names: dict[int, str] = {}
+        """The names of optimizers without one, from the variables that hold them."""
         self._has_several_losses = False
         """Whether several optimizers have stepped in one iteration, each on a loss of its own."""
         self.facts: dict[str, Any] = {}
@@ -567,9 +570,13 @@ class LoopObserver:
         """
         values: dict[str, Any] = {}
         losses_by_name: dict[str, list[Any]] = {}
+        optimizers = {part.optimizer for part in iteration.parts}
+        if not self.names and len(optimizers) > 1 and optimizers.isdisjoint(self._optimizer_order):
+            self._optimizer_order |= {part.optimizer: index for index, part in enumerate(iteration.parts)}
+            self._variable_names |= optimizer_names(sys._getframe(1), optimizers)
         start = 0
         for part in iteration.parts:
-            name = self.names.get(part.optimizer)
+            name = self.names.get(part.optimizer) or self._variable_names.get(part.optimizer)
             if name is None:
                 name = str(self._optimizer_order.setdefault(part.optimizer, len(self._optimizer_order)))
             losses_by_name[name] = iteration.losses[start : part.num_losses]
