@@ -132,11 +132,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 5.0
     energy_price_per_kwh: Annotated[
         float,
-        Meta(description="Price of a kWh, to show what the energy of a run costs; see [energy](energy.md).", ge=0),
+        Meta(description="Price of a kWh, to show the cost of a run; see [energy](energy.md).", ge=0),
     ] = 0.0
     energy_currency: Annotated[str, Meta(description="Currency of that price, such as `EUR`.")] = ""
     carbon_g_per_kwh: Annotated[
-        float, Meta(description="Grams of CO2 per kWh of your electricity, to show what a run emits.", ge=0)
+        float, Meta(description="Grams of CO2 per kWh of your electricity, to show the emissions of a run.", ge=0)
     ] = 0.0
     control_interval_s: Annotated[
         float, Meta(description="Seconds between polls of `control.json`; 0 turns remote control off.", ge=0, le=60)

@@ -11,6 +11,8 @@ from tachograph.black_box._format import (
     is_dump_name,
     reason_word,
 )
+from tachograph.black_box._killed import explain_kill, find_kill, write_kill_dump
+from tachograph.black_box._memory_group import MemoryGroup, child_memory_fields
 
 __all__ = [
     "Dump",
@@ -19,10 +21,15 @@ __all__ = [
     "DumpFile",
     "DumpPart",
     "DumpWriter",
+    "MemoryGroup",
     "Verdict",
+    "child_memory_fields",
     "dump_names",
     "dumps_folder",
+    "explain_kill",
+    "find_kill",
     "is_dump_name",
     "read_dumps",
     "reason_word",
+    "write_kill_dump",
 ]

@@ -195,6 +195,8 @@ def _header(history: RunHistory) -> RenderableType:
     last = history.attempts[-1] if history.attempts else None
     title = Text.assemble((safe(history.name), "bold"), "  ", state_text(history.state))
     reason = (last.end or {}).get("reason") if last else None
+    if not reason and history.failure is not None and history.failure.error_type is None:
+        reason = history.failure.message
     if reason:
         title.append(f"  {safe(reason)}", style="dim")
     max_steps = last.start.get("max_steps") if last else None

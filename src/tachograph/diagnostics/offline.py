@@ -15,7 +15,7 @@ from tachograph.diagnostics import SIGNALS, RuleEngine, is_rank_record, resolve_
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
-from tachograph.reader import Alert, AlertHistory, RankView, overview, read_ranks, worst_first
+from tachograph.reader import Alert, AlertHistory, RankView, crash_reason, overview, read_ranks, worst_first
 from tachograph.records import METRIC_KINDS, finite_or_none, freeze, is_frozen, plain_name, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -109,6 +109,8 @@ def diagnose(
     if folder is not None:
         run = overview(folder)
         diagnosis.state, diagnosis.reason = run.state, run.reason
+        if run.state is RunState.CRASHED and not run.reason:
+            diagnosis.reason = crash_reason(folder) or None
         diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state.is_failure]
     return diagnosis
 

@@ -7,7 +7,7 @@ from tachograph.reader._checkpoints import ParentRun, SavedCheckpoint, checkpoin
 from tachograph.reader._control_requests import accepts_requests, request_control
 from tachograph.reader._digest import Attempt, ControlState, RunDigest, set_step_metric
 from tachograph.reader._energy import Energy
-from tachograph.reader._failure import Failure
+from tachograph.reader._failure import Failure, crash_reason
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import (
     HasPath,
@@ -99,6 +99,7 @@ __all__ = [
     "batch_records",
     "checkpoint_records",
     "cover_windows",
+    "crash_reason",
     "find_copies",
     "find_parent",
     "find_readable_run",

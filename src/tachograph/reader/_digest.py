@@ -28,7 +28,7 @@ from tachograph.journal import (
 from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._energy import Energy, parse_energy, total_energy
-from tachograph.reader._failure import Failure, failure_of
+from tachograph.reader._failure import Failure, crash_reason, failure_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._labels import labels_of
 from tachograph.reader._plugins import PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT, PluginUse, plugins_of
@@ -101,6 +101,7 @@ class RunDigest:
         self._latest: dict[tuple[str, str], deque[tuple[int, dict[str, Any]]]] = {}
         self._num_kept = itertools.count()
         self._num_lost_records = 0
+        self._crash_reasons: dict[int, str] = {}
         self._alerts = AlertHistory()
         self._spans = SpanTreeBuilder()
         self._goodput = GoodputMeter()
@@ -212,7 +213,16 @@ class RunDigest:
         errors, logs = (
             [each for each in self.latest(kind) if time_of(each) >= started_at] for kind in ("error", "log")
         )
-        return failure_of(last.end, errors, logs, last.last_step)
+        failure = failure_of(last.end, errors, logs, last.last_step)
+        if last.end is None and not failure.message and self.state is RunState.CRASHED:
+            failure.message = self._crash_reason(last)
+        return failure
+
+    def _crash_reason(self, attempt: Attempt) -> str:
+        """Return why an attempt crashed, if the kernel still knows it; looked up once."""
+        if self._crash_reasons.get(attempt.index) is None:
+            self._crash_reasons[attempt.index] = crash_reason(self.folder, attempt.start)
+        return self._crash_reasons[attempt.index]
 
     @property
     def energy(self) -> Energy | None:

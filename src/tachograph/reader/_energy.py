@@ -30,11 +30,11 @@ class Energy(msgspec.Struct, kw_only=True):
     carbon_g: float | None = None
     """Emitted CO2 in grams, with the stated carbon intensity; None if there is none."""
     gaps: list[str] = []
-    """What is not included, such as ranks without counters."""
+    """Parts that are not included, such as ranks without counters."""
 
     @property
     def parts_text(self) -> str:
-        """Which parts are measured, and what is missing, such as `GPU only`."""
+        """The measured and the missing parts, such as `GPU only`."""
         parts = [("GPU", self.gpu_kwh), ("processors", self.cpu_kwh)]
         measured = [(name, kwh) for name, kwh in parts if kwh is not None]
         if len(measured) == 1:

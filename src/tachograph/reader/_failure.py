@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
+from tachograph.black_box import find_kill
+from tachograph.journal import RunFolder
 from tachograph.records import step_of
 
-__all__ = ["Failure", "failure_of"]
+__all__ = ["Failure", "crash_reason", "failure_of"]
 
 _STREAMS = ("stderr", "output", "stdout")
 """The streams of output, the most likely to contain the cause first."""
@@ -58,3 +60,14 @@ def failure_of(
         exit_code=exit_code if isinstance(exit_code, int) else None,
         output={stream: texts[stream] for stream in _STREAMS if texts.get(stream)},
     )
+
+
+def crash_reason(folder: RunFolder, start: Mapping[str, Any] | None = None) -> str:
+    """Return why the process of a run without an `end` record ended, if the kernel still knows; else empty.
+
+    Args:
+        folder: the run.
+        start: its last `start` record, if the caller has it.
+    """
+    verdict = find_kill(folder, start)
+    return "" if verdict is None else verdict.text

@@ -16,6 +16,7 @@ from tachograph._base.git import git_command, git_environment
 from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.version import __version__
+from tachograph.black_box import MemoryGroup
 from tachograph.records import mask_arguments, mask_text
 
 __all__ = ["config_facts", "git_facts", "samples_per_step", "system_facts"]
@@ -25,6 +26,7 @@ _GIT_TIMEOUT_S = 1.0
 
 def system_facts() -> dict[str, Any]:
     """Return the machine, the interpreter and the command line."""
+    group = MemoryGroup.of_this_process()
     return {
         "command": mask_arguments(sys.argv),
         "cwd": os.getcwd(),
@@ -35,6 +37,7 @@ def system_facts() -> dict[str, Any]:
         "num_cpus": os.cpu_count(),
         "host_mem_total_gb": round(psutil.virtual_memory().total / (1 << 30), 1),
         "gpus": GpuProbe().names(),
+        "memory_cgroup": None if group is None else {"path": str(group.folder), "inode": group.inode},
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
     }
 

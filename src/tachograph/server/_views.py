@@ -86,7 +86,7 @@ _SYSTEM_FIELDS = (
 _NON_FACT_FIELDS = {
     *_SYSTEM_FIELDS,
     *("event", "time", "run_name", "run_id", "schema", "resumed", "session_tag", "perf_tag", "tags", "config", "git"),
-    *("process", "log_every", "max_steps", "tachograph", "parents"),
+    *("process", "log_every", "max_steps", "tachograph", "parents", "memory_cgroup"),
 }
 _MAX_CHECKPOINTS = 50
 _MAX_TEXT_CHARS = 40_000

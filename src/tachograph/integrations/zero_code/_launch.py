@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from tachograph._base.guard import guard
 from tachograph._init import init
+from tachograph.black_box import find_kill, write_kill_dump
 from tachograph.exceptions import ConfigError, LogDirError, ProgramNotFoundError, TachographError
 from tachograph.integrations.zero_code._launch_spec import ChildReport, LaunchSpec, read_child_reports
 from tachograph.integrations.zero_code._output import ProgramOutput, tee_output
@@ -411,5 +412,17 @@ def _append_end(folder: RunFolder, end: Mapping[str, Any], output: ProgramOutput
             )  # the program ended its run before its own end
         if run_overview.reason and (end["status"] == "finished" or run_overview.state in _UNSUCCESSFUL):
             end["reason"] = run_overview.reason
+    dumps = _explain_kill(folder, end, run_overview.step) if end["status"] == "failed" else []
     with contextlib.suppress(OSError):  # a full disk or a deleted folder: the program's own records are unaffected
-        append_after_exit(folder, [*_log_records(output), ("end", end)])
+        append_after_exit(folder, [*_log_records(output), *dumps, ("end", end)])
+
+
+def _explain_kill(folder: RunFolder, end: dict[str, Any], step: int | None) -> list[tuple[str, dict[str, Any]]]:
+    """Add to the reason of the end that memory was full, if there is evidence; return records of a dump about it."""
+    with guard("looking for the reason of a kill"):
+        is_sigkill = end.get("signal") == "SIGKILL" or end.get("exit_code") == 128 + signal.SIGKILL
+        verdict = find_kill(folder, is_sigkill=is_sigkill)
+        if verdict is not None:
+            end["reason"] = f"{end['reason']}: {verdict.text}"
+            return write_kill_dump(folder, verdict, step)
+    return []

@@ -66,7 +66,7 @@ class EnergyMeter:
         counters: dict[str, float] = {}
         readings_mj = self._gpus.energy_mj()
         for uuid, reading_mj in readings_mj.items():
-            # The counter restarts when the driver is loaded again. What was used in between is unknown.
+            # The counter restarts when the driver is loaded again. The use in between is unknown.
             added_mj = max(0, reading_mj - self._last_mj.get(uuid, reading_mj))
             self._used_mj[uuid] = self._used_mj.get(uuid, 0) + added_mj
             self._last_mj[uuid] = reading_mj

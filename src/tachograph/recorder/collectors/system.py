@@ -18,6 +18,7 @@ import psutil
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph.black_box import MemoryGroup, child_memory_fields
 from tachograph.recorder.collectors.energy import EnergyMeter
 
 __all__ = ["MemorySampler", "SystemSampler", "memory_fields"]
@@ -85,6 +86,7 @@ class SystemSampler:
         self._deliver = deliver
         self._deliver_energy = deliver_energy
         self._energy: EnergyMeter | None = None
+        self._memory_group = MemoryGroup.of_this_process()
         self._stopping = ReentrantEvent()
         self._gpus = GpuProbe()
         self._last_sample_at = time.monotonic()
@@ -121,6 +123,9 @@ class SystemSampler:
             fields["net_sent_mb_per_s"] = round((network[0] - self._last_network[0]) / took_s / 1e6, 3)
             fields["net_received_mb_per_s"] = round((network[1] - self._last_network[1]) / took_s / 1e6, 3)
         self._last_sample_at, self._last_network = now_s, network
+        if self._memory_group is not None:
+            fields.update(self._memory_group.fields())
+        fields.update(child_memory_fields(os.getpid()))
         fields.update(self._gpus.sample())
         fields.update(_allocator_fields())
         return fields
