@@ -13,6 +13,7 @@ import pytest
 
 import tachograph
 from tachograph.catalog import Catalog, QueryError, annotate, describe_fields, known_fields, parse_query, sort_rows
+from tachograph.catalog._index import _VERSION as INDEX_VERSION
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder, this_process
 from tachograph.store import Store
@@ -163,7 +164,7 @@ def test_index_keeps_all_values_by_column(tmp_path):
             make_run(tmp_path / "later" / f"run-{number}", number=-number)
         loaded.rows(is_full=True)
         shutil.rmtree(tmp_path / "later")
-    index = tmp_path / ".tachograph" / "index" / "v4.msgpack"
+    index = tmp_path / ".tachograph" / "index" / f"v{INDEX_VERSION}.msgpack"
     damaged = bytearray(index.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     index.write_bytes(damaged)
@@ -225,7 +226,7 @@ def test_damaged_caches_are_ignored(tmp_path, content):
     for number in range(20):
         make_run(tmp_path / f"run-{number:02}", number=number)
     Catalog(tmp_path).rows(is_full=True)
-    index = tmp_path / ".tachograph" / "index" / "v4.msgpack"
+    index = tmp_path / ".tachograph" / "index" / f"v{INDEX_VERSION}.msgpack"
     assert index.stat().st_size > 1_000
     index.write_bytes(content)
     for number in range(20):

@@ -10,9 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tachograph.journal import RunFolder, compress_journal, lock_run_folder, read_requests, write_requests
+from tachograph.journal import (
+    RunFolder,
+    compress_journal,
+    lock_run_folder,
+    read_heartbeat,
+    read_requests,
+    write_requests,
+)
+from tachograph.reader import read_ranks
 from tachograph.remote import hash_bytes, read_send_state
 from tachograph.server.team import KeyUsage
+from tests.conftest import HANG_S, Script, reserve_port, wait_for
 from tests.remote.conftest import Team, send_all
 from tests.store import append, lines, step
 
@@ -41,6 +50,39 @@ def test_journal_of_rank_0_is_the_one_of_the_run(team: Team, make_run: MakeRun):
     sender = team.sender(folder)
     send_all(sender)
     assert team.copy_of(sender).journal.read_bytes() == folder.journal.read_bytes()
+
+
+def test_ranks_that_run_are_running_on_the_server(team: Team, logs: Path, script: Callable[..., Script]):
+    source = """
+        import sys, time
+        import tachograph as tacho
+        run = tacho.init("job", log_dir=sys.argv[1], console=False, flush_interval_s=0.05)
+        run.log({"loss": 1.0}, step=0)
+        print("started", flush=True)
+        sys.stdin.readline()
+    """
+    job = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(reserve_port())}
+    programs = [script(source, logs, env={**job, "RANK": str(rank)}, preload="tachograph") for rank in range(3)]
+    folder = RunFolder(logs / "job")
+    wait_for(lambda: [view.state for view in read_ranks(folder)] == ["running"] * 3)
+    programs[2].process.kill()
+    programs[2].process.wait(HANG_S)
+    sender = team.sender(folder)
+    send_all(sender)
+    copy = team.copy_of(sender)
+    wait_for(lambda: sender.poll(flush=True) is not None and len(read_ranks(copy)) == 3)
+    sender._send_beat()
+    views = read_ranks(copy)
+    # Here the server runs on the same machine; elsewhere it only knows that it receives nothing from a rank.
+    assert [str(view.state) for view in views] == ["running", "running", "crashed"]
+    heartbeats = [read_heartbeat(copy.rank_heartbeat(rank)) for rank in (1, 2)]
+    assert [heartbeat is None for heartbeat in heartbeats] == [False, True]
+    assert views[1].host == read_ranks(folder)[1].host
+    page = team.client.get("/api/v1/runs/default%2Fjob/ranks", headers=team.headers("read")).json()
+    assert page["num_by_state"] == {"running": 2, "crashed": 1}
+    for program in programs[:2]:
+        program.process.communicate("\n", timeout=HANG_S)
+    sender.close()
 
 
 def test_sent_state_tells_what_is_left(team: Team, make_run: MakeRun):

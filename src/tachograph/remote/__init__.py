@@ -18,6 +18,7 @@ from tachograph.remote._sender import RunSender, SendState, lag_bytes, read_send
 from tachograph.remote._wire import (
     BEFORE_BYTES,
     MAX_BATCH_BYTES,
+    MAX_BEAT_BYTES,
     MAX_RANK,
     RUN_FILES,
     RUN_ID,
@@ -35,6 +36,7 @@ __all__ = [
     "API_KEY_VARIABLE",
     "BEFORE_BYTES",
     "MAX_BATCH_BYTES",
+    "MAX_BEAT_BYTES",
     "MAX_RANK",
     "RUN_FILES",
     "RUN_ID",

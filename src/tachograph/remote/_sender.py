@@ -36,14 +36,17 @@ from tachograph._base.files import make_folder, open_to_read, read_small, replac
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
 from tachograph.journal import (
+    Heartbeat,
     Request,
     RunFolder,
     RunState,
     complete_size,
     current_state,
+    infer_writer_state,
     journal_size,
     open_journal,
     read_heartbeat,
+    this_process,
     write_requests,
 )
 from tachograph.records import decode
@@ -51,6 +54,7 @@ from tachograph.remote._connection import Connection, ConnectionFailedError, Ser
 from tachograph.remote._wire import (
     BEFORE_BYTES,
     MAX_BATCH_BYTES,
+    MAX_BEAT_BYTES,
     MAX_RANK,
     RUN_ID,
     BatchAnswer,
@@ -75,6 +79,8 @@ _NEVER = 1 << 62
 _MAX_REQUESTS = 100
 """In one answer of the server."""
 _MAX_FORWARDED = 100_000
+_MAX_BEAT_RANKS = 1_000
+"""A beat every five seconds then states each of 4,000 ranks often enough to be seen as running."""
 
 
 class SendState(msgspec.Struct):
@@ -153,6 +159,9 @@ class RunSender:
         self._unsent_bytes: dict[int, int] = {}
         """The bytes that are left to send of each rank's journal; 0 if only a part of a line is left."""
         self._last_beat_s = -1e9
+        self._max_beat_ranks = _MAX_BEAT_RANKS
+        self._next_rank = 0
+        """The index of the rank whose heartbeat is the first of the next beat."""
         self._control_version = ""
         self._forwarded_request_ids: set[str] = set()
         self._max_batch_bytes = 1 << 20
@@ -317,11 +326,38 @@ class RunSender:
     def _send_beat(self) -> None:
         heartbeat = read_heartbeat(self.folder.heartbeat)
         is_running = heartbeat is not None and current_state(self.folder) is RunState.RUNNING
-        beat = Beat(heartbeat if is_running else None, sum(self._unsent_bytes.values()))
+        beat = Beat(
+            heartbeat if is_running else None,
+            self._running_ranks(),
+            lag_bytes=sum(self._unsent_bytes.values()),
+        )
         headers = {"Tacho-Now": f"{time.time():.3f}", "Tacho-Control": self._control_version}
-        response = self._connection.request("PUT", f"{_ROUTE}/{self._run_id}/beat", msgspec.json.encode(beat), headers)
+        target = f"{_ROUTE}/{self._run_id}/beat"
+        response = self._connection.request("PUT", target, msgspec.json.encode(beat), headers)
+        if response.status == 413 and beat.ranks:  # a server of an earlier version, to which ranks mean nothing
+            self._max_beat_ranks = 0
+            beat = msgspec.structs.replace(beat, ranks={})
+            response = self._connection.request("PUT", target, msgspec.json.encode(beat), headers)
         self._forward_requests(_decode(self._check(response), BatchAnswer))
         self._last_beat_s = self._clock()
+
+    def _running_ranks(self) -> dict[str, Heartbeat]:
+        """Return the heartbeats of other ranks that run, of as many ranks as fit into a beat; of more, in turns."""
+        ranks = [rank for rank in self.folder.other_ranks() if 0 < rank <= MAX_RANK]
+        turn = ranks[self._next_rank : self._next_rank + self._max_beat_ranks]
+        self._next_rank = 0 if self._next_rank + len(turn) >= len(ranks) else self._next_rank + len(turn)
+        heartbeats: dict[str, Heartbeat] = {}
+        num_bytes = 0
+        caller = this_process()
+        for rank in turn:
+            heartbeat = read_heartbeat(self.folder.rank_heartbeat(rank))
+            if heartbeat is None or infer_writer_state(heartbeat.process, heartbeat, caller) is not RunState.RUNNING:
+                continue
+            num_bytes += len(msgspec.json.encode(heartbeat)) + 16
+            if num_bytes > MAX_BEAT_BYTES // 2:
+                break
+            heartbeats[str(rank)] = heartbeat
+        return heartbeats
 
     def _check(self, response: ServerResponse) -> ServerResponse:
         """Return the answer if the request succeeded; else raise `_RetryError`."""

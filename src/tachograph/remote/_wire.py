@@ -26,6 +26,7 @@ from tachograph.journal import Heartbeat, Request, RunFolder
 __all__ = [
     "BEFORE_BYTES",
     "MAX_BATCH_BYTES",
+    "MAX_BEAT_BYTES",
     "MAX_RANK",
     "RUN_FILES",
     "RUN_ID",
@@ -53,6 +54,8 @@ TOKEN_FORMAT = re.compile(r"tk_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 MAX_RANK = 99_999
 MAX_BATCH_BYTES = 16 << 20
 """The most plain bytes in a request. A batch is smaller, unless one line is that long."""
+MAX_BEAT_BYTES = 4 << 20
+"""The most bytes of a beat."""
 BEFORE_BYTES = 4096
 """So many bytes before the offset are compared by their hash, so that different journals are never joined."""
 
@@ -105,6 +108,8 @@ class Beat(msgspec.Struct, frozen=True):
     """Reports that the trainer is alive, or that its run has ended, and how much is left to send."""
 
     heartbeat: Heartbeat | None = None
+    ranks: dict[Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}$")], Heartbeat] = {}
+    """The heartbeats of other ranks that run, by rank; of a large job, those of some ranks in turn."""
     lag_bytes: int = 0
     media_pending: int = 0
 

@@ -37,7 +37,7 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph._base.typed import decode_json
-from tachograph.journal import RunFolder, complete_size, lock_run_folder, restore_journal, uptime_s
+from tachograph.journal import Heartbeat, RunFolder, complete_size, lock_run_folder, restore_journal, uptime_s
 from tachograph.records import suggest_run_name
 from tachograph.remote import BEFORE_BYTES, MAX_RANK, RUN_FILES, RUN_ID, Beat, Registration, hash_bytes, run_files
 from tachograph.server._copy_status import CopyStatus, copy_status_path, read_copy_status
@@ -264,14 +264,26 @@ class RunCopy:
         status = CopyStatus(self.entry.run_id, time.time(), beat.lag_bytes, beat.media_pending, skew_s)
         with self._mutex:
             replace_file(copy_status_path(self.folder), msgspec.json.encode(status), below=self.folder.path)
-        if beat.heartbeat is None:
-            return
-        process = beat.heartbeat.process
-        # Readers compare a process with the processes of their own machine; names of machines are not unique.
-        process = msgspec.structs.replace(process, pid_namespace=_REMOTE + process.pid_namespace)
-        heartbeat = msgspec.structs.replace(beat.heartbeat, process=process, time=time.time(), uptime_s=uptime_s())
         with self._mutex:
-            replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)
+            if beat.heartbeat is not None:
+                self._store_heartbeat(self.folder.heartbeat, beat.heartbeat)
+            for rank, heartbeat in beat.ranks.items():
+                path = self.folder.rank_heartbeat(int(rank))
+                make_folder(path.parent, below=self.folder.path)
+                self._store_heartbeat(path, heartbeat)
+
+    def _store_heartbeat(self, path: Path, heartbeat: Heartbeat) -> None:
+        # Readers compare a process with the processes of their own machine; names of machines are not unique.
+        namespace = _REMOTE + heartbeat.process.pid_namespace
+        now_s = time.time()
+        stored_heartbeat = msgspec.structs.replace(
+            heartbeat,
+            process=msgspec.structs.replace(heartbeat.process, pid_namespace=namespace),
+            time=now_s,
+            uptime_s=uptime_s(),
+            phase_since=heartbeat.phase_since + now_s - heartbeat.time if heartbeat.phase_since else 0.0,
+        )
+        replace_file(path, msgspec.json.encode(stored_heartbeat), below=self.folder.path)
 
     def close(self) -> None:
         """Close the files and release the lock."""

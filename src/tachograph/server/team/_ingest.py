@@ -27,7 +27,16 @@ from starlette.types import Receive, Scope, Send
 
 from tachograph._base.typed import decode_json
 from tachograph.journal import ControlFileError, read_requests
-from tachograph.remote import MAX_BATCH_BYTES, BatchAnswer, Beat, Registered, Registration, SendLimits, hash_bytes
+from tachograph.remote import (
+    MAX_BATCH_BYTES,
+    MAX_BEAT_BYTES,
+    BatchAnswer,
+    Beat,
+    Registered,
+    Registration,
+    SendLimits,
+    hash_bytes,
+)
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server.team._access import TeamAccess
 from tachograph.server.team._blobs import BlobStore
@@ -119,7 +128,7 @@ class IngestApp:
             body = await _read_body(receive, headers, _MAX_JSON_BYTES)
             return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
         if part == "beat":
-            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            body = await _read_body(receive, headers, MAX_BEAT_BYTES)
             return await self._in_thread(self._beat, run_id, _parse(body, Beat), key, headers)
         offset = _parse_offset(scope)
         self._access.check_rate(key)
