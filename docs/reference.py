@@ -47,6 +47,12 @@ GROUPS = (
         "read show RunHistory Series RunState diagnose",
     ),
     Group(
+        "Artifacts",
+        "Stored with `Run.log_artifact`. See [artifacts](artifacts.md).",
+        "tachograph",
+        "find_artifact list_artifacts ArtifactVersion",
+    ),
+    Group(
         "Parts of a run that was read",
         "The attributes of `RunHistory` contain objects of these classes.",
         "tachograph.reader",
@@ -101,8 +107,8 @@ GROUPS = (
         "Errors: `tachograph.exceptions`",
         "All of them are `TachographError`s. They are raised during setup and while reading; recording raises nothing.",
         "tachograph.exceptions",
-        "TachographError ConfigError RunNameError LogDirError NoRunError RunNotFoundError ControlError CodeError "
-        "ServeError ColumnStoreError TableExportError",
+        "TachographError ConfigError RunNameError LogDirError NoRunError RunNotFoundError ControlError ArtifactError "
+        "CodeError ServeError ColumnStoreError TableExportError",
     ),
 )
 """What the page contains, in this order. Every name in `__all__` of a module must be in one of its groups."""

@@ -20,18 +20,20 @@ ALLOWED = {
     "base": set(),
     "records": {"base"},
     "journal": {"base", "records"},
+    "artifacts": {"base", "records"},
     "black_box": {"base", "records", "journal"},
     "reader": {"base", "records", "journal", "black_box"},
     "diagnostics": {"base", "records"},
     "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
     "media": {"base", "records", "journal"},
-    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics"},
+    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics", "artifacts"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
     "remote": {"base", "records", "journal"},
     "_init": {"base", "records", "reader", "diagnostics", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
-    "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"},
+    "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"}
+    | {"artifacts", "media"},
     "integrations": {"base", "records", "journal", "black_box", "reader", "recorder", "spans", "sinks", "bridges"}
     | {"_init"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"}
@@ -62,6 +64,7 @@ ALLOWED = {
     "server.team": {"base", "records", "journal", "remote", "server", "server.columns"},
     "cli": {
         "base",
+        "artifacts",
         "black_box",
         "catalog",
         "catalog.export",
@@ -87,6 +90,7 @@ ALLOWED = {
     },
     "__init__": {
         "base",
+        "artifacts",
         "black_box",
         "diagnostics.offline",
         "integrations",

@@ -18,6 +18,7 @@ from tachograph._base.version import __version__
 
 if TYPE_CHECKING:
     from tachograph._init import init, init_from_config
+    from tachograph.artifacts import ArtifactVersion, find_artifact, list_artifacts
     from tachograph.diagnostics.offline import diagnose
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from tachograph.store.notebook import show
 
 __all__ = [
+    "ArtifactVersion",
     "Audio",
     "Completions",
     "ConfusionMatrix",
@@ -101,9 +103,11 @@ __all__ = [
     "dataloader_init",
     "diagnose",
     "distributed_init",
+    "find_artifact",
     "forward",
     "init",
     "init_from_config",
+    "list_artifacts",
     "log",
     "model_init",
     "optimizer_init",
@@ -128,6 +132,7 @@ __all__ = [
 # The module that defines each public name. The names are imported on first use, so `import tachograph` stays cheap.
 _MODULES = {
     "tachograph._init": {"init", "init_from_config"},
+    "tachograph.artifacts": {"ArtifactVersion", "find_artifact", "list_artifacts"},
     "tachograph.diagnostics.offline": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},

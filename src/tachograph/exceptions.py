@@ -8,6 +8,7 @@ TachographError
 ├── NoRunError         `tachograph.log` or a similar function was called before `tachograph.init`
 ├── RunNotFoundError   no run has that name or lies at that path
 ├── ControlError       a control cannot be registered or requested
+├── ArtifactError      an artifact is missing, was changed or cannot be stored
 ├── CodeError          captured code is missing, or cannot be compared or rebuilt
 ├── ServeError         the dashboard cannot listen on the given address
 ├── ColumnStoreError   ClickHouse cannot be reached, or rejected a statement
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
+    "ArtifactError",
     "CodeError",
     "ColumnStoreError",
     "ConfigError",
@@ -72,6 +74,10 @@ class RunNotFoundError(TachographError, FileNotFoundError):
 
 class ControlError(TachographError, ValueError):
     """A control cannot be registered or requested."""
+
+
+class ArtifactError(TachographError):
+    """An artifact is missing, was changed or cannot be stored; the message says what to do."""
 
 
 class CodeError(TachographError):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -550,9 +551,8 @@ def test_saved_files_are_links_in_the_run_folder(logs, tmp_path):
         run.log_artifact("out/model.bin", name="m", type="model", aliases=["best"])
     assert (logs / "x" / "files" / "model.bin").read_text() == "weights"
     (artifact,) = events(logs / "x", "artifact")
-    assert (artifact["artifact"], artifact["aliases"], artifact["paths"]) == (
-        "m", ["best"], [str(tmp_path / "out" / "model.bin")],
-    )  # fmt: skip
+    fields = ("artifact", "version", "type", "aliases", "size_bytes")
+    assert [artifact[name] for name in fields] == ["m", "v0", "model", ["latest", "best"], 7]
 
 
 @pytest.mark.parametrize("name", ["sweep", "agent", "sklearn", "attach"])
@@ -655,45 +655,104 @@ def test_keys_that_are_no_texts_become_texts(logs):
 
 
 def test_artifacts_are_found_by_version_and_alias(logs, tmp_path):
-    for number, aliases in enumerate([["best"], None, ["newest"]]):
-        path = tmp_path / f"model{number}.bin"
+    for number, aliases in enumerate([["best"], None, "newest"]):
+        path = tmp_path / "model.bin"  # the same path: the content is copied when it is added
         path.write_text(str(number))
         with wandb.init(name=f"train-{number}") as run:
             artifact = wandb.Artifact("net", type="model", metadata={"depth": number})
-            artifact.add_file(path)
-            run.log_artifact(artifact, aliases=aliases)
+            artifact.add_file(path, name="weights/net.bin")
+            path.write_text("changed")
+            assert (artifact.state, artifact.name, artifact.is_draft(), artifact.size) == ("PENDING", "net", True, 1)
+            with pytest.raises(AttributeError, match="prior to logging"):
+                _ = artifact.version
+            assert run.log_artifact(artifact, aliases=aliases) is artifact
+            artifact.wait(timeout=HANG_S)
+            assert (artifact.version, artifact.name, artifact.state) == (f"v{number}", f"net:v{number}", "COMMITTED")
+            with pytest.raises(AttributeError, match="finalized"):
+                artifact.add_file(path)
+            assert run.use_artifact("net:latest").version == f"v{number}"
     with wandb.init(name="evaluate") as run:
         expected = {"net": 2, "net:latest": 2, "net:v0": 0, "net:best": 0, "net:newest": 2, "me/p/net:v1": 1}
         for name, number in expected.items():
             used = run.use_artifact(name, type="model")
             assert (used.version, used.metadata, used.type) == (f"v{number}", {"depth": number}, "model"), name
-            with open(used.file(), encoding="utf-8") as file:
-                assert file.read() == str(number)
-        assert run.use_model("net:v1") == str(tmp_path / "model1.bin")
+            assert Path(used.download(), "weights", "net.bin").read_text() == str(number)
+            assert used.download().endswith(f"artifacts/net:v{number}")
+            used.verify()
+        assert Path(run.use_model("net:v1")).read_text() == "1"
         assert run.use_artifact(used) is used
-        (tmp_path / "model0.bin").unlink()
-        with pytest.raises(wandb.CommError, match="no longer exists"):
-            run.use_artifact("net:v0").download()
-        with pytest.raises(wandb.CommError, match="'net:v3' not found"):
-            run.use_artifact("net:v3")
+        assert used.get_path("weights/net.bin").download(tmp_path / "one") == str(
+            tmp_path / "one" / "weights" / "net.bin"
+        )
+        assert ([file.name for file in used.files()], used.logged_by().name) == (["weights/net.bin"], "train-1")
+        for name, error, text in [
+            ("net:v3", wandb.CommError, "'net:v3' not found"),
+            ("nett", wandb.CommError, "did you mean 'net'"),
+        ]:
+            with pytest.raises(error, match=text):
+                run.use_artifact(name)
+        with pytest.raises(ValueError, match="does not match type model"):
+            run.use_artifact("net", type="dataset")
+        with pytest.raises(KeyError, match="not contained"):
+            used.get_path("net.bin")
+        (tmp_path / "artifacts" / "net:v1" / "more").write_text("")
+        with pytest.raises(ValueError, match="not a member"):
+            used.verify()
     assert [event["version"] for event in events(logs / "evaluate", "artifact_used")][:3] == ["v2", "v2", "v0"]
-    assert wandb.Api().artifact("net:best").version == "v0"
+    api = wandb.Api()
+    assert api.artifact("net:best").version == "v0" and not api.artifact_exists("net:v7")
+    assert [artifact.version for artifact in api.artifacts("model", "net")] == ["v2", "v1", "v0"]
+    assert [run.name for run in api.artifact("net:v0").used_by()] == ["evaluate", "train-0"]
+    assert [artifact.name for artifact in api.run("train-2").logged_artifacts()] == ["net:v2"]
+    assert {artifact.name for artifact in api.run("evaluate").used_artifacts()} == {"net:v0", "net:v1", "net:v2"}
 
 
-def test_artifact_of_several_folders_is_a_folder_of_links(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.txt").write_text(name)
-    artifact = wandb.Artifact("data", type="dataset")
-    artifact.add_dir(tmp_path / "a")
-    assert artifact.download() == str(tmp_path / "a")
-    artifact.add_file(tmp_path / "b" / "b.txt")
-    folder = artifact.download()
-    assert folder == str(tmp_path / "artifacts" / "data:v0")
-    assert sorted(os.listdir(folder)) == ["a.txt", "b.txt"]
-    assert artifact.download(tmp_path / "here") == str(tmp_path / "here")
-    with pytest.raises(ValueError, match="more than one file"):
-        artifact.file()
+def test_artifact_of_written_files_folders_tables_and_links(logs, tmp_path):
+    (tmp_path / "data" / "part").mkdir(parents=True)
+    (tmp_path / "data" / "part" / "b.txt").write_text("b")
+    with wandb.init(name="x") as run:
+        artifact = wandb.Artifact("data", type="dataset")
+        with artifact.new_file("a.txt") as file:
+            file.write("ä")
+        with artifact.new_file("a.bin", mode="wb") as file:
+            file.write(b"1")
+        with pytest.raises(ValueError, match="already exists"), artifact.new_file("a.txt"):
+            pass
+        with pytest.raises(RuntimeError), artifact.new_file("broken"):
+            raise RuntimeError
+        artifact.add_dir(tmp_path / "data", name="folder")
+        artifact.add_reference("s3://bucket/c.bin")
+        artifact.add_reference(f"file://{tmp_path}/data/part/b.txt", name="here.txt")
+        artifact.add(wandb.Table(columns=["a"], data=[[1], [float("nan")]]), "rows")
+        for name in ("../out", "/etc/passwd", ""):
+            with pytest.raises(ValueError, match=r"must be relative|without"):
+                artifact.add_file(tmp_path / "data" / "part" / "b.txt", name=name or "..")
+        with pytest.raises(ValueError, match="not a file"):
+            artifact.add_file("missing")
+        with pytest.raises(ValueError, match="same path twice"):
+            artifact.add_file(tmp_path / "data" / "part" / "b.txt", name="a.txt")
+        with pytest.raises(ValueError, match="alphanumeric"):
+            wandb.Artifact("a/b", type="dataset")
+        digest = artifact.digest
+        run.log_artifact(artifact).wait()
+        paths = ["a.bin", "a.txt", "c.bin", "folder/part/b.txt", "here.txt", "rows.table.json"]
+        assert [file.path for file in artifact.files()] == paths and artifact.digest == digest
+        with pytest.raises(wandb.CommError, match=r"reference to 's3://bucket/c.bin'"):
+            artifact.download()
+        folder = Path(artifact.download(tmp_path / "out", allow_missing_references=True))
+        assert [(folder / name).read_text() for name in ("a.txt", "here.txt")] == ["ä", "b"]
+        assert artifact.get("rows").data[0] == [1] and artifact.get("missing") is None
+        run.link_artifact(artifact, "registry/chosen data", aliases=["production"])
+        assert run.use_artifact("chosen-data:production").digest == digest
+        again = wandb.Artifact("data", type="dataset")
+        again.add_dir(tmp_path / "data", name="folder")
+        assert run.use_artifact(again).version == "v1"
+        artifact.aliases.append("stable")
+        artifact.save()
+        assert wandb.Api().artifact("data:stable").version == "v0"
+        run.log_model(tmp_path / "data", name="m")
+        assert Path(run.use_model("m")).parts[-2:] == ("part", "b.txt")
+    assert os.listdir(logs / ".tachograph" / "artifacts" / "staging") == []
 
 
 # Api -----------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ __all__ = [
     "add_file",
     "add_name",
     "check_file",
+    "clone_file",
     "create_file",
     "exclusive_lock",
     "is_trusted",
@@ -58,6 +59,8 @@ _SAFE_FLAGS = 0
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", "O_NOINHERIT"):
     _SAFE_FLAGS |= getattr(os, _flag, 0)
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FICLONE = 0x40049409
+"""The request of Linux to share the blocks of another file."""
 _HAS_DIR_FD = os.open in os.supports_dir_fd
 
 
@@ -117,10 +120,20 @@ def open_lock(path: Path, *, below: Path, mode: int = 0o644) -> int:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[None]:
+def exclusive_lock(
+    path: Path, *, below: Path, mode: int = 0o644, is_shared: bool = False, may_wait: bool = True
+) -> Iterator[None]:
     """Wait until no other process or thread is in such a block; see `open_lock`. Windows has no such locks.
 
+    Args:
+        path: the file to lock.
+        below: see the module.
+        mode: the permissions of a new file.
+        is_shared: whether others may be in the block at the same time if they share it as well.
+        may_wait: whether to wait for others.
+
     Raises:
+        BlockingIOError: if others are in the block and this must not wait.
         OSError: if the file cannot be opened or locked.
     """
     descriptor = open_lock(path, below=below, mode=mode)
@@ -128,7 +141,8 @@ def exclusive_lock(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[No
         with suppress(ImportError):
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            operation = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, operation if may_wait else operation | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
@@ -286,6 +300,20 @@ def write_all(descriptor: int, data: bytes | memoryview) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return len(data)
+
+
+def clone_file(source: int, target: int) -> bool:
+    """Give a new file the content of another one without copying it; return False where that is not possible.
+
+    Some file systems (Btrfs, XFS) let files share blocks until one of them is changed, so a clone costs nothing and
+    later changes of the source do not affect it.
+    """
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.ioctl(target, _FICLONE, source)
+        return True
+    return False
 
 
 def add_name(source: Path, target: Path, *, below: Path) -> None:

@@ -48,7 +48,7 @@ class RelatedRun(msgspec.Struct):
     global_step: int | None
     """The step of the parent's checkpoint that the child started from."""
     how: str | None
-    """`resume`, `init`, `finetune`, `merge` or `distill`."""
+    """`resume`, `init`, `finetune`, `merge`, `distill`, or `artifact` for the run that stored an artifact."""
     checkpoint_path: str | None
     is_here: bool
     """Whether the run is in the log folders."""

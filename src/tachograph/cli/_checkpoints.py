@@ -78,7 +78,8 @@ def _ancestors(history: RunHistory, log_dir: str) -> Iterator[_ChainLink]:
     for ancestor in ancestors_of(row, rows):
         if skipped_below is not None and ancestor.depth > skipped_below:
             continue
-        skipped_below = ancestor.depth if ancestor.how == "distill" else None  # a teacher, other weights
+        # A teacher has other weights, and an artifact may be data.
+        skipped_below = ancestor.depth if ancestor.how in {"distill", "artifact"} else None
         if skipped_below is not None:
             continue
         if not ancestor.is_here:

@@ -30,6 +30,7 @@ _COMMANDS = {
     "_diff": "diff",
     "_reproduce": "reproduce",
     "_origin": "origin",
+    "_artifact": "artifact",
     "_tail": "tail",
     "_logs": "logs",
     "_export": "export",

@@ -36,7 +36,7 @@ class ParentRun(msgspec.Struct):
     checkpoint_path: str | None = None
     global_step: int | None = None
     how: str | None = None
-    """`resume`, `init`, `finetune`, `merge` or `distill`."""
+    """`resume`, `init`, `finetune`, `merge`, `distill`, or `artifact` for the run that stored an artifact."""
 
 
 def checkpoint_records(run: RunDigest) -> list[dict[str, Any]]:

@@ -51,7 +51,9 @@ from tachograph.records import (
 from tachograph.settings import Mode, Settings, resolve_mode
 
 if TYPE_CHECKING:
+    from tachograph.artifacts import ArtifactVersion
     from tachograph.media import MediaRecorder
+    from tachograph.recorder.collectors.artifacts import PendingArtifact
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
@@ -439,6 +441,57 @@ class Run:
         if self.backend is not None and (parent.run_id is None or parent.run_id != self.id):
             fields = {name: value for name, value in msgspec.structs.asdict(parent).items() if value is not None}
             self.add_record("event", {"name": PARENT, **fields})
+
+    def log_artifact(
+        self,
+        name: str,
+        files: Any,
+        *,
+        type: str = "file",  # noqa: A002
+        metadata: Mapping[str, Any] | None = None,
+        aliases: Iterable[str] = (),
+        description: str | None = None,
+        step: int | None = None,
+    ) -> PendingArtifact:
+        """Store files as a version of an artifact. Never raises; ``wait()`` of the result does.
+
+        The files are opened now, and hashed and copied by a thread. They may be renamed or deleted at once; change
+        their content only after ``wait()`` has returned, because a file that was changed is not stored. Equal files
+        are the same version. The alias `latest` always points at the version that was logged last.
+
+        Args:
+            name: the name of the artifact, such as `model`.
+            files: a file or a folder; a list of these; or a dict from paths in the artifact to files or bytes.
+            type: a word for the kind of files, such as `model` or `dataset`.
+            metadata: any values. Secrets are masked.
+            aliases: names such as `best`, which then point at this version.
+            description: a text.
+            step: the step to which the artifact belongs.
+
+        Example:
+            >>> version = run.log_artifact("model", "out/model.pt", type="model", aliases=["best"]).wait()
+        """
+        from tachograph.recorder.collectors.artifacts import log_artifact
+
+        return log_artifact(
+            self, name, files, type=type, metadata=metadata, aliases=aliases, description=description, step=step
+        )
+
+    def use_artifact(self, reference: str) -> ArtifactVersion:
+        """Return a version of an artifact of this log folder, and record that the run uses it.
+
+        Args:
+            reference: ``model:v2``, ``model:best``, or ``model`` for the latest version.
+
+        Raises:
+            ArtifactError: if there is none.
+
+        Example:
+            >>> folder = run.use_artifact("model:best").download()
+        """
+        from tachograph.recorder.collectors.artifacts import use_artifact
+
+        return use_artifact(self, reference)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""

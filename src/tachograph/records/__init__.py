@@ -13,6 +13,8 @@ from tachograph.records._codec import (
 )
 from tachograph.records._kinds import (
     AB_ARM,
+    ARTIFACT,
+    ARTIFACT_USED,
     BASELINE_SPEED,
     CONFIG_CHANGED,
     KINDS,
@@ -61,6 +63,8 @@ from tachograph.records._values import (
 
 __all__ = [
     "AB_ARM",
+    "ARTIFACT",
+    "ARTIFACT_USED",
     "AlertRecord",
     "BASELINE_SPEED",
     "CLOCK_SET",

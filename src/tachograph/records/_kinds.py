@@ -60,6 +60,12 @@ BASELINE_SPEED = "baseline_speed"
 PARENT = "parent"
 """Name of the event that states a run or checkpoint which the run started from."""
 
+ARTIFACT = "artifact"
+"""Name of the event that states a version of an artifact which the run stored."""
+
+ARTIFACT_USED = "artifact_used"
+"""Name of the event that states a version of an artifact which the run used."""
+
 AB_ARM = "ab_arm"
 """Name of the event that states which arm of an A/B test is used from now on."""
 

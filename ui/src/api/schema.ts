@@ -170,7 +170,7 @@ export interface ParentRun {
   run_name: string | null;
   checkpoint_path: string | null;
   global_step: number | null;
-  /** `resume`, `init`, `finetune`, `merge` or `distill`. */
+  /** `resume`, `init`, `finetune`, `merge`, `distill`, or `artifact` for the run that stored an artifact. */
   how: string | null;
 }
 
@@ -267,7 +267,7 @@ export interface RelatedRun {
   run_id: string | null;
   /** The step of the parent's checkpoint that the child started from. */
   global_step: number | null;
-  /** `resume`, `init`, `finetune`, `merge` or `distill`. */
+  /** `resume`, `init`, `finetune`, `merge`, `distill`, or `artifact` for the run that stored an artifact. */
   how: string | null;
   checkpoint_path: string | null;
   /** Whether the run is in the log folders. */

@@ -14,11 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, overload
 
+from tachograph._base.guard import suppress
+from tachograph.artifacts import ArtifactVersion, list_artifacts
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
 from tachograph.bridges.wandb.facade.errors import CommError, NotAvailableError, UnsupportedError
 from tachograph.journal import list_runs
 from tachograph.reader import RunHistory, read
-from tachograph.records import METRIC_KINDS, finite_or_none, flatten, is_number, step_of
+from tachograph.records import ARTIFACT, ARTIFACT_USED, METRIC_KINDS, finite_or_none, flatten, is_number, step_of
 from tachograph.settings import resolve_settings
 
 __all__ = ["LocalApi", "RecordedRun", "RecordedRuns"]
@@ -48,8 +50,10 @@ class LocalApi:
         options: arguments of W&B, such as `timeout` and `api_key`, which have no effect here.
     """
 
-    def __init__(self, overrides: Mapping[str, Any] | None = None, **options: Any) -> None:
-        self._log_dir = resolve_settings({}).log_dir
+    def __init__(
+        self, overrides: Mapping[str, Any] | None = None, *, log_dir: str | None = None, **options: Any
+    ) -> None:
+        self._log_dir = log_dir or resolve_settings({}).log_dir
         self.default_entity = str((overrides or {}).get("entity") or "")
 
     def runs(
@@ -83,12 +87,45 @@ class LocalApi:
         raise CommError(f"Could not find run {path!r} in {self._log_dir!r}")
 
     def artifact(self, name: str, type: str | None = None) -> LoggedArtifact:  # noqa: A002 - the name of the original
-        """Return an artifact that a run on this machine has logged.
+        """Return an artifact that a run on this machine has logged: `name`, `name:v2` or `name:best`.
 
         Raises:
             CommError: if there is none.
+            ValueError: if it has another type.
         """
-        return find_artifact(self._log_dir, name)
+        return find_artifact(self._log_dir, name, type)
+
+    def artifacts(
+        self,
+        type_name: str | None = None,
+        name: str | None = None,
+        per_page: int = 50,
+        tags: Any = None,
+    ) -> list[LoggedArtifact]:
+        """Return the versions of an artifact, newest first; without a name, of all artifacts of a type."""
+        versions = list_artifacts(self._log_dir, name=None if name is None else name.rpartition("/")[2])
+        matches = [version for version in reversed(versions) if type_name in (None, version.type)]
+        return [LoggedArtifact.from_version(version) for version in matches]
+
+    artifact_versions = artifacts
+
+    def artifact_exists(self, name: str, type: str | None = None) -> bool:  # noqa: A002 - the name of the original
+        """Return whether there is such an artifact."""
+        try:
+            self.artifact(name, type)
+        except (CommError, ValueError):
+            return False
+        return True
+
+    def run_of(self, version: ArtifactVersion) -> RecordedRun | None:
+        """Return the run that logged a version, or None."""
+        runs = (run for run in self._all() if version.run_id is not None and run.run_id == version.run_id)
+        return next(runs, None)
+
+    def users_of(self, version: ArtifactVersion) -> list[RecordedRun]:
+        """Return the runs that used a version."""
+        wanted_name = str(version)
+        return [run for run in self._all() if wanted_name in run.artifact_names(ARTIFACT_USED)]
 
     def _all(self) -> list[RecordedRun]:
         return [RecordedRun(read(folder.path)) for folder in list_runs(self._log_dir)]
@@ -97,6 +134,9 @@ class LocalApi:
         if name.startswith("_"):
             raise AttributeError(name)
         raise NotAvailableError(f"Api.{name} is not available here: only runs and artifacts can be read")
+
+
+LoggedArtifact.open_api = staticmethod(lambda log_dir: LocalApi(log_dir=log_dir))
 
 
 class RecordedRuns(Sequence["RecordedRun"]):
@@ -129,6 +169,7 @@ class RecordedRun:
         self.folder = history.folder
         facts = history.facts
         self.id = str(facts.get("wandb_id") or history.name)
+        self.run_id = facts.get("run_id")
         self.name = history.name
         self.display_name = self.name
         self.entity = str(facts.get("entity") or "")
@@ -248,6 +289,26 @@ class RecordedRun:
     def file(self, name: str) -> RecordedFile:
         """Return a file of the run folder."""
         return RecordedFile(self.folder.path / name, self.folder.path)
+
+    def artifact_names(self, event: str) -> list[str]:
+        """Return the artifacts that the run logged or used, by the name of the event: ``model:v0``."""
+        records = [record for record in self._history.records("event") if record.get("name") == event]
+        return list(dict.fromkeys(f"{record.get('artifact')}:{record.get('version')}" for record in records))
+
+    def logged_artifacts(self, per_page: int = 100) -> list[LoggedArtifact]:
+        """Return the artifacts that the run logged and that still exist."""
+        return self._artifacts(ARTIFACT)
+
+    def used_artifacts(self, per_page: int = 100) -> list[LoggedArtifact]:
+        """Return the artifacts that the run used and that still exist."""
+        return self._artifacts(ARTIFACT_USED)
+
+    def _artifacts(self, event: str) -> list[LoggedArtifact]:
+        artifacts = []
+        for name in self.artifact_names(event):
+            with suppress(CommError):
+                artifacts.append(find_artifact(self.folder.path.parent, name))
+        return artifacts
 
     def load(self, force: bool = False) -> None:
         """Read the run again."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from gc import is_tracked
 from typing import Any
 
+from tachograph.artifacts import ArtifactVersion
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact
 from tachograph.bridges.wandb.facade.run import WandbRun
 from tachograph.bridges.wandb.facade.summary import copy_value
@@ -34,13 +35,12 @@ class DisabledWandbRun(WandbRun):
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle_disabled, (self._id, self._name, dict(self._config), dict(self._last))
 
-    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
-        """Return an empty artifact."""
-        return (
-            artifact_or_name
-            if isinstance(artifact_or_name, LoggedArtifact)
-            else LoggedArtifact(str(artifact_or_name), "")
-        )
+    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> LoggedArtifact:
+        """Return an artifact without files, unless one is passed."""
+        if isinstance(artifact_or_name, LoggedArtifact):
+            return artifact_or_name
+        name, _, version = str(artifact_or_name).rpartition("/")[2].partition(":")
+        return LoggedArtifact.from_version(ArtifactVersion(name=name, version=version or "v0", digest=""))
 
 
 def _unpickle_disabled(run_id: str, name: str, config: dict[str, Any], last_values: dict[str, Any]) -> DisabledWandbRun:

@@ -12,7 +12,7 @@ class Error(TachographError):
 
 
 class CommError(Error):
-    """Never raised: nothing is sent."""
+    """A run or an artifact is not on this machine, or cannot be stored there."""
 
 
 class AuthenticationError(CommError):
@@ -25,6 +25,22 @@ class UsageError(Error):
 
 class UnsupportedError(UsageError):
     """A function of W&B that has no equivalent here."""
+
+
+class ArtifactStatusError(AttributeError):
+    """A method or an attribute of an artifact is not possible in its state."""
+
+
+class ArtifactNotLoggedError(ArtifactStatusError):
+    """The artifact has not been logged yet."""
+
+
+class ArtifactFinalizedError(ArtifactStatusError):
+    """The artifact has been logged, and cannot be changed any more."""
+
+
+class WaitTimeoutError(Error):
+    """An artifact was not stored within the time."""
 
 
 class NotAvailableError(UnsupportedError, AttributeError):

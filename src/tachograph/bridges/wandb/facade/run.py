@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tachograph._base.files import make_folder, make_link
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard, suppress, warn
 from tachograph.bridges.drop_in import (
     RunEndCallback,
     UnrecordedCalls,
@@ -34,10 +34,10 @@ from tachograph.bridges.drop_in import (
     num_values,
     place_row,
 )
-from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
+from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact, safe_artifact_name
 from tachograph.bridges.wandb.facade.config import RunConfig
 from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
-from tachograph.bridges.wandb.facade.errors import UnsupportedError
+from tachograph.bridges.wandb.facade.errors import CommError, UnsupportedError
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary, copy_value
@@ -73,6 +73,7 @@ class WandbRun:
 
     __slots__ = (
         "_alert_times",
+        "_artifacts",
         "_axes",
         "_config",
         "_entity",
@@ -149,6 +150,8 @@ class WandbRun:
         self._on_finish = on_finish
         self._once_keys: set[str] = set()
         self._alert_times: dict[str, float] = {}
+        self._artifacts: list[LoggedArtifact] = []
+        """Artifacts that may not be stored yet."""
         self._num_alerts = 0
         self._other_records: OtherRecords | None = None
         RunEndCallback(run, self._flush)
@@ -527,18 +530,35 @@ class WandbRun:
         name: str | None = None,
         type: str | None = None,  # noqa: A002 - the name of the original
         aliases: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
         **_options: Any,
     ) -> LoggedArtifact:
-        """Record an artifact: its name, type, metadata and the paths of its files."""
+        """Store an artifact, or a file or folder as one, in a thread; `wait` of the result waits for it.
+
+        Raises:
+            TypeError: if it is neither.
+            ValueError: if there is no such file, or the name is invalid.
+        """
         artifact = artifact_or_path
+        if isinstance(artifact, (str, os.PathLike)):
+            path = os.fspath(artifact)
+            name = name or safe_artifact_name(f"run-{self._id}-{os.path.basename(path.rstrip('/'))}")
+            artifact = LoggedArtifact(name, type or "unspecified")
+            if os.path.isfile(path):
+                artifact.add_file(path)
+            elif os.path.isdir(path):
+                artifact.add_dir(path)
+            elif "://" in path:
+                artifact.add_reference(path)
+            elif not self.disabled:
+                raise ValueError(
+                    f"path must be a file, directory or external reference like s3://bucket/path: {path!r}"
+                )
         if not isinstance(artifact, LoggedArtifact):
-            path = os.fspath(artifact_or_path)
-            artifact = LoggedArtifact(name or f"run-{self._id}-{os.path.basename(path)}", type or "unspecified")
-            artifact.add_file(path)
-        artifact.aliases = list(aliases or ["latest"])
-        with guard("recording an artifact"):
-            fields: dict[str, Any] = {**vars(artifact), "name": None, "artifact": artifact.name}
-            self._run.event("artifact", **{key: value for key, value in fields.items() if value})
+            raise TypeError("You must pass an instance of wandb.Artifact or a valid file path to log_artifact")
+        artifact.tags = list(tags or artifact.tags)
+        artifact.log_to(self._run, [aliases] if isinstance(aliases, str) else list(aliases or ()))
+        self._artifacts = [*(each for each in self._artifacts if each.is_draft()), artifact]
         return artifact
 
     upsert_artifact = finish_artifact = log_artifact
@@ -546,28 +566,57 @@ class WandbRun:
     def log_model(
         self, path: Any, name: str | None = None, aliases: Sequence[str] | None = None, **_options: Any
     ) -> None:
-        """Record a model as an artifact."""
+        """Store a file or a folder as an artifact of the type `model`."""
         self.log_artifact(path, name, "model", aliases)
 
-    def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
+    def use_artifact(
+        self,
+        artifact_or_name: Any,
+        type: str | None = None,  # noqa: A002 - the name of the original
+        aliases: Sequence[str] | None = None,
+        use_as: str | None = None,
+    ) -> LoggedArtifact:
         """Return an artifact that a run on this machine has logged, by its name, and record that this run uses it.
 
         Raises:
             CommError: if there is none.
+            ValueError: if it has another type.
         """
         artifact = artifact_or_name
-        if not isinstance(artifact, LoggedArtifact):
+        if isinstance(artifact, LoggedArtifact):
+            if artifact.is_draft() and not any(each is artifact for each in self._artifacts):
+                self.log_artifact(artifact, aliases=aliases)
+            artifact.wait()
+        else:
             log_dir = self._run.folder.path.parent if self._run.folder is not None else self._run.settings.log_dir
-            artifact = find_artifact(log_dir, str(artifact_or_name))
-        with guard("recording the use of an artifact"):
-            self._run.event("artifact_used", artifact=artifact.name, version=artifact.version, paths=artifact.paths)
+            name = str(artifact_or_name).rpartition("/")[2].partition(":")[0]
+            for logged_artifact in self._artifacts:
+                if logged_artifact.collection_name == name:
+                    logged_artifact.wait()
+            artifact = find_artifact(log_dir, str(artifact_or_name), type)
+        artifact.record_use(self._run)
         return artifact
 
     def use_model(self, name: str, *_arguments: Any, **_options: Any) -> str:
-        """Return the path of a model that a run on this machine has logged."""
+        """Download a model that a run on this machine has logged, and return the path of its file or folder."""
         artifact = self.use_artifact(name)
-        is_file = len(artifact.paths) == 1 and not os.path.isdir(artifact.paths[0])
-        return str(artifact.file() if is_file else artifact.download())
+        return artifact.file() if artifact.file_count == 1 else artifact.download()
+
+    def link_artifact(self, artifact: LoggedArtifact, target_path: str, aliases: Sequence[str] | None = None) -> Any:
+        """Store an artifact also under another name: the last part of the path."""
+        if artifact.is_draft() and not any(each is artifact for each in self._artifacts):
+            self.log_artifact(artifact)
+        return artifact.link(target_path, aliases)
+
+    def link_model(
+        self,
+        path: Any,
+        registered_model_name: str,
+        name: str | None = None,
+        aliases: Sequence[str] | None = None,
+    ) -> Any:
+        """Store a file or a folder as a model, also under the name of a registered model."""
+        return self.link_artifact(self.log_artifact(path, name, "model"), registered_model_name, aliases)
 
     def restore(self, name: str, *_arguments: Any, **_options: Any) -> Any:
         """Raise, because files are not stored."""
@@ -586,12 +635,6 @@ class WandbRun:
     def log_code(self, *_arguments: Any, **_options: Any) -> None:
         """Warn once: the commit is recorded, the code is not."""
         self._warn_once("log_code", "code is not stored; the run has the git commit")
-
-    def link_artifact(self, *_arguments: Any, **_options: Any) -> None:
-        """Warn once: there is no registry."""
-        self._warn_once("link_artifact", "there is no registry of models")
-
-    link_model = link_artifact
 
     def mark_preempting(self) -> None:
         """Record that the process is about to be stopped."""
@@ -628,7 +671,10 @@ class WandbRun:
     # The end -------------------------------------------------------------------------------------------------------
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
-        """End the run; it has failed if the exit code is not zero."""
+        """Wait until all artifacts are stored, and end the run; it has failed if the exit code is not zero."""
+        for artifact in self._artifacts:
+            with suppress(CommError):  # reported by the thread that stores it
+                artifact.wait()
         self._finish(None, exit_code)
 
     def join(self, exit_code: int | None = None) -> None:
