@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 import tachograph
-from tachograph.journal import RunState
+from tachograph.journal import Appender, RunState
 from tachograph.reader import read
 from tests.conftest import HANG_S, lines_of, pause_checks, wait_for
 
@@ -395,3 +396,30 @@ def test_losses_are_printed_without_console(logs, script):
     assert heartbeat["num_dropped"] >= 1000 - num_steps
     code, out, err = script(program, logs / "file", "file").wait()
     assert (code, out) == (0, "") and err.count("could not be written") == 1
+
+
+def test_journal_deleted_in_the_middle_of_a_line_is_restored_whole(tmp_path):
+    path = tmp_path / "ranks" / "00001.jsonl"
+    path.parent.mkdir()
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for is_replaced in (False, True):
+        appender = Appender(path, below=tmp_path)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard_limit))
+            assert appender.append(b'{"a":1}\n{"b":2}\n{"c":3}\n') is not None
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
+        assert path.read_bytes().endswith(b'{"c"')
+        path.unlink()
+        if is_replaced:
+            path.write_bytes(b'{"z":0}\n')
+        appender.restore()
+        assert appender.append(b'{"d":4}\n') is None
+        appender.close()
+        if is_replaced:
+            # The first half of the record is in the deleted file.
+            assert path.read_bytes() == b'{"z":0}\n{"d":4}\n'
+            assert appender.num_dropped_lines == 1
+        else:
+            assert path.read_bytes() == b'{"a":1}\n{"b":2}\n{"c":3}\n{"d":4}\n'
+        path.unlink()

@@ -100,7 +100,13 @@ class Appender:
                     offset += write_all(copy, block)
             os.close(copy)
             is_recovered = True
-        self._open()
+        is_torn = old >= 0 and bool(self.pending) and _is_torn(old)
+        if (
+            is_torn and not is_recovered
+        ):  # the line that the pending bytes complete is in a file of which nothing is left
+            del self.pending[: self.pending.find(b"\n") + 1]
+            self.num_dropped_lines += 1
+        self._open(is_completed_later=is_torn and is_recovered)
         if old >= 0:
             os.close(old)
         return is_recovered
@@ -116,10 +122,11 @@ class Appender:
             os.close(self._fd)
             self._fd = -1
 
-    def _open(self) -> None:
+    def _open(self, *, is_completed_later: bool = False) -> None:
         self._fd = open_to_append(self._path, below=self._below)
         self.size_bytes = os.fstat(self._fd).st_size
-        self._terminate_torn_line()
+        if not is_completed_later:
+            self._terminate_torn_line()
 
     def _check_size(self) -> None:
         """Detect changes by others, so that our next line is not joined to a line truncated in the middle."""
@@ -131,8 +138,7 @@ class Appender:
 
     def _terminate_torn_line(self) -> None:
         """End an incomplete last line with a newline, so that our lines start on their own."""
-        is_torn = self.size_bytes > 0 and os.pread(self._fd, 1, self.size_bytes - 1) != b"\n"
-        if is_torn and self._write(b"\n")[1] is not None:
+        if _is_torn(self._fd) and self._write(b"\n")[1] is not None:
             self.pending[:0] = b"\n"
 
     def _write(self, data: bytes) -> tuple[int, OSError | None]:
@@ -159,6 +165,12 @@ class Appender:
         end = data.rfind(b"\n", 0, max(room, 0)) + 1
         self.pending += data[:end]
         self.num_dropped_lines += data.count(b"\n", end)
+
+
+def _is_torn(fd: int) -> bool:
+    """Return whether the last line of a file is incomplete."""
+    size_bytes = os.fstat(fd).st_size
+    return size_bytes > 0 and os.pread(fd, 1, size_bytes - 1) != b"\n"
 
 
 def _free_path(path: Path) -> Path:

@@ -107,7 +107,9 @@ class RankFiles:
                 self._next_search_at = now_s + min(0.1 * (now_s - self._created_at), _MAX_PAUSE_S)
                 self._search()
         elif not self._appender.is_in_place():
-            with suppress(OSError):  # the whole folder is gone; rank 0 restores it, and the next check retries
+            with suppress(OSError):  # if the whole run folder is gone, rank 0 restores it, and the next check retries
+                if self._run_folder is not None:
+                    make_folder(self._run_folder.ranks, below=self._run_folder.path)
                 self._appender.restore()
 
     def _search(self) -> None:
