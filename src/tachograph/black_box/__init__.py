@@ -13,6 +13,7 @@ from tachograph.black_box._format import (
 )
 from tachograph.black_box._killed import explain_kill, find_kill, write_kill_dump
 from tachograph.black_box._memory_group import MemoryGroup, child_memory_fields
+from tachograph.black_box._memory_observer import MemoryReporter
 
 __all__ = [
     "Dump",
@@ -22,6 +23,7 @@ __all__ = [
     "DumpPart",
     "DumpWriter",
     "MemoryGroup",
+    "MemoryReporter",
     "Verdict",
     "child_memory_fields",
     "dump_names",

@@ -18,13 +18,13 @@ from tachograph._base.guard import suppress
 from tachograph.black_box._dump_writer import DumpContext, DumpWriter
 from tachograph.black_box._format import Verdict
 from tachograph.black_box._memory_group import MemoryGroup
-from tachograph.journal import JournalFollower, RunFolder, this_process, writer_of
+from tachograph.journal import JournalFollower, ProcessIdentity, RunFolder, this_process, writer_of
 from tachograph.records import finite_or_none
 
 __all__ = ["explain_kill", "find_kill", "write_kill_dump"]
 
 _KERNEL_LOG = Path("/dev/kmsg")
-_KILL_LINE = re.compile(r"Killed process (\d+) \(")
+_KILL_LINE = re.compile(r"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) \(")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _MAX_LOG_LINES = 20_000
 _TAIL_BYTES = 512 << 10
@@ -53,7 +53,7 @@ def find_kill(folder: RunFolder, start: Mapping[str, Any] | None = None, *, is_s
     if process is None or (process.host, process.boot_id) != (here.host, here.boot_id):
         # The counters of another machine, or of before a restart, are not available.
         return explain_kill(samples, is_proven=False) if is_sigkill else None
-    if process.pid_namespace == here.pid_namespace and _is_in_kernel_log(process.pid):
+    if process.pid_namespace == here.pid_namespace and _is_in_kernel_log(process):
         return explain_kill(samples, is_proven=True)
     num_kills, num_before = _num_oom_kills(start), _last_value(samples, "cgroup_oom_kills")
     is_proven = num_kills is not None and num_before is not None and num_kills > num_before
@@ -184,8 +184,10 @@ def _num_oom_kills(start: Mapping[str, Any]) -> int | None:
     return None if group is None else group.num_oom_kills
 
 
-def _is_in_kernel_log(pid: int) -> bool:
+def _is_in_kernel_log(process: ProcessIdentity) -> bool:
     """Return whether the kernel logged that it killed a process; usually only root may read that."""
+    # An earlier process may have had the same id. Lines begin with priority, number and microseconds since boot.
+    started_us = process.pid_started / os.sysconf("SC_CLK_TCK") * 1e6
     with suppress(OSError):
         # The log has the process ids of the machine.
         if os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
@@ -195,7 +197,7 @@ def _is_in_kernel_log(pid: int) -> bool:
             for _ in range(_MAX_LOG_LINES):
                 line = os.read(descriptor, 8192).decode("utf-8", "replace")
                 match = _KILL_LINE.search(line)
-                if match is not None and int(match[1]) == pid:
+                if match is not None and int(match[2]) == process.pid and int(match[1]) >= started_us:
                     return True
                 if not line:
                     break

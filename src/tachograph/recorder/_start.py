@@ -14,7 +14,7 @@ from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.mesh import mesh_coordinates
-from tachograph.black_box import DumpWriter
+from tachograph.black_box import DumpWriter, MemoryReporter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, RunFolder, claim_run_folder, page_of_run, read_records, this_process
@@ -204,8 +204,21 @@ def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
     settings = run.settings
     if settings.code:
         run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
+    _add_memory_reporter(run)
     if "slower_than_baseline" in rules or "step_time_change" in rules:
         run.collectors.append(BaselineReader(run, settings.log_dir))
+
+
+def _add_memory_reporter(run: Run) -> None:
+    if run.dump_writer is not None:
+        run.collectors.append(
+            MemoryReporter(
+                run.dump_writer,
+                lambda: run.last_step,
+                lambda: getattr(getattr(run, "black_box", None), "ring", None),
+                records_history=run.settings.black_box == "memory",
+            )
+        )
 
 
 def _print_first_lines(run: Run, claim: Claim) -> None:
@@ -250,6 +263,7 @@ def _start_rank(
     facts = {"rank": rank, **_rank_facts()}
     run = RankRun(name, settings=settings, backend=writer, facts={**run_facts, **facts})
     _add_black_box(run, lambda: writer.files.folder if writer.files.can_append else None, rank)
+    _add_memory_reporter(run)
     writer.collect = run.collect
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()
