@@ -50,7 +50,7 @@ def test_alert_follows_its_cause_and_precedes_the_end(logs):
     with tachograph.init("x", log_dir=logs, **QUIET) as run:
         for step in range(100):
             run.log(train_loss=math.nan if step == 99 else 1.0 + step % 3, step=step)
-    events = [record["event"] for record in lines_of(logs / "x")]
+    events = [record["event"] for record in lines_of(logs / "x") if record["event"] != "dump"]
     assert events[-3:] == ["step", "alert", "end"]
 
 

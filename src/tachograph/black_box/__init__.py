@@ -1,5 +1,6 @@
 """The black box: evidence about the last steps, written to the run folder when something goes wrong."""
 
+from tachograph.black_box._box import ALERT_REASONS, BlackBox
 from tachograph.black_box._dump_writer import DumpContext, DumpPart, DumpWriter
 from tachograph.black_box._dumps import Dump, read_dumps
 from tachograph.black_box._format import (
@@ -16,6 +17,8 @@ from tachograph.black_box._memory_group import MemoryGroup, child_memory_fields
 from tachograph.black_box._memory_observer import MemoryReporter
 
 __all__ = [
+    "ALERT_REASONS",
+    "BlackBox",
     "Dump",
     "DumpContext",
     "DumpDocument",

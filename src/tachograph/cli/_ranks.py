@@ -84,7 +84,7 @@ def render_ranks(history: RunHistory, ranks: list[RankView], num_worst: int | No
 
 
 def _remark(view: RankView) -> str:
-    """Return the first line of its error, or what it has been doing for long."""
+    """Return the first line of its error, or its activity of long duration."""
     text = (view.error or (view.reason if view.rank else "") or "").partition("\n")[0]  # the headline has rank 0's
     if text or view.phase_since is None:
         return text

@@ -74,7 +74,7 @@ class Backend(Protocol):
 
         Args:
             timeout_s: how long to wait.
-            end: the fields of the `end` record, which comes last; those of the first call count.
+            end: the fields of the `end` record, which comes last; the fields of the first call count.
         """
         ...
 

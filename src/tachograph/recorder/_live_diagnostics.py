@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.guard import guard
+from tachograph.black_box import BlackBox
 from tachograph.diagnostics import RuleEngine, RuleSettings, SignalNames
 from tachograph.recorder._hang_stacks import dump_stacks
 from tachograph.recorder._rank_monitor import RankReport
@@ -29,7 +30,11 @@ class LiveDiagnostics:
     """
 
     def __init__(
-        self, rules: Mapping[str, RuleSettings], print_line: Callable[[str], None], signals: SignalNames | None = None
+        self,
+        rules: Mapping[str, RuleSettings],
+        print_line: Callable[[str], None],
+        signals: SignalNames | None = None,
+        black_box: BlackBox | None = None,
     ) -> None:
         """Create the rules.
 
@@ -37,8 +42,10 @@ class LiveDiagnostics:
             rules: thresholds by rule, as `resolve_rules` returns them.
             print_line: prints a line to the console of the run.
             signals: the metric names of the signals, as `resolve_signals` returns them.
+            black_box: captures evidence about the alerts.
         """
         self._print_line = print_line
+        self._black_box = black_box
         self._num_lines = 0
         self._num_dumps = 0
         self.fault = ""
@@ -107,3 +114,5 @@ class LiveDiagnostics:
         if (alert["severity"] != "info" or alert["rule"] == "no_training_loss") and self._num_lines < _MAX_LINES:
             self._num_lines += 1
             self._print_line(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
+        if self._black_box is not None:
+            self._black_box.on_alert(alert)

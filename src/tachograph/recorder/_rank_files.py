@@ -130,7 +130,7 @@ class RankFiles:
         self.beat()
 
     def _open_own_folder(self) -> None:
-        """Leave the journal in a run folder of its own, because that of rank 0 did not appear."""
+        """Leave the journal in a run folder of its own, because the folder of rank 0 did not appear."""
         name = f"{self._name or time.strftime('run-%Y%m%d_%H%M%S')}-rank-{self._rank}"
         with suppress(OSError, TachographError):
             claim = claim_run_folder(self._log_dir, name, resume=False)

@@ -1,4 +1,4 @@
-"""What the other ranks of a job do, read by rank 0 from their files in the run folder.
+"""The activity of the other ranks of a job, read by rank 0 from their files in the run folder.
 
 Ranks exchange nothing while they train: each one writes its journal and its heartbeat, and rank 0 reads them. Reading
 takes at most a fiftieth of the time, so a slow file system makes it rarer.

@@ -26,7 +26,7 @@ from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import faults, guard, reraise_from_signal_handler, suppress, warn
 from tachograph._base.paths import absolute_path
 from tachograph._base.printable import safe_lines
-from tachograph.black_box import DumpWriter, reason_word
+from tachograph.black_box import BlackBox, DumpWriter, reason_word
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
@@ -110,6 +110,7 @@ class Run:
         control_panel: the controls of the run, and the requests for them.
         collectors: objects that gather data alongside the loop; polled about every second and when the run ends.
         dump_writer: writes dumps of the run, or None if it has no black box.
+        black_box: the last steps of the run and the investigation of faults, or None.
     """
 
     __slots__ = (
@@ -130,6 +131,7 @@ class Run:
         "_sampler",
         "_settings",
         "backend",
+        "black_box",
         "clock",
         "collectors",
         "control_panel",
@@ -167,6 +169,7 @@ class Run:
         self.span_recorder: RunLayer | None = None
         self.collectors: list[Collector] = []
         self.dump_writer: DumpWriter | None = None
+        self.black_box: BlackBox | None = None
         self._settings = settings
         self._buffer: Any = _SLOW_PATH
         self._num_careful_calls = _NUM_CAREFUL_CALLS
@@ -253,8 +256,7 @@ class Run:
         if self.status != "running" or self._is_forked:
             self._warn_not_recording()
             return
-        if self.control_panel.has_ready:
-            self.control_panel.apply()
+        self._work_between_steps()
         has_array = False
         media: dict[str, Any] = {}
         if _NUMBERS.issuperset(map(type, metrics.values())):
@@ -305,6 +307,13 @@ class Run:
         """Count a record that was lost. For the layers above."""
         if self.backend is not None:
             self.backend.losses.add(reason)
+
+    def _work_between_steps(self) -> None:
+        """Do the work that waits for a moment between two steps of the training thread."""
+        if self.control_panel.has_ready:
+            self.control_panel.apply()
+        if self.black_box is not None:
+            self.black_box.at_log()
 
     def _choose_path(self) -> None:
         """Open the fast path unless something requires the slow one for every call."""
@@ -401,6 +410,8 @@ class Run:
                 "modified": LazyValue(lambda: _modified_at(full_path)),
             }
             self._add_metrics("checkpoint", fields, metrics, step, metadata)
+            if self.black_box is not None:
+                self.black_box.last_checkpoint_step = self.last_step if step is None else step
             self.stamp_checkpoint(full_path, step)
 
     def stamp_checkpoint(self, path: str, step: int | None) -> None:
@@ -577,10 +588,9 @@ class Run:
         Args:
             reason: a word or two that name the dump.
         """
-        writer = self.dump_writer
-        if writer is None or self.status != "running" or self._is_forked:
+        if self.black_box is None or self.status != "running" or self._is_forked:
             return None
-        return writer.write(reason_word(reason), step=self.last_step)
+        return self.black_box.request(reason_word(reason))
 
     @property
     def last_step(self) -> int | None:
@@ -870,6 +880,9 @@ class Run:
     def _fail(self, error: BaseException) -> None:
         """Record an exception that ends the run."""
         self.log_error(error, fatal=True)
+        if self.black_box is not None and self.status == "running":
+            with guard("capturing an exception"):
+                self.black_box.on_error(error)
         self.finish("failed", reason=type(error).__name__)
 
     def _detach_from_parent(self) -> None:

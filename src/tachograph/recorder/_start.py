@@ -14,7 +14,7 @@ from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.mesh import mesh_coordinates
-from tachograph.black_box import DumpWriter, MemoryReporter
+from tachograph.black_box import BlackBox, DumpWriter, MemoryReporter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, RunFolder, claim_run_folder, page_of_run, read_records, this_process
@@ -35,6 +35,9 @@ from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValuePr
 from tachograph.settings import Settings
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
+
+_LAST_FLUSH_S = 0.5
+"""How long the end of a run waits for alerts that its last steps may open."""
 
 _hinted_folders: set[str] = set()
 """Log folders for which the command of the dashboard was printed."""
@@ -144,8 +147,8 @@ def _start_recording(
         resumed=claim.is_resume,
         facts=facts,
     )
-    _add_black_box(run, lambda: run.folder)
-    writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals) if rules else None
+    _add_black_box(run, writer, lambda: run.folder)
+    writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals, run.black_box) if rules else None
     writer.add_record("start", facts)
     run._write_destination()
     for problem in problems:
@@ -173,16 +176,23 @@ def _start_recording(
     return run
 
 
-def _add_black_box(run: Run, folder: Callable[[], RunFolder | None], rank: int = 0) -> None:
+def _add_black_box(run: Run, writer: Writer, folder: Callable[[], RunFolder | None], rank: int = 0) -> None:
     settings = run.settings
-    if settings.black_box != "off":
-        run.dump_writer = DumpWriter(
-            folder,
-            run.add_record,
-            max_dumps=settings.black_box_max_dumps,
-            max_bytes=settings.black_box_max_mb << 20,
-            rank=rank,
-        )
+    if settings.black_box == "off":
+        return
+    run.dump_writer = DumpWriter(
+        folder,
+        run.add_record,
+        max_dumps=settings.black_box_max_dumps,
+        max_bytes=settings.black_box_max_mb << 20,
+        rank=rank,
+    )
+    box = run.black_box = BlackBox(run.dump_writer, writer.wall_s, lambda: run.last_step)
+    box.flush = lambda: run.flush(_LAST_FLUSH_S)
+    box.divert_training = run._use_slow_path
+    writer.black_box = box
+    box.attach()
+    run.collectors.append(box)
 
 
 def _start_sampler(run: Run, files: RunFiles) -> None:
@@ -262,7 +272,7 @@ def _start_rank(
     )
     facts = {"rank": rank, **_rank_facts()}
     run = RankRun(name, settings=settings, backend=writer, facts={**run_facts, **facts})
-    _add_black_box(run, lambda: writer.files.folder if writer.files.can_append else None, rank)
+    _add_black_box(run, writer, lambda: writer.files.folder if writer.files.can_append else None, rank)
     _add_memory_reporter(run)
     writer.collect = run.collect
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})

@@ -25,6 +25,7 @@ from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard, suppress
 from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph.black_box import BlackBox
 from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
 from tachograph.recorder._activity import Activity, ActivityObserver
 from tachograph.recorder._backpressure import Backpressure
@@ -131,6 +132,7 @@ class Writer:
         self._has_ended = ReentrantEvent()
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
+        self.black_box: BlackBox | None = None
         self._thread_id = threading.get_ident()
         self._activity: ActivityObserver | None = None
         self._hang_stacks: HangStacks | None = None
@@ -227,7 +229,7 @@ class Writer:
 
         Args:
             timeout_s: how long to wait.
-            end: the fields of the `end` record; those of the first call count.
+            end: the fields of the `end` record; the fields of the first call count.
         """
         if self._end is None and end is not None:
             self._end = PendingRecord(self._clock.steady_s(), "end", end)
@@ -398,7 +400,10 @@ class Writer:
                 self._builder.memory = memory_fields()
         if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
             self.diagnostics.on_progress()
-        data, records = self._encode(self._observe(self._build(chunk)))
+        built = self._build(chunk)
+        if self.black_box is not None:  # before the rules, which may ask it for evidence
+            self.black_box.on_records(built)
+        data, records = self._encode(self._observe(built))
         self._batch.data.append(data)
         self._batch.num_bytes += len(data)
         self._batch.records += records

@@ -196,6 +196,8 @@ class IntegrationRun:
             live = self._start_run(name, config, facts, resume)
             facts = {}
         self.run = live
+        if live.black_box is not None:
+            live.black_box.attach()
         self._methods.clear()
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)

@@ -1,0 +1,247 @@
+"""The last steps of a run, kept in memory for the case that something happens. Bounded; numbers only, no tensors.
+
+Two threads fill it, each its own part, so the training thread does little:
+
+- The training thread adds an entry when an optimizer has stepped: its time, and the batches that were delivered since
+  the last step. Shapes, types and the list of sample numbers exist anyway; the ring only keeps a reference to them.
+  Every 16th entry has the state of the random generators and counts the tokens of a batch whose mask is on the CPU.
+- The writer thread keeps the step records that it writes: loss, gradient norm, learning rate, phase times.
+
+`describe` joins them by time when a dump is written: an entry gets the values of the first record after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tachograph.records import Encodable, StepTable
+
+__all__ = [
+    "DeliveredBatch",
+    "LoggedSteps",
+    "RingEntry",
+    "StepRing",
+    "describe_ring",
+    "plain_indices",
+    "steps_around",
+    "tensors_in",
+]
+
+NUM_STEPS = 128
+STATE_EVERY = 16
+_MAX_INDICES = 512
+_MAX_TENSORS = 8
+_MAX_BATCHES = 4
+"""Batches of one step of which the ring keeps the shapes; of accumulated gradients there may be many."""
+
+_MAX_FIELDS = 64
+_NUM_AFTER = 16
+
+
+class DeliveredBatch(NamedTuple):
+    """A batch that a loader has delivered."""
+
+    source: int
+    """Identifies the pass over the data."""
+    position: int
+    """Its place in the pass, from 0."""
+    tensors: list[tuple[Any, Any, Any, Any]]
+    """Name, shape, type and weak reference of its first tensors."""
+    indices: Any
+    """The sample numbers, if the loader has a batch sampler."""
+    num_tokens: int | None
+
+
+class RingEntry(NamedTuple):
+    """A step of an optimizer."""
+
+    number: int
+    at_s: float
+    """When it ended, on the clock of the run."""
+    batches: list[DeliveredBatch]
+    num_batches: int
+    data_pass: int
+    """Which pass over the data, from 1."""
+    generators: Any
+    """The state of the random generators when it ended, every now and then."""
+
+
+class StepRing:
+    """The part of the training thread."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Any, ...]] = deque(maxlen=NUM_STEPS)
+        self.num_steps = 0
+        self.data_pass = 0
+        self._source = 0
+        self._batches: list[DeliveredBatch] = []
+        self._num_batches = 0
+        self.last_batch: DeliveredBatch | None = None
+
+    def add_batch(self, batch: DeliveredBatch) -> None:
+        """Add a batch. Batches of another pass, such as a validation between two steps, replace the earlier ones."""
+        batches = self._batches
+        self.last_batch = batch
+        if not batches:
+            batches.append(batch)
+            self._num_batches = 1
+            return
+        if batches[-1][0] != batch[0]:
+            batches.clear()
+            self._num_batches = 0
+        self._num_batches += 1
+        if len(batches) < _MAX_BATCHES:
+            batches.append(batch)
+
+    def add_step(self, at_s: float, generators: Any) -> None:
+        """Add an entry: an optimizer has stepped."""
+        self.num_steps += 1
+        batches = self._batches
+        if batches:
+            if batches[-1][0] != self._source:
+                self._source = batches[-1][0]
+                self.data_pass += 1
+            self._batches = []
+        # A plain tuple: to create one takes a third of the time.
+        self._entries.append((self.num_steps, at_s, batches, self._num_batches, self.data_pass, generators))
+        self._num_batches = 0
+
+    @property
+    def entries(self) -> list[RingEntry]:
+        """The last steps, oldest first."""
+        return [RingEntry._make(entry) for entry in list(self._entries)]
+
+
+class LoggedSteps:
+    """The part of the writer thread: the last step records."""
+
+    def __init__(self) -> None:
+        self._records: deque[StepTable | Mapping[str, Any]] = deque()
+        self._num_rows = 0
+
+    def add(self, records: Iterable[Encodable]) -> None:
+        """Add the step records among some records."""
+        for record in records:
+            if isinstance(record, StepTable):
+                self._append(record, record.num_rows)
+            elif isinstance(record, Mapping) and record.get("event") == "step":
+                self._append(record, 1)
+
+    def _append(self, record: Any, num_rows: int) -> None:
+        self._records.append(record)
+        self._num_rows += num_rows
+        while self._num_rows - _num_rows(self._records[0]) >= NUM_STEPS:
+            self._num_rows -= _num_rows(self._records.popleft())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the last steps, oldest first: 128, and a few more that were written with them."""
+        rows: list[dict[str, Any]] = []
+        for record in list(self._records):
+            if isinstance(record, StepTable):
+                rows += [dict(zip(record.names, values, strict=True)) for values in zip(*record.columns, strict=True)]
+            else:
+                rows.append({name: value for name, value in record.items() if name != "event"})
+        return [dict(itertools.islice(row.items(), _MAX_FIELDS)) for row in rows]
+
+
+def _num_rows(record: Any) -> int:
+    return record.num_rows if isinstance(record, StepTable) else 1
+
+
+def describe_ring(
+    entries: Sequence[RingEntry], rows: list[dict[str, Any]], wall_s: Callable[[float], float]
+) -> list[dict[str, Any]]:
+    """Return the last steps as plain values: of each the logged values, and the batches of the training thread."""
+    if not entries:
+        return [_numbers(row) for row in rows]
+    times = [wall_s(entry.at_s) for entry in entries]
+    values_by_entry: dict[int, dict[str, Any]] = {}
+    steps = []
+    for row in rows:
+        position = bisect.bisect_right(times, row.get("time") or 0.0) - 1
+        if position >= 0 and position not in values_by_entry:
+            values_by_entry[position] = row
+        elif position < 0 or (position == len(times) - 1 and position in values_by_entry):
+            steps.append(_numbers(row))
+    for position, (entry, time_s) in enumerate(zip(entries, times, strict=True)):
+        step = _numbers(values_by_entry.get(position, {}))
+        step |= {"time": step.get("time", time_s), "optimizer_step": entry.number, "data_pass": entry.data_pass}
+        if entry.batches:
+            step["batches"] = [_describe_batch(batch) for batch in entry.batches]
+            step["num_batches"] = entry.num_batches
+        if entry.generators is not None:
+            step["generators"] = _describe_generators(entry.generators)
+        steps.append(step)
+    return sorted(steps, key=lambda step: float(step.get("time") or 0.0))
+
+
+def steps_around(steps: list[dict[str, Any]], step: int | None) -> list[dict[str, Any]]:
+    """Return 128 steps, of which most are before a step: the one of a fault."""
+    position = next((index for index, row in enumerate(steps) if row.get("global_step") == step), len(steps))
+    stop = min(position + _NUM_AFTER, len(steps))
+    return steps[max(0, stop - NUM_STEPS) : stop]
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a step: a text that the loop logs is none of them."""
+    return {name: value for name, value in row.items() if isinstance(value, (bool, int, float))}
+
+
+def _describe_batch(batch: DeliveredBatch) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "position": batch.position,
+        "tensors": [
+            {"name": str(name), "shape": [int(size) for size in shape], "dtype": str(dtype).removeprefix("torch.")}
+            for name, shape, dtype, _ in batch.tensors
+        ],
+    }
+    if batch.num_tokens is not None:
+        fields["num_tokens"] = batch.num_tokens
+    indices = plain_indices(batch.indices)
+    if indices is not None:
+        fields["num_samples"] = len(indices)
+        if len(indices) <= _MAX_INDICES:
+            fields["indices"] = indices
+        else:
+            fields |= {"first_index": indices[0], "last_index": indices[-1]}
+    return fields
+
+
+def plain_indices(indices: Any) -> list[int] | None:
+    """Return the sample numbers of a batch as integers; None if they are not numbers."""
+    try:
+        return [int(index) for index in indices]
+    except (TypeError, ValueError):
+        return None
+
+
+def _describe_generators(states: Mapping[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for name, state in states.items():
+        described[name] = state if isinstance(state, dict) else base64.b64encode(bytes(state.tolist())).decode()
+    return described
+
+
+def tensors_in(batch: Any, tensor_type: type, max_tensors: int = _MAX_TENSORS) -> list[tuple[str, Any]]:
+    """Return the first tensors of a batch with their names: the keys of a dict or the positions in a list."""
+    if isinstance(batch, tensor_type):
+        return [("", batch)]
+    tensors: list[tuple[str, Any]] = []
+    items: Any = ()
+    if isinstance(batch, Mapping):
+        items = batch.items()
+    elif isinstance(batch, (list, tuple)):
+        items = enumerate(batch[: 4 * max_tensors])
+    for name, value in items:
+        if isinstance(value, tensor_type):
+            tensors.append((str(name), value))
+        elif isinstance(value, (Mapping, list, tuple)):
+            tensors += [(f"{name}.{inner}".rstrip("."), item) for inner, item in tensors_in(value, tensor_type, 4)]
+        if len(tensors) >= max_tensors:
+            break
+    return tensors[:max_tensors]

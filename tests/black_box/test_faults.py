@@ -1,0 +1,222 @@
+"""Planted faults: each is named by the verdict of its dump."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+import tachograph
+from tests.conftest import HANG_S
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+WIDTH = 8
+
+
+class Data(torch.utils.data.Dataset):
+    """Regression data; some samples may be spoiled."""
+
+    def __init__(self, num_samples=64, bad_index=None):
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(num_samples, WIDTH, generator=generator)
+        self.targets = self.inputs.sum(1, keepdim=True)
+        if bad_index is not None:
+            self.inputs[bad_index, 3] = math.nan
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+def make_model(activation=None):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), activation or nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
+    )
+
+
+def train(logs, *, data=None, model=None, lr=1e-3, loss_of=None, before_step=None, skips_nan=False, rules=None, **more):
+    """Train until there is a dump; return it."""
+    data, model = data or Data(), model or make_model()
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+    optimizer = more.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
+    deadline_s = time.monotonic() + HANG_S
+    step = 0
+    options = {"log_dir": str(logs), "console": False, "system_interval_s": 0, "flush_interval_s": 0.05, "rules": rules}
+    with tachograph.init("x", **options) as run:
+        while time.monotonic() < deadline_s and not (step > 300 and list((logs / "x").glob("dumps/*/dump.json"))):
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch, step) if loss_of else nn.functional.mse_loss(model(batch[0]), batch[1])
+                loss.backward()
+                if before_step is not None:
+                    before_step(model, step)
+                if not skips_nan or math.isfinite(loss.item()):
+                    optimizer.step()
+                run.log(train_loss=loss.item(), lr=lr, step=step)
+                step += 1
+                if step > 300:
+                    time.sleep(0.005)
+    return tachograph.read(run).dumps[0]
+
+
+def test_bad_sample_is_named_with_its_index(logs):
+    dump = train(logs, data=Data(bad_index=41))
+    assert dump.reason == "not_finite"
+    assert (dump.verdict.kind, dump.verdict.confidence) == ("bad_input", "certain")
+    assert dump.verdict.details["indices"] == [41]
+    assert "(index 41 of the dataset)" in dump.verdict.text
+    assert 41 in dump["batch"]["indices"]
+
+
+def test_batch_is_read_again_if_the_fault_was_seen_late(logs, monkeypatch):
+    """As on a GPU, where gradients are not probed."""
+    monkeypatch.setattr("tachograph.black_box._box.BlackBox.on_bad_gradient", lambda self: None)
+    dump = train(logs, data=Data(bad_index=41))
+    assert dump.verdict.kind == "bad_input"
+    assert dump.verdict.details["indices"] == [41]
+
+
+def cross_entropy(model, batch, _step):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_ignored_labels(logs):
+    data = Data()
+    data.targets = torch.randint(0, WIDTH, (64,))
+    data.targets[8:12] = -100
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    loader_order = torch.utils.data.DataLoader.__init__
+
+    def in_order(self, dataset, **options):
+        loader_order(self, dataset, **{**options, "shuffle": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data.DataLoader, "__init__", in_order)
+        dump = train(logs, data=data, model=model, loss_of=cross_entropy)
+    assert dump.verdict.kind == "ignored_labels"
+    assert dump["batch"]["indices"] == [8, 9, 10, 11]
+
+
+def test_loss_that_is_no_number_although_all_else_is_finite(logs):
+    def loss_of(model, batch, step):
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        return loss + torch.log(loss * 0) - torch.log(loss * 0) if step == 20 else loss
+
+    dump = train(logs, loss_of=loss_of)
+    assert dump.verdict.kind == "loss_derivative"
+    assert dump["layers"]["is_at_fault"]
+    assert all(math.isfinite(row["weight"]["absmax"]) for row in dump["layers"]["layers"])
+
+
+def test_update_of_one_parameter(logs):
+    model = make_model()
+    optimizer = torch.optim.SGD(
+        [{"params": list(model.parameters())[:-2]}, {"params": list(model[4].parameters()), "lr": 1e-3}], lr=1e-3
+    )
+
+    def before_step(_model, step):
+        if step == 20:
+            optimizer.param_groups[1]["lr"] = math.inf
+            model[4].bias.grad.zero_()
+
+    dump = train(logs, model=model, optimizer=optimizer, before_step=before_step)
+    assert (dump.verdict.kind, dump.verdict.details["parameters"][0]) == ("bad_update", "4.weight")
+
+
+class Overflow(nn.Module):
+    def forward(self, inputs):
+        return inputs * 3e38 * 10
+
+
+def test_overflow_names_the_module(logs):
+    dump = train(logs, model=make_model(Overflow()), skips_nan=True)
+    assert (dump.verdict.kind, dump.verdict.details["module"]) == ("activation_overflow", "1")
+    assert "overflow in float32" in dump.verdict.text
+    assert [call["module"] for call in dump["activations"]["calls"]] == ["0", "1", "2", "3", "4"]
+
+
+def test_exploding_layer(logs):
+    def before_step(model, step):
+        if step > 200:
+            model[2].weight.grad *= 1e4
+
+    def loss_of(model, batch, step):
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        return loss * 50 if step > 200 else loss
+
+    dump = train(logs, lr=1e-6, before_step=before_step, loss_of=loss_of)
+    assert dump.reason in {"loss_spike", "divergence", "exploding_gradients"}
+    assert (dump.verdict.kind, dump.verdict.details["module"]) == ("exploding_layer", "2")
+
+
+def test_learning_rate(logs):
+    dump = train(
+        logs, lr=2.0, model=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+    )
+    assert dump.verdict.kind == "learning_rate"
+    assert "2" in dump.verdict.text
+
+
+def test_ring_has_batches_indices_and_generators(logs):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for num_workers in (0, 2):
+        loader = torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True, num_workers=num_workers)
+        delivered = []
+        with tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0) as run:
+            for inputs, targets in loader:
+                delivered.append(inputs)
+                nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                run.log(train_loss=1.0, step=len(delivered))
+            run.flush()
+            run.dump()
+        steps = tachograph.read(run).dumps[0]["steps"]["steps"]
+        assert [step["global_step"] for step in steps] == list(range(1, 17))
+        data = Data()
+        for step, inputs in zip(steps, delivered, strict=True):
+            batch = step["batches"][0]
+            assert torch.equal(data.inputs[batch["indices"]], inputs)  # of the batch delivered, not of a later one
+            assert batch["tensors"][0] == {"name": "0", "shape": [4, WIDTH], "dtype": "float32"}
+        assert [step["batches"][0]["position"] for step in steps] == list(range(16))
+        assert "cpu" in steps[0]["generators"]
+        assert not any("generators" in step for step in steps[1:])
+
+
+def test_exception_lists_shapes_and_no_values(logs):
+    with (
+        pytest.raises(RuntimeError),
+        tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0) as run,
+    ):
+        secret, images = "hunter2", torch.ones(3, 5)
+        run.log(train_loss=1.0, step=3)
+        images @ torch.ones(4, 2), secret
+    dump = tachograph.read(run).dumps[0]
+    assert dump.reason == "exception"
+    frame = dump["exception"]["chain"][0]["frames"][-1]
+    assert {
+        "name": "images",
+        "shape": [3, 5],
+        "dtype": "float32",
+        "device": "cpu",
+        "requires_grad": False,
+        "is_finite": True,
+    } in frame["tensors"]
+    assert "hunter2" not in "".join(path.read_text() for path in dump.path.iterdir())
+
+
+def test_nothing_is_observed_when_off(logs):
+    from torch.optim.optimizer import _global_optimizer_post_hooks
+
+    num_hooks = len(_global_optimizer_post_hooks)
+    with tachograph.init("x", log_dir=str(logs), console=False, black_box=False):
+        assert len(_global_optimizer_post_hooks) == num_hooks
+    with tachograph.init("y", log_dir=str(logs), console=False):
+        assert len(_global_optimizer_post_hooks) == num_hooks + 1
+    assert len(_global_optimizer_post_hooks) == num_hooks
