@@ -159,7 +159,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(
             description=(
-                "How the ranks of a distributed job are timed: `phases` of the loop, or `off`; see [ranks](ranks.md)."
+                "How the ranks of a distributed job are observed: `phases` of the loop, also the `collectives` that "
+                "they call, or `off`; see [ranks](ranks.md)."
             )
         ),
     ] = "phases"
@@ -409,7 +410,7 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{origin}: {expectation[0].lower()}{expectation[1:]}, got {original!r}") from None
 
 
-_RANK_TIMINGS = ("phases", "off")
+_RANK_TIMINGS = ("phases", "collectives", "off")
 _BLACK_BOX_WORDS = ("on", "off", "layers", "memory")
 
 

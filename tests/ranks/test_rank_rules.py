@@ -70,6 +70,22 @@ def test_ranks_that_disagree_are_named() -> None:
     assert title == "Ranks disagree: rank 2 (node2) is in broadcast, 3 in all_reduce"
 
 
+def test_groups_with_calls_of_their_own_do_not_disagree() -> None:
+    engine = new_engine()
+    train(engine)
+    calls = ["all_reduce #13 of dp", "all_reduce #13 of dp", "all_gather #40 of tp", "all_gather #40 of tp"]
+    ranks = [RankStatus(rank=rank, iteration=39, collective=call) for rank, call in enumerate(calls)]
+    ((_, title),) = opened(observe(engine, [(40.0, ranks), (200.0, ranks)]))
+    assert title == (
+        "Communication stands still: 2 ranks wait in all_reduce #13 of dp, 2 ranks wait in all_gather #40 of tp"
+    )
+    engine = new_engine()
+    train(engine)
+    ranks[1] = RankStatus(rank=1, iteration=39, collective="all_reduce #12 of dp")
+    ((_, title),) = opened(observe(engine, [(40.0, ranks), (200.0, ranks)]))
+    assert title == "Ranks disagree: rank 1 is in all_reduce #12 of dp, 1 in all_reduce #13 of dp"
+
+
 def test_nobody_is_accused_if_all_wait() -> None:
     engine = new_engine()
     train(engine)

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Activity(NamedTuple):
     phase_since: float = 0.0
     """The wall time since when it has been seen in this phase of this iteration."""
     collective: str = ""
-    """The function of `torch.distributed` that it is in; empty if it is in none."""
+    """The function of `torch.distributed` that it is in, with its number if calls are counted; empty if in none."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
 
@@ -61,10 +62,12 @@ class ActivityObserver:
 
     Args:
         thread_id: the thread that started the run; if it has ended, the main thread is looked at.
+        describe_collective: returns the call of a collective, such as `all_reduce #13`, given its function.
     """
 
-    def __init__(self, thread_id: int) -> None:
+    def __init__(self, thread_id: int, describe_collective: Callable[[str], str] = lambda name: name) -> None:
         self._thread_id = thread_id
+        self._describe_collective = describe_collective
         self._last = Activity()
 
     def observe(self, iteration: int | None, span_phase: str, now_s: float) -> Activity:
@@ -78,6 +81,8 @@ class ActivityObserver:
         frames = sys._current_frames()
         frame = frames.get(self._thread_id) or frames.get(threading.main_thread().ident or 0)
         phase, collective = _classify(frame)
+        if collective:
+            collective = self._describe_collective(collective)
         activity = Activity(iteration, span_phase or phase, now_s, collective, _location(frame))
         last = self._last
         if activity == last._replace(phase_since=now_s) and last.phase_since <= now_s:

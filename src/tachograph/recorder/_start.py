@@ -29,6 +29,7 @@ from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._writer import Writer
 from tachograph.recorder.collectors.baseline_speed import BaselineReader
 from tachograph.recorder.collectors.code.collector import CodeCollector
+from tachograph.recorder.collectors.collectives import CollectiveCounter
 from tachograph.recorder.collectors.energy import energy_fields, read_rank_energy
 from tachograph.recorder.collectors.system import MemorySampler, SystemSampler
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
@@ -172,6 +173,7 @@ def _start_recording(
     writer.flush(settings.flush_interval_s)
     run._choose_path()
     _add_collectors(run, rules or {})
+    _count_collectives(run, writer)
     _start_sampler(run, files)
     return run
 
@@ -241,6 +243,14 @@ def _print_first_lines(run: Run, claim: Claim) -> None:
     _print_dashboard_hint(run, settings.log_dir)
 
 
+def _count_collectives(run: Run, writer: Writer) -> None:
+    """Wrap the functions of `torch.distributed`, now or when it is imported."""
+    if run.settings.ranks == "collectives":
+        counter = CollectiveCounter(run.add_record)
+        run.collectors.append(counter)
+        writer.describe_collective = counter.describe
+
+
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:
     """Print the address of the run in a dashboard that is running, or how to watch the folder, once in a process."""
     page = None
@@ -278,6 +288,7 @@ def _start_rank(
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()
     run._choose_path()
+    _count_collectives(run, writer)
     if settings.system_interval_s:
 
         def state_energy(counters: dict[str, float]) -> None:

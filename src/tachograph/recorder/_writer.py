@@ -143,6 +143,8 @@ class Writer:
         self._mesh: dict[str, int] = {}
         self.loop_position: Callable[[], tuple[int | None, str]] = _no_position
         """Returns how many iterations are complete, and the phase of an open span such as a validation."""
+        self.describe_collective: Callable[[str], str] = lambda name: name
+        """Returns the call of a collective that the training thread is in, given the name of the function."""
         self.collect: Callable[[], None] = lambda: None
         """Polls the collectors of the run."""
         self.poll_controls: Callable[[], None] = lambda: None
@@ -529,13 +531,16 @@ class Writer:
             return Activity()
         return self._activity.observe(*self.loop_position(), self._clock.wall_s())
 
+    def _describe_collective(self, name: str) -> str:
+        return self.describe_collective(name)  # which is set after the thread has started
+
     def _check_ranks(self) -> None:
         """In a job of several ranks, rank 0 lets the rules judge all of them."""
         world_size = ranks.world_size()
         if self._activity is None:
             if world_size <= 1:
                 return
-            self._activity = ActivityObserver(self._thread_id)
+            self._activity = ActivityObserver(self._thread_id, self._describe_collective)
             self._hang_stacks = HangStacks(ranks.rank(), HangLimits(self._hang_thresholds))
             if self.diagnostics is not None:
                 self._rank_monitor = RankMonitor(ranks.job_id())

@@ -13,6 +13,7 @@ from tachograph.diagnostics._text import duration
 
 __all__ = ["RankHang"]
 
+_MAX_CALLS = 4
 _DOING = {
     "data": "waiting for data",
     "forward": "in the forward pass",
@@ -77,7 +78,7 @@ class RankHang(Rule):
             "step": self._limits.iteration,
             "num_waiting": len(waiting),
         }
-        collectives = Counter(status.collective for status in waiting if status.collective)
+        collectives = _disagreement(waiting)
         if busy and waiting:
             evidence |= {"ranks": [status.rank for status in busy], "phase": busy[0].phase, "at": busy[0].location}
             name = list_ranks(busy)
@@ -98,10 +99,24 @@ class RankHang(Rule):
             num_unknown = self.context.world_size - len(running)
             title = f"{_count(len(waiting))} in {_waiting_in(waiting)}; {num_unknown} others are not recorded"
         elif waiting:
-            title = f"Communication stands still: all {len(waiting)} ranks wait in {_waiting_in(waiting)}"
+            calls = Counter(status.collective or status.phase for status in waiting).most_common(_MAX_CALLS)
+            places = f"all {len(waiting)} ranks wait in {calls[0][0]}"
+            if len(calls) > 1:  # collectives of different groups
+                places = ", ".join(f"{_count(num_ranks)} in {call}" for call, num_ranks in calls)
+            title = f"Communication stands still: {places}"
         else:
             title = f"No iteration for {duration(waited_s)}: all ranks are {_doing(busy)}"
         self.report(title, f"No rank has completed an iteration for {duration(waited_s)}.", evidence=evidence)
+
+
+def _disagreement(waiting: Sequence[RankStatus]) -> Counter[str]:
+    """Return the collectives that ranks of one group are in, if these differ; groups call collectives of their own."""
+    by_group: dict[str, Counter[str]] = {}
+    for status in waiting:
+        if status.collective:
+            group = status.collective.partition(" of ")[2]
+            by_group.setdefault(group, Counter())[status.collective] += 1
+    return max(by_group.values(), key=lambda calls: (len(calls), sum(calls.values())), default=Counter())
 
 
 def _doing(statuses: Sequence[RankStatus]) -> str:

@@ -1,0 +1,79 @@
+"""The calls of `torch.distributed` that a rank counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import HANG_S, Script, wait_for, whole_lines
+
+PROGRAM = """
+    import json, sys, time
+    import torch
+    import torch.distributed as dist
+    import tachograph as tacho
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    original = dist.all_reduce
+    limits = {"least_s": 6.0, "first_step_s": 600, "times_longest": 1.5}
+    run = tacho.init("job", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, ranks="collectives",
+                     rules={"rank_hang": limits})
+    assert dist.all_reduce is not original
+    pair = dist.new_group([0, 1], group_desc="pair")
+    ones = torch.ones(250)
+
+    def double(tensor):
+        dist.all_reduce(tensor)
+        return tensor * 2
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)  # fails if the wrapper breaks the graph
+    assert compiled(torch.ones(2)).tolist() == [4.0, 4.0]
+    with tacho.training_loop(train_iterations_start=0):
+        for step in range(30):
+            with tacho.training_iteration():
+                with tacho.forward():
+                    time.sleep(0.01)
+                if not (len(sys.argv) > 2 and rank == 1 and step == 10):  # a call that one rank skips
+                    dist.all_reduce(ones)
+                if len(sys.argv) == 2:
+                    dist.all_reduce(ones, group=pair)
+                if step == 29:
+                    dist.barrier()
+    run.finish()
+    assert dist.all_reduce is original
+"""
+
+
+def test_calls_are_counted_and_functions_restored(
+    script: Callable[..., Script], ranks: list[dict[str, str]], logs: Path
+) -> None:
+    programs = [script(PROGRAM, logs, env=environment, preload="torch") for environment in ranks]
+    for program in programs:
+        program.ok()
+    for path in (logs / "job" / "metrics.jsonl", logs / "job" / "ranks" / "00001.jsonl"):
+        (event,) = [record for record in whole_lines(path) if record.get("name") == "collectives"]
+        calls = {(row["function"], row["group"]): row for row in event["collectives"]}
+        assert calls["all_reduce", "world"]["calls"] == 30
+        assert calls["all_reduce", "world"]["bytes"] == 30 * 1000
+        assert calls["all_reduce", "world"]["wait_s"] > 0
+        assert calls["all_reduce", "pair"]["calls"] == 30
+        assert calls["barrier", "world"]["calls"] == 1
+
+
+def test_rank_that_skipped_a_call_disagrees(
+    script: Callable[..., Script], ranks: list[dict[str, str]], logs: Path
+) -> None:
+    programs = [script(PROGRAM, logs, "skip", env=environment, preload="torch") for environment in ranks]
+    journal = logs / "job" / "metrics.jsonl"
+
+    def alerts() -> list[str]:
+        records = whole_lines(journal) if journal.exists() else []
+        return [record["title"] for record in records if record.get("rule") == "rank_hang" and "title" in record]
+
+    (title,) = wait_for(lambda: alerts()[-1:], "the alert")
+    assert title.startswith("Ranks disagree: rank "), title
+    assert "all_reduce #30" in title and "barrier #30" in title, title
+    for program in programs:
+        program.process.kill()
+        program.process.wait(HANG_S)
