@@ -127,7 +127,7 @@ def test_global_writer_is_shared_and_counts_steps(logs):
     history = tachograph.read(folder)
     assert points(history, "loss") == [(0, 3.0), (1, 2.0), (2, 1.0)]
     assert [(record["global_step"], record["text"]) for record in history.latest("event", "text")] == [(0, "a text")]
-    assert history.latest("event", "not_recorded")
+    assert [record["global_step"] for record in history.records("media")] == [0]
     with GlobalSummaryWriter(logdir="runs/x").smw as writer:
         writer.add_scalar("a", 1.0)
     assert (logs / "x").is_dir()
@@ -247,10 +247,10 @@ def test_text_and_histograms_are_events(logs):
     assert (raw["counts"], raw["edges"], raw["global_step"]) == ([1, 2], [0.0, 2.0, 4.0], 7)
 
 
-def test_pictures_are_counted_and_named_once(logs, caplog):
+def test_graphs_are_counted_and_named_once(logs, caplog):
     with caplog.at_level(logging.WARNING, "tachograph"), SummaryWriter("runs/x") as writer:
         for step in range(3):
-            writer.add_image("picture", np.zeros((3, 4, 4)), step)
+            writer.add_image("picture", None, step)
         writer.add_graph(torch.nn.Linear(1, 1))
         writer.file_writer.add_summary(object())
         assert list(writer.all_writers) == ["runs/x"]
@@ -258,6 +258,32 @@ def test_pictures_are_counted_and_named_once(logs, caplog):
     assert warnings == ["add_image", "add_graph", "add_summary"]
     (counted,) = events(logs / "x", "not_recorded")
     assert [counted[name] for name in ("add_image", "add_graph", "add_summary")] == [3, 1, 1]
+
+
+def test_pictures_clips_and_sounds_are_recorded(logs):
+    pytest.importorskip("PIL")
+    with SummaryWriter("runs/x") as writer:
+        writer.add_image("picture", np.zeros((3, 4, 6)), 5)
+        writer.add_image("grey", torch.ones(4, 6), 5, dataformats="hw")
+        writer.add_images("batch", torch.zeros(2, 3, 4, 6, dtype=torch.uint8), 6)
+        writer.add_image_with_boxes(
+            "boxes", np.zeros((4, 6, 3)), np.array([[1, 1, 3, 2]]), 6, dataformats="HWC", labels=["cat"]
+        )
+        writer.add_video("clip", torch.rand(1, 3, 3, 8, 8), 7, fps=2)
+        writer.add_audio("sound", torch.zeros(1, 80), 7, sample_rate=8000)
+        writer.add_pr_curve("curve", np.array([0, 1, 1]), np.array([0.1, 0.9, 0.4]), 8)
+    media = {record["name"]: record for record in lines_of(logs / "x") if record["event"] == "media"}
+    assert {name: (record["kind"], record["global_step"], len(record["items"])) for name, record in media.items()} == {
+        "picture": ("image", 5, 1), "grey": ("image", 5, 1), "batch": ("image", 6, 2), "boxes": ("image", 6, 1),
+        "clip": ("video", 7, 1), "sound": ("audio", 7, 1), "curve": ("pr_curve", 8, 1),
+    }  # fmt: skip
+    assert not [item for record in media.values() for item in record["items"] if "problem" in item]
+    sizes = {
+        (media[name]["items"][0]["width"], media[name]["items"][0]["height"]) for name in ("picture", "grey", "batch")
+    }
+    assert sizes == {(6, 4)}
+    assert media["boxes"]["items"][0]["boxes"] == [{"x": 1, "y": 1, "width": 2, "height": 1, "label": "cat"}]
+    assert events(logs / "x", "not_recorded") == []
 
 
 def test_figure_is_closed(logs, monkeypatch):

@@ -275,22 +275,88 @@ def test_tables_histograms_and_charts_are_records(logs):
     tables = [record for record in lines_of(logs / "x") if record["event"] == "completions"]
     by_name = {record["table"]: record["rows"] for record in tables[::-1]}
     assert [row["prompt"] for record in tables if record["table"] == "samples" for row in record["rows"]] == ["a", "b"]
-    assert sum(row["nPredictions"] for row in by_name["cm"]) == 3
+    assert media_of(logs / "x")["cm"]["items"][0]["counts"] == [[1, 0], [1, 1]]
     assert {"pr", "roc", "series"} <= set(by_name)
     weights, array = events(logs / "x", "histogram")
     assert (weights["counts"], weights["num_not_finite"], len(array["counts"])) == ([1, 1], 1, 32)
-    assert [chart["kind"] for chart in events(logs / "x", "chart")][:2] == ["line", "confusion_matrix"]
+    assert [chart["kind"] for chart in events(logs / "x", "chart")][:2] == ["line", "pr_curve"]
 
 
-def test_pictures_are_counted_and_named_once(logs, caplog):
+def media_of(folder):
+    return {record["name"]: record for record in lines_of(folder) if record["event"] == "media"}
+
+
+def test_pictures_sounds_and_pages_are_recorded(logs, tmp_path, caplog):
+    pil = pytest.importorskip("PIL.Image")
+    pil.new("RGB", (4, 2)).save(tmp_path / "a.png")
+    (tmp_path / "page.html").write_text("<b>page</b>")
+    pixels = np.full((4, 6, 3), 255, dtype=np.uint8)
+    boxes = {"truth": {"box_data": [
+        {"position": {"minX": 0, "maxX": 0.5, "minY": 0.5, "maxY": 1}, "class_id": 1, "scores": {"iou": 0.5}},
+        {"position": {"middle": [3, 2], "width": 2, "height": 2}, "domain": "pixel", "box_caption": "dog"},
+    ], "class_labels": {1: "fox"}}}  # fmt: skip
+    masks = {"prediction": {"mask_data": np.ones((4, 6), dtype=np.uint8), "class_labels": {1: "fox"}}}
     with caplog.at_level(logging.WARNING, "tachograph"), wandb.init(name="x") as run:
-        for _ in range(2):
-            run.log({"picture": wandb.Image(np.zeros((2, 2)), caption="c"), "loss": 1.0})
-        run.log({"pictures": [wandb.Image("a.png"), wandb.Image("b.png")], "nested": {"video": wandb.Video("v.mp4")}})
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Image", "Video"]
+        picture = wandb.Image(pixels, caption="white", boxes=boxes, masks=masks)
+        pixels[:] = 0  # the picture is a copy
+        run.log({"picture": picture, "loss": 1.0})
+        run.log({"list": [wandb.Image(str(tmp_path / "a.png")), wandb.Image(np.eye(3)), wandb.Image("missing.png")]})
+        run.log({"pil": wandb.Image(pil.new("L", (3, 3))), "bare": pil.new("L", (3, 3))})
+        run.log({
+            "nested": {"video": wandb.Video(np.zeros((3, 3, 8, 8), dtype=np.uint8), fps=2)},
+            "voice": wandb.Audio(np.zeros(80), sample_rate=8000, caption="hm"),
+            "page": wandb.Html(str(tmp_path / "page.html")),
+            "text": wandb.Html("<i>text</i>"),
+        })  # fmt: skip
+        table = wandb.Table(columns=["prompt", "picture"], data=[["a", wandb.Image(np.zeros((2, 2)))]])
+        run.log({"table": table})
+        table.add_data("b", wandb.Image(np.ones((2, 2))))
+        run.log({"table": table, "points": wandb.Object3D(np.zeros((4, 3))), "broken": wandb.Image(None)})
+    media = media_of(logs / "x")
+    (item,) = media["picture"]["items"]
+    assert (media["picture"]["kind"], media["picture"]["global_step"], item["caption"]) == ("image", 0, "white")
+    assert (item["width"], item["height"], item["masks"]["prediction"]["labels"]) == (6, 4, {"1": "fox"})
+    assert item["boxes"] == [
+        {"x": 0, "y": 2, "width": 3, "height": 2, "label": "fox", "score": 0.5},
+        {"x": 2, "y": 1, "width": 2, "height": 2, "label": "dog"},
+    ]
+    stored_path = logs / "x" / "media" / item["sha256"][:2] / f"{item['sha256']}.{item['ext']}"
+    assert np.asarray(pil.open(stored_path)).min() == 255
+    assert [bool(each.get("problem")) for each in media["list"]["items"]] == [False, False, True]
+    kinds = {name: record["kind"] for name, record in media.items()}
+    assert (kinds["pil"], kinds["bare"]) == ("image", "image")
+    assert [kinds[name] for name in ("nested/video", "voice", "page", "text")] == ["video", "audio", "html", "html"]
+    tables = [record for record in lines_of(logs / "x") if record["event"] == "media" and record["kind"] == "table"]
+    rows_of_tables = [record["items"][0]["rows"] for record in tables]
+    assert [[row["prompt"] for row in table_rows] for table_rows in rows_of_tables] == [["a"], ["b"]]
+    assert rows_of_tables[0][0]["picture"]["media"] == "image"
     (counted,) = events(logs / "x", "not_recorded")
-    assert (counted["Image"], counted["Video"]) == (4, 1)
-    assert [values for _, values in rows(logs / "x")] == [{"loss": 1.0}, {"loss": 1.0}]
+    assert (counted["Object3D"], counted["Image"]) == (1, 1)
+    assert [values for _, values in rows(logs / "x")] == [{"loss": 1.0}]
+
+
+def test_figures_are_drawn_when_they_are_created(logs):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure = pyplot.figure(figsize=(1, 1))
+    with wandb.init(name="x") as run:
+        picture = wandb.Image(pyplot)
+        pyplot.clf()
+        run.log({"picture": picture, "figure": figure, "current": pyplot})
+    pyplot.close(figure)
+    assert {record["kind"] for record in media_of(logs / "x").values()} == {"image"}
+
+
+def test_floats_of_pictures_have_the_range_of_their_values(logs):
+    pil = pytest.importorskip("PIL.Image")
+    cases = {"share": ([0.0, 0.5, 1.0], [0, 128, 255]), "signed": ([-1.0, 0.0, 1.0], [0, 128, 255])}
+    cases["byte"] = ([0.0, 64.0, 255.0], [0, 64, 255])
+    with wandb.init(name="x") as run:
+        for name, (values, _) in cases.items():
+            run.log({name: wandb.Image(np.array([values]))})
+    for name, (_, pixels) in cases.items():
+        (item,) = media_of(logs / "x")[name]["items"]
+        path = logs / "x" / "media" / item["sha256"][:2] / f"{item['sha256']}.{item['ext']}"
+        assert np.asarray(pil.open(path)).tolist() == [pixels], name
 
 
 @pytest.mark.parametrize("value", [5, [1], None, "text"])

@@ -2,7 +2,8 @@
 
 The first writer starts a run named after its folder, or joins the run that is being recorded. Writers opened while
 another one is open join its run; their tags get the name of their folder as a prefix. The run ends with the last
-writer. Scalars, text, histograms and hyperparameters are recorded. Pictures, graphs and the like are only counted.
+writer. Scalars, text, histograms, hyperparameters, pictures, figures, clips and sounds are recorded. Graphs and the
+like are only counted.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, reraise_from_signal_handler
 from tachograph._init import init
 from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 from tachograph.settings import Settings
+
+if TYPE_CHECKING:
+    from tachograph.media import MediaValue
 
 __all__ = ["GlobalSummaryWriter", "SummaryWriter"]
 
@@ -76,7 +80,7 @@ def _count_calls(name: str) -> Callable[..., None]:
 
 
 class SummaryWriter:
-    """Records scalars, text, histograms and hyperparameters into a run; see the module.
+    """Records scalars, texts, histograms, hyperparameters, pictures and sounds into a run; see the module.
 
     The arguments are those of `torch.utils.tensorboard.SummaryWriter` and of `tensorboardX.SummaryWriter`. `max_queue`,
     `flush_secs`, `filename_suffix` and `comet_config` have no effect: everything is written within a second.
@@ -248,27 +252,66 @@ class SummaryWriter:
     def _next_step(self, tag: str) -> int:
         return next(self._steps.setdefault(tag, itertools.count()))
 
-    # Data that are only counted --------------------------------------------------------------------------------------
+    # Media -----------------------------------------------------------------------------------------------------------
 
-    add_audio = _count_calls("add_audio")
-    add_custom_scalars = _count_calls("add_custom_scalars")
-    add_custom_scalars_marginchart = _count_calls("add_custom_scalars_marginchart")
-    add_custom_scalars_multilinechart = _count_calls("add_custom_scalars_multilinechart")
-    add_embedding = _count_calls("add_embedding")
-    add_event = _count_calls("add_event")  # of `file_writer`, as the next one
-    add_graph = _count_calls("add_graph")
-    add_image = _count_calls("add_image")
-    add_image_with_boxes = _count_calls("add_image_with_boxes")
-    add_images = _count_calls("add_images")
-    add_mesh = _count_calls("add_mesh")
-    add_onnx_graph = _count_calls("add_onnx_graph")
-    add_openvino_graph = _count_calls("add_openvino_graph")
-    add_pr_curve = _count_calls("add_pr_curve")
-    add_pr_curve_raw = _count_calls("add_pr_curve_raw")
-    add_summary = _count_calls("add_summary")
-    add_tensor = _count_calls("add_tensor")
-    add_video = _count_calls("add_video")
-    export_scalars_to_json = _count_calls("export_scalars_to_json")
+    def add_image(
+        self,
+        tag: str,
+        img_tensor: Any,
+        global_step: int | None = None,
+        walltime: float | None = None,
+        dataformats: str = "CHW",
+    ) -> None:
+        """Record a picture. Floats are from 0 to 1, bytes from 0 to 255."""
+
+        def build() -> MediaValue:
+            from tachograph.media import Image
+
+            return Image(img_tensor, layout=dataformats.upper(), range=_range_of(img_tensor))
+
+        self._add_media("add_image", tag, build, global_step)
+
+    def add_images(
+        self,
+        tag: str,
+        img_tensor: Any,
+        global_step: int | None = None,
+        walltime: float | None = None,
+        dataformats: str = "NCHW",
+    ) -> None:
+        """Record the pictures of a batch; see `add_image`."""
+        self.add_image(tag, img_tensor, global_step, walltime, dataformats)
+
+    def add_image_with_boxes(
+        self,
+        tag: str,
+        img_tensor: Any,
+        box_tensor: Any,
+        global_step: int | None = None,
+        walltime: float | None = None,
+        rescale: float = 1,
+        dataformats: str = "CHW",
+        labels: Iterable[str] | None = None,
+    ) -> None:
+        """Record a picture with boxes, whose corners are in pixels: left, top, right and bottom."""
+
+        def build() -> MediaValue:
+            from tachograph.media import Image
+
+            names = itertools.chain(labels or (), itertools.repeat(None))
+            boxes = [
+                {
+                    "x": left,
+                    "y": top,
+                    "width": right - left,
+                    "height": bottom - top,
+                    **({"label": name} if name else {}),
+                }
+                for (left, top, right, bottom), name in zip(box_tensor.tolist(), names, strict=False)
+            ]
+            return Image(img_tensor, layout=dataformats.upper(), range=_range_of(img_tensor), boxes=boxes)
+
+        self._add_media("add_image_with_boxes", tag, build, global_step)
 
     def add_figure(
         self,
@@ -278,17 +321,105 @@ class SummaryWriter:
         close: bool = True,
         walltime: float | None = None,
     ) -> None:
-        """Count the call, and close the figure as the original does."""
-        self._count("add_figure")
+        """Record a figure of matplotlib, or several, and close them as the original does."""
+        figures = figure if isinstance(figure, list) else [figure]
+
+        def build() -> list[MediaValue]:
+            from tachograph.media import Image
+
+            return [Image(each) for each in figures]
+
+        self._add_media("add_figure", tag, build, global_step)
         pyplot = sys.modules.get("matplotlib.pyplot")
         if close and pyplot is not None:
-            for each in figure if isinstance(figure, list) else [figure]:
+            for each in figures:
                 pyplot.close(each)
 
-    def _count(self, method: str) -> None:
+    def add_video(
+        self,
+        tag: str,
+        vid_tensor: Any,
+        global_step: int | None = None,
+        fps: float = 4,
+        walltime: float | None = None,
+    ) -> None:
+        """Record clips: an array of clips × frames × channels × height × width."""
+
+        def build() -> list[MediaValue]:
+            from tachograph.media import Video
+
+            value_range = _range_of(vid_tensor)
+            return [Video(clip, float(fps), layout="TCHW", range=value_range) for clip in vid_tensor]
+
+        self._add_media("add_video", tag, build, global_step)
+
+    def add_audio(
+        self,
+        tag: str,
+        snd_tensor: Any,
+        global_step: int | None = None,
+        sample_rate: int = 44100,
+        walltime: float | None = None,
+    ) -> None:
+        """Record a sound: samples from -1 to 1."""
+
+        def build() -> MediaValue:
+            from tachograph.media import Audio
+
+            return Audio(snd_tensor.reshape(-1), int(sample_rate))
+
+        self._add_media("add_audio", tag, build, global_step)
+
+    def add_pr_curve(
+        self,
+        tag: str,
+        labels: Any,
+        predictions: Any,
+        global_step: int | None = None,
+        num_thresholds: int = 127,
+        weights: Any = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Record precision over recall; weights are not considered."""
+
+        def build() -> MediaValue:
+            from tachograph.media import PRCurve
+
+            return PRCurve(labels, predictions)
+
+        self._add_media("add_pr_curve", tag, build, global_step)
+
+    def _add_media(self, method: str, tag: str, build: Callable[[], Any], global_step: int | None) -> None:
+        """Record media. Data that cannot be recorded are counted; the calls of a program never raise."""
+        try:
+            media = build()
+        except Exception as error:  # noqa: BLE001 - whatever was passed
+            reraise_from_signal_handler(error)
+            self._count(method, f"the data cannot be recorded: {error}")
+            return
+        step = self._next_step(tag) if global_step is None else global_step
+        self._current_run().log({f"{self._prefix}{tag}": media}, step)
+
+    # Data that are only counted --------------------------------------------------------------------------------------
+
+    add_custom_scalars = _count_calls("add_custom_scalars")
+    add_custom_scalars_marginchart = _count_calls("add_custom_scalars_marginchart")
+    add_custom_scalars_multilinechart = _count_calls("add_custom_scalars_multilinechart")
+    add_embedding = _count_calls("add_embedding")
+    add_event = _count_calls("add_event")  # of `file_writer`, as the next one
+    add_graph = _count_calls("add_graph")
+    add_mesh = _count_calls("add_mesh")
+    add_onnx_graph = _count_calls("add_onnx_graph")
+    add_openvino_graph = _count_calls("add_openvino_graph")
+    add_pr_curve_raw = _count_calls("add_pr_curve_raw")
+    add_summary = _count_calls("add_summary")
+    add_tensor = _count_calls("add_tensor")
+    export_scalars_to_json = _count_calls("export_scalars_to_json")
+
+    def _count(self, method: str, reason: str = "this kind of data is not recorded") -> None:
         self._current_run()
         if self._shared_run is not None:
-            self._shared_run.not_recorded.count(method, "this kind of data is not recorded")
+            self._shared_run.not_recorded.count(method, reason)
 
     # The life of a writer ------------------------------------------------------------------------------------------
 
@@ -340,6 +471,11 @@ class SummaryWriter:
         self._close(error)
 
 
+def _range_of(array: Any) -> tuple[float, float] | None:
+    """Return the values that are black and white: as in TensorBoard, all numbers but bytes are from 0 to 1."""
+    return None if str(array.dtype).endswith(("uint8", "bool")) else (0.0, 1.0)
+
+
 class GlobalSummaryWriter:
     """A writer that counts the steps of each tag itself and is shared by all modules, as that of tensorboardX.
 
@@ -382,8 +518,8 @@ class GlobalSummaryWriter:
         self.smw.add_text(tag, text_string, self.smw._next_step(f"text {tag}"), walltime)  # numbers have other steps
 
     def add_image(self, tag: str, img_tensor: Any, walltime: float | None = None, dataformats: str = "CHW") -> None:
-        """Count the call; pictures are not recorded."""
-        self.smw.add_image(tag, img_tensor, walltime=walltime, dataformats=dataformats)
+        """Record a picture at the next step of its tag."""
+        self.smw.add_image(tag, img_tensor, self.smw._next_step(f"image {tag}"), walltime, dataformats)
 
     @property
     def file_writer(self) -> SummaryWriter:

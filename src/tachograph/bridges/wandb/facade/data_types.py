@@ -1,11 +1,16 @@
-"""The data types of W&B. Tables and histograms are recorded; pictures, sound and the like are only counted."""
+"""The data types of W&B, over those of `tachograph.media`. Some are only counted, such as point clouds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.bridges.drop_in import histogram
+from tachograph.bridges.wandb.facade.media_values import clip, figure, page, picture, sound
+
+if TYPE_CHECKING:
+    from tachograph.media import MediaValue
 
 __all__ = [
     "Audio",
@@ -27,30 +32,85 @@ _MAX_BINS = 512
 
 
 class Media:
-    """Data that are not recorded. The arguments are not read, so that nothing is converted in vain."""
+    """Data other than numbers.
+
+    Attributes:
+        media: what is recorded; None for a kind that is not recorded, and for data that cannot be.
+        problem: why data cannot be recorded.
+    """
+
+    media: MediaValue | list[MediaValue] | None = None
+    problem = "this kind of data is not recorded"
 
     def __init__(self, data_or_path: Any = None, *_arguments: Any, caption: str | None = None, **_options: Any) -> None:
         self.caption = caption
 
+    def _read(self, build: Callable[[], MediaValue | list[MediaValue]]) -> None:
+        """Copy the data now: as with W&B, the script may change them afterwards. Never raises."""
+        try:
+            self.media = build()
+        except Exception as error:  # noqa: BLE001 - telemetry must not stop a training run
+            reraise_from_signal_handler(error)
+            self.problem = f"cannot be recorded: {error}"
+
 
 class Image(Media):
-    """A picture; not recorded."""
+    """A picture: an array, a tensor, a PIL image, a figure of matplotlib or a path; see `tachograph.Image`.
 
-    def __init__(self, data_or_path: Any = None, mode: str | None = None, caption: str | None = None, **_: Any) -> None:
+    Versions of W&B differ in how they read floats. Here, values from 0 to 1 are black to white, so are values from -1
+    to 1 if some are negative, and values from 0 to 255 if some are larger than 1. Values on a GPU are from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        data_or_path: Any = None,
+        mode: str | None = None,
+        caption: str | None = None,
+        grouping: int | None = None,
+        classes: Any = None,
+        boxes: Mapping[str, Any] | None = None,
+        masks: Mapping[str, Any] | None = None,
+        file_type: str | None = None,
+        **_options: Any,
+    ) -> None:
         super().__init__(caption=caption)
         self.mode = mode
+        self._read(lambda: picture(data_or_path, caption, boxes, masks))
 
 
 class Video(Media):
-    """A video; not recorded."""
+    """A clip: an array of frames × channels × height × width, or a path."""
+
+    def __init__(
+        self,
+        data_or_path: Any = None,
+        caption: str | None = None,
+        fps: int | None = None,
+        format: str | None = None,  # noqa: A002 - the name of the original
+        **_options: Any,
+    ) -> None:
+        super().__init__(caption=caption)
+        self._read(lambda: clip(data_or_path, fps or 4, caption))
 
 
 class Audio(Media):
-    """A sound; not recorded."""
+    """A sound: samples with their rate, or a path."""
+
+    def __init__(
+        self, data_or_path: Any = None, sample_rate: int | None = None, caption: str | None = None, **_options: Any
+    ) -> None:
+        super().__init__(caption=caption)
+        self._read(lambda: sound(data_or_path, sample_rate, caption))
 
 
 class Html(Media):
-    """A page; not recorded."""
+    """A page: a text, a path or an open file."""
+
+    def __init__(
+        self, data: Any = None, inject: bool = True, data_is_not_path: bool = False, caption: str | None = None
+    ) -> None:
+        super().__init__(caption=caption)
+        self._read(lambda: page(data, is_text=data_is_not_path, caption=caption))
 
 
 class Object3D(Media):
@@ -69,7 +129,11 @@ class Molecule(Media):
 
 
 class Plotly(Media):
-    """A Plotly figure; not recorded."""
+    """A figure of Plotly."""
+
+    def __init__(self, val: Any = None, **_options: Any) -> None:
+        super().__init__()
+        self._read(lambda: figure(val))
 
 
 class Graph(Media):
@@ -194,11 +258,17 @@ class Table:
         """Yield the number and the values of each row."""
         yield from enumerate(self.data)
 
+    def has_pictures(self, begin: int = 0) -> bool:
+        """Return whether a row from one on has a picture."""
+        return any(isinstance(value, Image) and value.media is not None for row in self.data[begin:] for value in row)
+
     def records(self, begin: int = 0) -> list[dict[str, Any]]:
-        """Return the rows from one on, as dicts to record."""
+        """Return the rows from one on, as dicts to record; a cell that is a picture is media of ours."""
         names = [str(column) for column in self.columns]
         return [{name: _cell(value) for name, value in zip(names, row, strict=False)} for row in self.data[begin:]]
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, Image) and value.media is not None:
+        return value.media
     return f"[{type(value).__name__}]" if isinstance(value, (Media, Table, Histogram)) else value

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tachograph.bridges.wandb.facade.data_types import Table
+
+if TYPE_CHECKING:
+    from tachograph.media import MediaValue
 
 __all__ = [
     "CustomChart",
@@ -24,9 +27,12 @@ _MAX_CURVE_POINTS = 200
 
 
 class CustomChart:
-    """A chart of a table."""
+    """A chart of a table, or media of ours that shows the same."""
 
-    def __init__(self, kind: str, table: Table, title: str, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, kind: str, table: Table, title: str, fields: dict[str, Any], media: MediaValue | None = None
+    ) -> None:
+        self.media = media
         self.kind = kind
         self.table = table
         self.title = title
@@ -89,6 +95,8 @@ def confusion_matrix(
     """
     import numpy as np
 
+    from tachograph.media import ConfusionMatrix
+
     if (probs is None) == (preds is None):
         raise ValueError("give either probabilities or predictions")
     predictions = np.asarray(preds) if probs is None else np.argmax(np.asarray(probs), axis=1)
@@ -102,7 +110,9 @@ def confusion_matrix(
     for row, actual_name in enumerate(names):
         for column, predicted_name in enumerate(names):
             table.add_data(actual_name, predicted_name, int(counts[row, column]))
-    return CustomChart("confusion_matrix", table, title, {"actual": "Actual", "predicted": "Predicted"})
+    media = ConfusionMatrix([int(each) for each in actual], [int(each) for each in predictions], names, caption=title)
+    fields = {"actual": "Actual", "predicted": "Predicted"}
+    return CustomChart("confusion_matrix", table, title, fields, media)
 
 
 def pr_curve(

@@ -38,6 +38,7 @@ from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifa
 from tachograph.bridges.wandb.facade.config import RunConfig
 from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
 from tachograph.bridges.wandb.facade.errors import CommError, UnsupportedError
+from tachograph.bridges.wandb.facade.media_values import bare_media
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary, copy_value
@@ -398,27 +399,54 @@ class WandbRun:
     def _record_rich(self, name: str, value: Any, step: int) -> bool:
         """Record a value that is more than a number; return whether it was one."""
         if isinstance(value, CustomChart):
+            if value.media is not None:
+                self._run.log({name: value.media}, step)
+                return True
             self._run.event("chart", step=step, tag=name, kind=value.kind, title=value.title, **value.fields)
             value = value.table
         if isinstance(value, Table):
-            # A table that is logged again has grown: only the new rows are recorded.
-            begin = value.num_recorded.get((self._id, name), 0)
-            self._run.log_completions(value.records(begin), step=step, table=name)
-            value.num_recorded[self._id, name] = len(value.data)
+            self._record_table(name, value, step)
         elif isinstance(value, Histogram):
             more = {"num_not_finite": value.num_not_finite} if value.num_not_finite else {}
             log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
         elif isinstance(value, Media):
-            self._not_recorded.count(type(value).__name__, "this kind of data is not recorded")
+            self._record_media(name, [value], step)
         elif isinstance(value, (list, tuple)) and any(isinstance(item, (Media, Table, Histogram)) for item in value):
+            self._record_media(name, [item for item in value if isinstance(item, Media)], step)
             for index, item in enumerate(value):
-                self._record_rich(f"{name}/{index}", item, step)
+                if isinstance(item, (Table, Histogram)):
+                    self._record_rich(f"{name}/{index}", item, step)
+        elif (media := bare_media(value)) is not None:
+            self._run.log({name: media}, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
             counts, edges, num_not_finite = histogram(value, _MAX_LIST)
             log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
         else:
             return False
         return True
+
+    def _record_media(self, name: str, values: Sequence[Media], step: int) -> None:
+        """Record pictures and the like under one name; count those that cannot be recorded."""
+        items: list[Any] = []
+        for value in values:
+            if value.media is None:
+                self._not_recorded.count(type(value).__name__, value.problem)
+            else:
+                items += value.media if isinstance(value.media, list) else [value.media]
+        if items:
+            self._run.log({name: items if len(values) > 1 or len(items) > 1 else items[0]}, step)
+
+    def _record_table(self, name: str, table: Table, step: int) -> None:
+        """Record a table. One that is logged again has grown: only the new rows are recorded."""
+        begin = table.num_recorded.get((self._id, name), 0)
+        rows = table.records(begin)
+        if table.has_pictures(begin):
+            from tachograph.media import Table as MediaTable
+
+            self._run.log({name: MediaTable(rows)}, step)
+        else:
+            self._run.log_completions(rows, step=step, table=name)
+        table.num_recorded[self._id, name] = len(table.data)
 
     def define_metric(
         self,
