@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from rich.text import Text
 
+from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import new_console, safe
 from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.cli._select import for_each_run, select_runs, where_option
 from tachograph.cli._terminal import echo
+
+if TYPE_CHECKING:
+    from tachograph.catalog import RunRow
 
 __all__ = ["archive", "group", "note", "rename", "tag", "unarchive"]
 
 _runs_argument = click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
 
 
+def _annotate(row: RunRow, changes: list[dict[str, Any]]) -> None:
+    from tachograph.catalog import annotate
+
+    old = {change["field"]: row.get(change["field"]) for change in changes if change["op"] == "set"}
+    annotate(row.folder, changes)
+    audit_local_change(row.log_dir, "annotate", [row.name], old=old, new=changes)
+
+
 def _annotate_each(
     log_dir: str, runs: Sequence[str], where: str | None, changes: list[dict[str, Any]], message: str
 ) -> None:
-    from tachograph.catalog import RunRow, annotate
-
     def act(row: RunRow) -> str:
-        annotate(row.folder, changes)
+        _annotate(row, changes)
         return message
 
     for_each_run(select_runs(log_dir, runs, where), act)
@@ -41,8 +51,6 @@ def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
 
     Without +TAG or -TAG, print the tags. Example: tacho tag run-3 run-7 +paper -draft
     """
-    from tachograph.catalog import RunRow, annotate
-
     runs = [word for word in words if word[:1] not in {"+", "-"}]
     operations = {"+": "add", "-": "remove"}
     changes = [
@@ -52,7 +60,7 @@ def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
     def act(row: RunRow) -> str:
         tags = row.get("tags")
         if changes:
-            annotate(row.folder, changes)
+            _annotate(row, changes)
             from tachograph.catalog import read_annotations
 
             tags = read_annotations(row.folder).merge_tags(row.summary.overview.tags)
@@ -71,15 +79,13 @@ def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
 @click.option("--clear", is_flag=True, help="Remove the note.")
 def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: bool) -> None:
     """Write a note about a run, in Markdown. Without TEXT, print the note and all remarks about steps."""
-    from tachograph.catalog import annotate
-
     if at_step is not None and text is None:
         raise click.UsageError("--at-step needs a TEXT")
     (row,) = select_runs(log_dir, [run], None)
     if at_step is not None:
-        annotate(row.folder, [{"op": "mark", "global_step": at_step, "text": text}])
+        _annotate(row, [{"op": "mark", "global_step": at_step, "text": text}])
     elif text is not None or clear:
-        annotate(row.folder, [{"op": "set", "field": "note", "value": None if clear else text}])
+        _annotate(row, [{"op": "set", "field": "note", "value": None if clear else text}])
     else:
         lines = [safe(line, 100_000) for line in (row.get("note") or "").splitlines()]
         lines += [f"step {mark.global_step}: {safe(mark.text, 10_000)}" for mark in row.annotations.marks]
@@ -93,12 +99,10 @@ def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: b
 @click.option("--clear", is_flag=True, help="Remove the display name.")
 def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
     """Set the display name of a run. Its folder keeps its name, which commands still expect."""
-    from tachograph.catalog import annotate
-
     if (name is None) != clear:
         raise click.UsageError("give the run a NAME, or use --clear")
     (row,) = select_runs(log_dir, [run], None)
-    annotate(row.folder, [{"op": "set", "field": "display_name", "value": None if clear else name}])
+    _annotate(row, [{"op": "set", "field": "display_name", "value": None if clear else name}])
     echo(f"{safe(row.id)}: {'shown by its folder' if clear else f'shown as {safe(name)!r}'}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import rich_click as click
 
+from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import add_row, json_text, new_console, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._terminal import echo
@@ -76,7 +77,9 @@ def control(
         return
     # Follow from the current end of the journal: answers are written after the request.
     follower = JournalFollower(history.folder.journal, journal_size(history.folder.journal))
+    old = {name: history.controls[name].value for name in requests if name in history.controls}
     ids = request_control(history, requests, source="cli")
+    audit_local_change(history.folder.path.parent, "control", [history.folder.name], old=old, new=requests)
     acks = _wait_for_acks(follower, ids, wait_s)
     if as_json:
         echo(json_text({"requested": requests, "ids": ids, "answers": acks}))

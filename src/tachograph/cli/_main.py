@@ -48,6 +48,7 @@ _COMMANDS = {
     "_notify": "notify",
     "_login": "login logout whoami",
     "_keys": "keys",
+    "_audit": "audit",
     "_plugins": "plugins",
     "_lm_eval": "lm-eval",
     "_usage": "usage",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.text import Text
 
+from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import add_row, json_text, new_console, new_table, plural, safe, size
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.cli._select import where_option
@@ -82,6 +83,8 @@ def prune(
                 result["error"] = str(getattr(error, "strerror", None) or error)
             else:
                 result |= {"freed_bytes": savings.num_bytes, "num_files": savings.num_files, "skipped": step.skipped}
+                if savings.num_files:
+                    audit_local_change(log_dir, "prune", [step.row.id], new={"action": result["action"]})
                 num_bytes += savings.num_bytes if step.action and not step.action.frees_later else 0
             results.append(result)
             if not as_json:

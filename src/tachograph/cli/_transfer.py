@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._select import for_each_run, select_runs, where_option
@@ -54,6 +55,8 @@ def _transfer(paths: tuple[str, ...], log_dir: str, where: str | None, *, force:
 
     def act(row: RunRow) -> str:
         transfer, verb = (copy_run, "copied") if is_copy else (move_run, "moved")
-        return f"{verb} to {safe(transfer(log_dir, row.id, target, is_forced=force), 1_000)}"
+        new_path = transfer(log_dir, row.id, target, is_forced=force)
+        audit_local_change(log_dir, "copy" if is_copy else "move", [row.id], new={"path": str(new_path)})
+        return f"{verb} to {safe(new_path, 1_000)}"
 
     for_each_run(rows, act)

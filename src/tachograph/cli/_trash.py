@@ -8,6 +8,7 @@ import msgspec
 import rich_click as click
 from rich.text import Text
 
+from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import add_row, ago, json_text, new_console, new_table, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, log_dirs_of, parse_duration
 from tachograph.cli._select import for_each_run, select_runs, where_option
@@ -46,6 +47,7 @@ def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes:
 
     def act(row: RunRow) -> str:
         trash_run(row.log_dir, row.name, is_forced=force)
+        audit_local_change(row.log_dir, "trash", [row.name])
         return "moved to the trash"
 
     try:
@@ -63,6 +65,7 @@ def empty_old_trash(log_dir: str) -> int:
         return 0
     deleted_runs = empty_trash(log_dir, older_than_s=days * _DAY_S)
     if deleted_runs:
+        audit_local_change(log_dir, "delete", [run.name for run in deleted_runs])
         num_days = plural(days, "day")
         echo(
             f"deleted {plural(len(deleted_runs), 'run')} that had been in the trash for more than {num_days}", err=True
@@ -110,6 +113,7 @@ def restore(runs: tuple[str, ...], log_dir: str) -> None:
     tidy_trash(log_dir)
     for run in runs:
         name = restore_run(log_dir, run)
+        audit_local_change(log_dir, "restore", [run], new={"name": name})
         echo(f"{safe(run)}: restored" + (f" as {safe(name)}" if name != run else ""))
 
 
@@ -127,4 +131,6 @@ def empty(log_dir: str, older_than: str, yes: bool) -> None:
     if not yes and (runs := list_trash(log_dir)):
         click.confirm(f"Delete up to {plural(len(runs), 'run')} for good?", abort=True)
     deleted_runs = empty_trash(log_dir, older_than_s=older_than_s)
+    if deleted_runs:
+        audit_local_change(log_dir, "delete", [run.name for run in deleted_runs])
     echo(f"deleted {plural(len(deleted_runs), 'run')}")

@@ -34,6 +34,7 @@ from tachograph._base.typed import convert, decode_json
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
 from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json
+from tachograph.server._change_note import change_note_of
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._help import send_help
 from tachograph.server._identity import identity_of
@@ -220,7 +221,8 @@ def _api_endpoint(
             data = await request.body()
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
-        context = RequestContext(store, catalog, run_list, series_cache, path, query, body, data, identity, hooks)
+        note = change_note_of(request.scope)
+        context = RequestContext(store, catalog, run_list, series_cache, path, query, body, data, identity, hooks, note)
         if route.path == HEALTH_PATH:  # also answered while all threads are busy
             return _respond(request, route, context)
         if route.is_slow:

@@ -21,6 +21,7 @@ from tachograph.journal import (
 )
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
+from tachograph.server._change_note import ChangeNote, summarize_changes
 from tachograph.server._code import build_pair_diff, download_patch
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
@@ -162,6 +163,8 @@ class RequestContext(NamedTuple):
     identity: Identity | None = None
     """Who makes the request; None on a private dashboard."""
     hooks: ServerHooks = ServerHooks()
+    change: ChangeNote = ChangeNote()
+    """For the audit log."""
 
     @property
     def author(self) -> str:
@@ -223,6 +226,8 @@ class Route(NamedTuple):
     """The scope that a key needs on a team's server."""
     is_slow: bool = False
     """Whether requests may take long, so that only a few are handled at once and leave threads for other routes."""
+    action: str = ""
+    """The name of a change in the audit log; every route that changes something has one."""
 
     @property
     def response_model(self) -> type | None:
@@ -310,7 +315,38 @@ def _request_controls(context: RequestContext) -> RequestIds:
     problem = context.hooks.control_problem(run.folder)
     if problem is not None:
         raise ControlError(problem)
+    with run.lock:
+        controls = run.digest.controls
+    context.change.old = {name: controls[name].value for name in context.body.values if name in controls}
+    context.change.new = context.body.values
     return views.request_controls(run, context.body, context.identity.name if context.identity else "dashboard")
+
+
+def _annotate_run(context: RequestContext) -> AnnotationResult:
+    row = context.row()
+    context.change.new = summarize_changes(context.body.changes)
+    result = annotate_run(context.catalog, row, context.body, context.author)
+    context.change.old = summarize_changes(result.undo, only_values=True)
+    return result
+
+
+def _store_view(context: RequestContext) -> dict[str, Any]:
+    slug = context.path["slug"]
+    with contextlib.suppress(ApiError, ViewError):
+        context.change.old = _view_summary(build_view(context.catalog, slug))
+    view = store_view(context.catalog, slug, context.data)
+    context.change.new = _view_summary(view)
+    return view
+
+
+def _remove_view(context: RequestContext) -> dict[str, Any]:
+    view = remove_view(context.catalog, context.path["slug"])
+    context.change.old = _view_summary(view)
+    return view
+
+
+def _view_summary(view: dict[str, Any]) -> dict[str, Any]:
+    return {name: view.get(name) for name in ("slug", "name", "filter")}
 
 
 def _whoami(context: RequestContext) -> Whoami:
@@ -323,10 +359,15 @@ def _whoami(context: RequestContext) -> Whoami:
 
 
 def _act_on_runs(context: RequestContext) -> BulkResult:
-    if context.body.action != "annotate":
+    context.change.action, context.change.runs = context.body.action, context.body.runs
+    if context.body.action == "annotate":
+        context.change.new = summarize_changes(context.body.changes)
+    else:
         context.require("admin")
         context.hooks.release_copies()
-    return act_on_runs(context.catalog, context.body, context.author)
+    result = act_on_runs(context.catalog, context.body, context.author)
+    context.change.add_bulk_result(context.body, result)
+    return result
 
 
 _COLUMNS = ("name", "attempt", "step", "time", "epoch", "value")
@@ -606,6 +647,7 @@ ROUTES = [
         body=ControlRequest,
         status=202,
         scope="control",
+        action="control",
     ),
     Route(
         "GET",
@@ -666,10 +708,11 @@ ROUTES = [
         "POST",
         "/api/v1/runs/{run}/annotations",
         "Change the annotations of a run.",
-        lambda context: annotate_run(context.catalog, context.row(), context.body, context.author),
+        _annotate_run,
         AnnotationResult,
         body=AnnotationRequest,
         scope="control",
+        action="annotate",
     ),
     Route(
         "POST",
@@ -679,6 +722,7 @@ ROUTES = [
         BulkResult,
         body=BulkRequest,
         scope="control",
+        action="annotate",
     ),
     Route(
         "GET",
@@ -698,18 +742,20 @@ ROUTES = [
         "PUT",
         "/api/v1/views/{slug}",
         "Save a view, in place of the one with this slug if there is one.",
-        lambda context: store_view(context.catalog, context.path["slug"], context.data),
+        _store_view,
         ViewDetail,
         body=ViewRequest,
         scope="control",
+        action="save_view",
     ),
     Route(
         "DELETE",
         "/api/v1/views/{slug}",
         "Delete a view and return it.",
-        lambda context: remove_view(context.catalog, context.path["slug"]),
+        _remove_view,
         ViewDetail,
         scope="control",
+        action="delete_view",
     ),
     Route(
         "GET",

@@ -120,6 +120,8 @@ def test_files_are_private_whatever_the_umask(ring):
         os.umask(before)
     files = sorted(ring.path.parent.iterdir())
     assert [(file.name, mode_of(file)) for file in files] == [
+        ("audit.jsonl", 0o600),
+        ("audit.lock", 0o600),
         ("keys.json", 0o600),
         ("keys.lock", 0o600),
         ("last_used.json", 0o600),

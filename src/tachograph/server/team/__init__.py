@@ -1,6 +1,7 @@
 """A team's server: it receives runs from many machines, checks access keys, and serves the dashboard over them."""
 
 from tachograph.server.team._access import ProxyTrust
+from tachograph.server.team._audit_log import AuditEntry, AuditLog, add_local_entry, read_audit_log
 from tachograph.server.team._blobs import BlobStore
 from tachograph.server.team._copies import (
     CopyBusyError,
@@ -25,6 +26,8 @@ from tachograph.server.team._server import TeamServer, TlsFiles, check_readiness
 
 __all__ = [
     "AccessKey",
+    "AuditEntry",
+    "AuditLog",
     "BlobStore",
     "CopyBusyError",
     "CopyEntry",
@@ -45,11 +48,13 @@ __all__ = [
     "TeamServer",
     "TlsFiles",
     "UnknownRunError",
+    "add_local_entry",
     "check_rank",
     "check_readiness",
     "count_kept_bytes",
     "create_team_server",
     "keys_path",
     "project_folder",
+    "read_audit_log",
     "serve_team",
 ]

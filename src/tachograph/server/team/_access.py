@@ -172,9 +172,9 @@ class TeamAccess(Access):
             raise ApiError(
                 401, "no_token", "log in with an access key; an administrator creates one: tacho keys create"
             )
+        scope.setdefault("state", {})[IDENTITY] = identity  # first: the audit log names it also if it is rejected
         if scope["path"] != "/api/v1/whoami" and not identity.allows("read"):
             raise ApiError(403, "not_allowed", f"the key {identity.name!r} lacks the scope `read`")
-        scope.setdefault("state", {})[IDENTITY] = identity
 
     def identify(self, scope: RequestScope, headers: Headers) -> Identity | None:
         """Return who makes a request; None if that is unknown.

@@ -45,6 +45,7 @@ from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.records import mask_text
 from tachograph.remote import TOKEN_FORMAT
 from tachograph.server._identity import SCOPES, Scope
+from tachograph.server.team._audit_log import add_local_entry
 
 __all__ = ["AccessKey", "KeyFileError", "KeyRing", "keys_path"]
 
@@ -261,7 +262,9 @@ class KeyRing:
                 max_bytes=max_bytes,
                 max_open_runs=max_open_runs,
             )
-            return key, _add(keys, key)
+            token = _add(keys, key)
+        self._audit("create_key", key)
+        return key, token
 
     def list(self) -> Sequence[AccessKey]:
         """Return all keys with their last use, in the order of their creation; ended ones for 90 days.
@@ -289,7 +292,9 @@ class KeyRing:
             ]
             for key in revoked_keys:
                 keys[key.id] = msgspec.structs.replace(keys[key.id], key=key)
-            return revoked_keys
+        for key in revoked_keys:
+            self._audit("revoke_key", key)
+        return revoked_keys
 
     def rotate(self, which: str, *, overlap_s: float = _DAY_S) -> tuple[AccessKey, str]:
         """Replace a key by a new one with the same rights; return the new one with its token.
@@ -324,7 +329,14 @@ class KeyRing:
             )
             ends = now_s + overlap_s if old.expires is None else min(old.expires, now_s + overlap_s)
             keys[old.id] = msgspec.structs.replace(key_entry, key=msgspec.structs.replace(old, expires=ends))
-            return new, _add(keys, new)
+            token = _add(keys, new)
+        self._audit("rotate_key", new)
+        return new, token
+
+    def _audit(self, action: str, key: AccessKey) -> None:
+        names = ("id", "name", "project", "expires", "rotated_from")
+        facts = {name: getattr(key, name) for name in names if getattr(key, name) is not None}
+        add_local_entry(self.path.parent.parent, action, new={**facts, "scopes": sorted(key.scopes)})
 
     # Files -----------------------------------------------------------------------------------------------------------
 

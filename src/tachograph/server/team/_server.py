@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import ssl
 import threading
@@ -29,21 +30,25 @@ import uvicorn
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tachograph._base.files import create_file, make_folder
+from tachograph._base.typed import decode_json
 from tachograph._base.version import __version__
 from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import AccessGate
 from tachograph.server._app import create_dashboard
+from tachograph.server._change_note import CHANGE_NOTE, ChangeNote
 from tachograph.server._copy_status import read_copy_status
 from tachograph.server._errors import ApiError
-from tachograph.server._identity import identity_of
+from tachograph.server._identity import Identity, identity_of
+from tachograph.server._models import ErrorBody
 from tachograph.server._protocol import LimitedProtocol
-from tachograph.server._routes import ServerHooks
+from tachograph.server._routes import ROUTES, ServerHooks
 from tachograph.server._serve import bind_address
 from tachograph.server.team._access import ProxyTrust, TeamAccess
+from tachograph.server.team._audit_log import AuditLog
 from tachograph.server.team._copies import RunCopies, project_folder
 from tachograph.server.team._data_folder import close_to_others, private_umask
 from tachograph.server.team._ingest import INGEST_PREFIX, IngestApp
@@ -65,6 +70,11 @@ _MAX_PROJECT_APPS = 64
 _MIN_FREE_BYTES = 256 << 20
 _READY_INTERVAL_S = 1.0
 _MAX_OPEN_FILES = 65_536
+_MAX_NAME_CHARS = 512
+_CHANGING_ROUTES = [
+    (route, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>.+)", route.path), re.DOTALL)) for route in ROUTES if route.action
+]
+"""The routes that change something, with patterns of their addresses."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -123,6 +133,7 @@ class TeamServer:
         self.copies = RunCopies(data_dir, is_durable=is_durable)
         self.metrics = ServerMetrics()
         self.keys = KeyRing(keys_path(self.copies.root))
+        self.audit = AuditLog(self.copies.root, is_durable=is_durable)
         self.access = TeamAccess(self.keys, self.copies.root, hosts, proxy=proxy, metrics=self.metrics)
         self.server: uvicorn.Server | None = None
         """Live streams end when this server shuts down."""
@@ -153,8 +164,55 @@ class TeamServer:
             await self._ingest(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._all_projects_app(scope, receive, send)
+        elif scope["type"] == "http" and (note := _change_note(scope)) is not None:
+            scope.setdefault("state", {})[CHANGE_NOTE] = note
+            await self._gate(scope, receive, self._send_with_audit(scope, send, note))
         else:
             await self._gate(scope, receive, send)
+
+    def _send_with_audit(self, scope: Scope, send: Send, note: ChangeNote) -> Send:
+        """Return a function that sends a response after the audit log has the request. Only strangers are not in it."""
+        first_message: Message | None = None
+
+        async def send_with_audit(message: Message) -> None:
+            nonlocal first_message
+            if message["type"] == "http.response.start":
+                first_message = message  # the reason of a rejection is in the body
+                return
+            if first_message is not None:
+                start, first_message = first_message, None
+                identity = identity_of(scope)
+                if identity is not None:
+                    body = message.get("body", b"")
+                    await run_in_threadpool(self._audit_request, scope, identity, note, start["status"], body)
+                await send(start)
+            await send(message)
+
+        return send_with_audit
+
+    def _audit_request(self, scope: Scope, identity: Identity, note: ChangeNote, status: int, body: bytes) -> None:
+        outcome, reason = "done", ""
+        if status >= 400:
+            outcome, reason = "refused" if status < 500 else "failed", f"{status} {_error_message(body)}"
+        elif note.failures:
+            outcome = "partly" if len(note.failures) < len(note.runs) else "failed"
+            run, error = next(iter(note.failures.items()))
+            reason = f"{len(note.failures)} of {len(note.runs)} runs failed, {run}: {error}"
+        try:
+            self.audit.add(
+                note.action,
+                identity.name,
+                outcome=outcome,
+                key_id=identity.key_id,
+                address=self.access.proxy.client_of(scope, Headers(scope=scope)),
+                project=identity.project,
+                runs=note.runs,
+                old=note.old,
+                new=note.new,
+                reason=reason,
+            )
+        except OSError as error:  # too late to refuse the change
+            self.metrics.add_fault("cannot write the audit log", error)
 
     def close(self) -> None:
         """Close the copies."""
@@ -235,6 +293,23 @@ class TeamServer:
         if entry is None or entry.remote_control:
             return None
         return f"{folder.name!r} does not accept requests from the server: start it with remote_control=True"
+
+
+def _change_note(scope: Scope) -> ChangeNote | None:
+    """Return a note about a request that changes something; None if no route with its address does."""
+    for route, pattern in _CHANGING_ROUTES:
+        match = pattern.fullmatch(scope["path"]) if scope["method"] == route.method else None
+        if match is not None:
+            return ChangeNote(route.action, [match["run"][:_MAX_NAME_CHARS]] if "run" in pattern.groupindex else [])
+    return None
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        error = decode_json(body, ErrorBody).error
+    except msgspec.MsgspecError:
+        return ""
+    return f"{error.code}: {error.message}"
 
 
 def _create_feeder(address: str, root: Path) -> StoreFeeder:
