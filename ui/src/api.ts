@@ -103,6 +103,11 @@ function post<Path extends PostPath>(
   return send(buildUrl(path, parameters), { method: "POST", headers: jsonHeaders, body: JSON.stringify(body) });
 }
 
+async function errorMessage(response: Response): Promise<string> {
+  const body: ErrorBody | null = await response.json().catch(() => null);
+  return body?.error.message ?? `The server returned ${response.status}.`;
+}
+
 const jsonHeaders = { "Content-Type": "application/json" };
 
 export const api = {
@@ -134,6 +139,27 @@ export const api = {
   async getRankHeat(run: string): Promise<RankHeat | null> {
     const response = await fetch(buildUrl("/api/v1/runs/{run}/ranks/heat", { run }));
     return response.ok ? parseHeat(await response.arrayBuffer()) : null;
+  },
+  listMedia: (run: string) => get("/api/v1/runs/{run}/media", { run }, {}),
+  getMediaItems: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/items">["query"]) =>
+    get("/api/v1/runs/{run}/media/items", { run }, query),
+  getHistograms: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/histograms">["query"]) =>
+    get("/api/v1/runs/{run}/media/histograms", { run }, query),
+  getTableRows: (run: string, sha256: string, query: GetRoute<"/api/v1/runs/{run}/media/tables/{sha256}">["query"]) =>
+    get("/api/v1/runs/{run}/media/tables/{sha256}", { run, sha256 }, query),
+  blobUrl: (run: string, sha256: string, query: GetRoute<"/api/v1/runs/{run}/media/blobs/{sha256}">["query"] = {}) =>
+    buildUrl("/api/v1/runs/{run}/media/blobs/{sha256}", { run, sha256 }, query),
+  frameUrl: (run: string, sha256: string) => buildUrl("/api/v1/runs/{run}/media/frames/{sha256}", { run, sha256 }),
+  async getBlob(run: string, sha256: string): Promise<Blob> {
+    const response = await fetch(api.blobUrl(run, sha256));
+    if (!response.ok) throw new ApiError(response.status, "no_blob", await errorMessage(response));
+    return await response.blob();
+  },
+  /** Why a file cannot be shown. */
+  async explainBlob(url: string): Promise<string> {
+    const response = await fetch(url).catch(() => null);
+    if (response === null) return "Cannot reach the server.";
+    return response.ok ? "not a valid picture" : await errorMessage(response);
   },
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
   compare: (run: string[], against: string[], anyway: boolean) => get("/api/v1/compare", {}, { run, against, anyway }),

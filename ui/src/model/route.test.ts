@@ -39,6 +39,8 @@ test("every route survives a round trip through its address", () => {
         pinned: ["a/b", "c d"],
         limits: { "a,b": [null, 2] },
         sizes: { "a/b": { columns: 2, heightPx: 400 } },
+        mediaName: "val/samples",
+        mediaStep: 500,
         showsParents: true,
         search: "/^val/",
         low: -1.5,

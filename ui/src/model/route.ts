@@ -26,6 +26,7 @@ export const tabs = [
   "completions",
   "control",
   "ranks",
+  "media",
 ] as const;
 export type Tab = (typeof tabs)[number];
 
@@ -43,6 +44,10 @@ export interface ChartView extends Arrangement {
   search: string;
   low: number | null;
   high: number | null;
+  /** The name whose media are shown; empty for all. */
+  mediaName: string;
+  /** The step whose media are shown; null for the latest. */
+  mediaStep: number | null;
 }
 
 /** The most runs in the charts of a run; the compare page has no limit. */
@@ -54,6 +59,8 @@ export const defaultView: ChartView = {
   search: "",
   low: null,
   high: null,
+  mediaName: "",
+  mediaStep: null,
 };
 
 export function parse(hash: string): Route {
@@ -98,6 +105,8 @@ function parseView(parameters: URLSearchParams): ChartView {
     search: parameters.get("q") ?? "",
     low: readNumber(parameters.get("low")),
     high: readNumber(parameters.get("high")),
+    mediaName: parameters.get("media") ?? "",
+    mediaStep: readNumber(parameters.get("step")),
   };
 }
 
@@ -118,6 +127,8 @@ export function format(route: Route): string {
   if (view.search) parameters.set("q", view.search);
   if (view.low !== null) parameters.set("low", String(view.low));
   if (view.high !== null) parameters.set("high", String(view.high));
+  if (view.mediaName) parameters.set("media", view.mediaName);
+  if (view.mediaStep !== null) parameters.set("step", String(view.mediaStep));
   writeArrangement(view, parameters);
   return withQuery(`#/run/${encodeURIComponent(route.run)}/${route.tab}`, parameters);
 }

@@ -12,14 +12,14 @@ test("tabs that stay empty are hidden, except the open one", () => {
     "events",
   ]);
   expect(tabsWithContent(detail({ step: 3 }), "finished", false, "control")).toContain("control");
-  const full = { span: 1, log: 1, completions: 1, control_change: 1, rank: 1 };
+  const full = { span: 1, log: 1, completions: 1, control_change: 1, rank: 1, media: 1 };
   expect(tabsWithContent(detail(full), "failed", false, "charts")).toEqual([...tabs]);
   expect(tabsWithContent(detail({}), "finished", true, "charts")).toContain("log");
 });
 
 test("a run that is recorded may get content", () => {
   expect(tabsWithContent(detail({}), "running", false, "charts")).toEqual(
-    tabs.filter((tab) => tab !== "completions" && tab !== "ranks"),
+    tabs.filter((tab) => !["completions", "ranks", "media"].includes(tab)),
   );
   expect(tabsWithContent(detail({}, 0.5), "finished", false, "charts")).toEqual([...tabs]);
   expect(tabsWithContent(null, "finished", false, "charts")).toEqual([...tabs]);

@@ -20,6 +20,7 @@ export function tabsWithContent(
     completions: !has("completions"),
     control: isOver && !has("control_change"),
     ranks: !has("rank"),
+    media: !has("media", "histograms"),
   };
   return tabs.filter((tab) => tab === current || !isEmpty[tab]);
 }

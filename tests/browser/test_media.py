@@ -1,0 +1,252 @@
+"""The media page: galleries, the viewer, tables and histograms; and files that try to attack the dashboard."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import wait_for_fit
+from tests.conftest import wait_for
+from tests.media_files import histograms, image, media, picture, png_bomb, store, table_file
+from tests.store import END, START, append, step, write
+
+ATTACK = b"""<!doctype html><p id=p>waiting</p><script>
+const tries = {
+  parent: () => { parent.document.title = 'attacked'; },
+  cookie: () => document.cookie,
+  storage: () => localStorage.length,
+  top: () => { top.location = 'about:blank'; },
+};
+const results = Object.entries(tries).map(([name, attempt]) => {
+  try { attempt(); return name + ' worked'; } catch (error) { return name + ' failed'; }
+});
+fetch('/api/v1/runs').then(() => 'fetch worked', () => 'fetch failed').then(async (result) => {
+  const picture = new Image();
+  const loaded = new Promise((resolve) => {
+    picture.onload = () => resolve('image worked');
+    picture.onerror = () => resolve('image failed');
+  });
+  picture.src = '/healthz';
+  document.getElementById('p').textContent = [...results, result, await loaded, 'origin ' + origin].join(', ');
+});
+</script>"""
+SVG = (
+    b"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8' onload='window.attacked = 1'>"
+    b"<script>window.attacked = 2; parent.attacked = 3</script><rect width='8' height='8' fill='teal'/></svg>"
+)
+WEIGHTS = {"exp2": [-2, 2], "counts": list(range(9)), "n": 36}
+
+
+def samples(run: Path, number: int, **fields: Any) -> dict[str, Any]:
+    items = [
+        image(run, picture(64, 48, (number % 256, 80 * index, 0)), caption=caption, meta={"seed": index})
+        for index, caption in enumerate(["a red fox", "a blue house"])
+    ]
+    return media("samples", "image", number, *items, **fields)
+
+
+def test_gallery_follows_one_slider_and_the_address(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    records = [samples(run, number) for number in range(0, 100, 10)]
+    gap = media("samples", "image", 95, num_dropped=2, reason="queue full")
+    note = media("note", "text", 40, {"text": "hello"})
+    folder = write(run, [START, *(step(i, loss=1.0) for i in range(20)), *records, note, gap])
+    page.goto(dashboard().url + "#/run/m")
+    page.get_by_role("link", name="media", exact=True).click()
+    section = page.locator("[data-media=samples]")
+    expect(section.locator("[data-gap]")).to_contain_text("2 dropped at step 95: queue full")
+    expect(section.locator("[data-shown-step]")).to_have_text("step 90")
+    expect(section.locator("img")).to_have_count(2)
+    wait_for(lambda: section.locator("img").first.evaluate("each => each.naturalWidth") == 64, "the thumbnail")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(section.locator("[data-shown-step]")).to_have_text("step 80")
+    assert "step=80" in page.url
+    page.get_by_label("Step number").fill("45")
+    page.get_by_label("Step number").press("Enter")
+    expect(section.locator("[data-shown-step]")).to_have_text("step 40")
+    expect(section.locator(".earlier")).to_have_count(1)  # grey: no picture at this step
+    page.get_by_label("Search captions").fill("FOX")
+    expect(section.locator("figure")).to_have_count(1)
+    page.get_by_label("Search captions").fill("")
+    page.get_by_label("Name").select_option("note")
+    expect(page.locator("[data-media]")).to_have_count(1)
+    assert "media=note" in page.url
+    page.reload()
+    expect(page.locator("[data-media=note]")).to_contain_text("hello")
+
+    page.get_by_label("Name").select_option("")
+    page.get_by_role("button", name="Latest").click()
+    append(folder, [samples(run, 100)])
+    expect(section.locator("[data-shown-step]")).to_have_text("step 100")  # by itself
+    page.get_by_role("button", name="Pictures over steps").click()
+    gallery = page.locator("[data-gallery=samples]")
+    expect(gallery.get_by_label("samples 1, step 100")).to_be_visible()
+    expect(gallery.get_by_text("step 100 ⚠ 2 dropped")).to_be_visible()
+    page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
+
+
+def test_gallery_of_many_pictures_loads_only_its_view(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    same = [image(run, picture(8, 8, (index, 0, 0))) for index in range(8)]
+    write(run, [START, *(media("samples", "image", number, *same) for number in range(1250)), END])
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(dashboard().url + "#/run/m/media")
+    page.get_by_role("button", name="Pictures over steps").click()
+    gallery = page.locator("[data-gallery=samples]")
+    expect(gallery.get_by_label("samples 7, step 1249")).to_be_visible()
+    assert gallery.locator("button").count() < 200
+    gallery.evaluate("each => each.scrollLeft = 0")
+    expect(gallery.get_by_label("samples 0, step 0")).to_be_visible()
+    assert gallery.locator("button").count() < 200
+    assert len([url for url in requests if "/items" in url]) < 10
+
+
+def test_pictures_are_compared_in_the_viewer(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    mask = Image.new("L", (64, 48), 0)
+    mask.paste(1, (0, 0, 32, 48))
+    buffer = io.BytesIO()
+    mask.save(buffer, "PNG")
+    overlay = {
+        "masks": {"pred": {**store(run, buffer.getvalue(), "png"), "labels": {"1": "fox"}}},
+        "boxes": [
+            {"x": 1, "y": 1, "width": 9, "height": 9, "label": "fox", "score": 0.9},
+            {"x": 20, "y": 20, "width": 9, "height": 9, "label": "box", "score": 0.2},
+        ],
+    }
+    items = [image(run, picture(64, 48, (colour, 0, 0)), **overlay) for colour in (50, 150, 250)]
+    write(run, [START, *(media("s", "image", number, item) for number, item in enumerate(items)), END])
+    page.goto(dashboard().url + "#/run/m/media")
+    page.get_by_role("button", name="Open s 0").click()
+    viewer = page.locator("[data-viewer]")
+    expect(viewer.locator("img")).to_have_count(1)
+    expect(viewer.locator("svg rect")).to_have_count(2)
+    canvas = viewer.locator("canvas")
+    colours = "c => [8, 50].map(x => c.getContext('2d').getImageData(x, 8, 1, 1).data[3])"
+    wait_for(lambda: canvas.evaluate(colours) == [255, 0], "the mask covers its half")
+    viewer.get_by_label("Lowest score").fill("0.5")
+    expect(viewer.locator("svg rect")).to_have_count(1)
+    viewer.get_by_label("Zoom").select_option("4")
+    assert viewer.locator("img").evaluate("each => [each.clientWidth, getComputedStyle(each).imageRendering]") == [
+        256,
+        "pixelated",
+    ]
+    viewer.get_by_label("Compare").select_option("flip")
+    viewer.get_by_role("button", name="Flip").click()
+    expect(viewer.locator("img")).to_have_count(2)
+    page.keyboard.press("Space")
+    expect(viewer.locator("img")).to_have_count(1)
+    viewer.get_by_label("Compare").select_option("difference")
+    expect(viewer.locator(".difference img")).to_have_count(1)
+    viewer.get_by_label("Previous step").click()
+    expect(viewer).to_contain_text("step 1")
+    assert "step=1" in page.url
+    page.keyboard.press("Escape")
+    expect(viewer).to_have_count(0)
+
+
+def test_tables_histograms_and_drawings_are_shown(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    cell = {"media": "image", **image(run, picture(9, 9, "green"))}
+    rows = [{"prompt": f"p{i}", "score": "NaN" if i == 2 else i, "picture": cell} for i in range(5)]
+    curve = {"label": "cat", "precision": [1, 0.5], "recall": [0, 1], "average_precision": 0.75}
+    records = [
+        media("eval", "table", 5, table_file(run, rows)),
+        media("cm", "confusion_matrix", 5, {"labels": ["cat", "dog"], "counts": [[9, 1], [2, 8]]}),
+        media("pr", "pr_curve", 5, {"curves": [curve]}),
+        media("note", "markdown", 5, {"text": "**bold** ![x](http://127.0.0.1:9/x.png) <img src=x onerror=alert(1)>"}),
+        media("long", "text", 5, store(run, b"from a file", "txt")),
+        media("voice", "audio", 5, store(run, b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(100), "wav")),
+        media("report", "file", 5, {**store(run, b"%PDF-1.4", "pdf"), "file_name": "report.pdf"}),
+        *(histograms(number, weights=WEIGHTS) for number in range(5)),
+    ]
+    write(run, [START, *records, END])
+    page.goto(dashboard().url + "#/run/m/media")
+    table = page.locator("[data-media=eval]")
+    expect(table.locator("tbody tr")).to_have_count(5)
+    wait_for(lambda: table.locator("img").first.evaluate("each => each.naturalWidth") == 9, "a picture in a cell")
+    table.get_by_role("button", name="score").click()
+    table.get_by_role("button", name="score").click()
+    scores = [text.split("\t")[1] for text in table.locator("tbody tr").all_inner_texts()]
+    assert sorted(map(float, scores[:4])) in ([0, 1, 3, 4],) and scores[4] == "NaN"
+    table.get_by_label("Filter rows").fill("P3")
+    expect(table.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("[data-media=cm] td").first).to_have_text("9")
+    expect(page.locator("[data-media=pr] polyline")).to_have_count(1)
+    expect(page.locator("[data-media=note] b")).to_have_text("bold")
+    expect(page.locator("[data-media=note] img")).to_have_count(0)
+    expect(page.locator("[data-media=long]")).to_contain_text("from a file")
+    expect(page.locator("[data-media=voice] audio")).to_have_count(1)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="report.pdf").click()
+    assert download.value.path().read_bytes() == b"%PDF-1.4"
+    histogram = page.locator("[data-histograms]")
+    histogram.scroll_into_view_if_needed()
+    expect(histogram.locator("svg rect")).to_have_count(9)
+    wait_for(lambda: histogram.locator("canvas").evaluate("each => [each.width, each.height]") == [5, 9], "the map")
+
+
+@pytest.mark.complains  # about the pictures that cannot be decoded, and the attempts of the page in the frame
+def test_hostile_files_do_no_harm(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    polyglot = b"GIF89a/*\x00\x00\x00\x00\x00*/=1;window.attacked=4;"
+    pictures = [
+        image(run, SVG, "svg", caption="svg"),
+        image(run, SVG + b" ", "png", caption="svg as png"),
+        image(run, ATTACK, "png", caption="html as png"),
+        image(run, polyglot, "gif", caption="polyglot"),
+        image(run, picture()[:60], caption="broken"),
+        image(run, png_bomb(10_000, 8_000), caption="bomb"),
+        {"sha256": "e" * 64, "ext": "png", "caption": "missing"},
+        {"problem": "an array of shape (1, 2, 3, 4, 5)", "caption": "no data"},
+        image(run, caption="<img src=x onerror='window.attacked = 5'>"),
+    ]
+    page_file = store(run, ATTACK, "html")
+    write(run, [START, media("odd", "image", 1, *pictures), media("page", "html", 1, page_file), END])
+    url = dashboard().url
+    page.goto(url + "#/run/m/media")
+    section = page.locator("[data-media=odd]")
+    for caption, reason in {
+        "svg as png": "not a picture",
+        "html as png": "not a picture",
+        "polyglot": "not a picture",
+        "broken": "not a picture",
+        "bomb": "10000 × 8000 pixels are too many",
+        "missing": "not in the run folder",
+        "no data": "an array of shape (1, 2, 3, 4, 5)",
+    }.items():
+        figure = section.locator("figure").filter(has=page.get_by_text(caption, exact=True))
+        expect(figure).to_contain_text(reason)
+    drawing = section.locator("figure").first.locator("img")
+    wait_for(lambda: drawing.evaluate("each => each.naturalWidth > 0"), "the drawing is shown, as an image")
+    assert page.locator("iframe").count() == 0  # only after a click
+    page.get_by_role("button", name="Show page").click()
+    inside = page.frame_locator("iframe").locator("#p")
+    expect(inside).to_contain_text("origin null")
+    expect(inside).to_have_text(
+        "parent failed, cookie failed, storage failed, top failed, fetch failed, image failed, origin null"
+    )
+    assert page.evaluate("[window.attacked, document.title.includes('attacked')]") == [None, False]
+    assert page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
+    # Files that are opened as a page of their own have no origin, no scripts, or are downloads.
+    for item in pictures[1:4]:
+        answer = page.request.get(f"{url}api/v1/runs/m/media/blobs/{item['sha256']}")
+        assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+    refused = page.goto(f"{url}api/v1/runs/m/media/frames/{page_file['sha256']}")
+    assert refused is not None and refused.status == 403
+
+
+def test_run_without_media_has_no_tab(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    write(logs / "plain", [START, *(step(i, loss=1.0) for i in range(20)), END])
+    page.goto(dashboard().url + "#/run/plain")
+    expect(page.get_by_role("link", name="overview", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="media", exact=True)).to_have_count(0)

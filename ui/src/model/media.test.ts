@@ -1,0 +1,93 @@
+import { expect, test } from "vitest";
+import type { MediaRecordView, RecordedHistogram } from "../api";
+import {
+  allSteps,
+  chooseRows,
+  fileOf,
+  gapsBetween,
+  histogramMap,
+  indexAt,
+  itemsByStep,
+  matchesSearch,
+  parseItem,
+  promptsOf,
+} from "./media";
+
+const sha256 = "a".repeat(64);
+const record = (step: number, ...items: MediaRecordView["items"]): MediaRecordView => ({
+  step,
+  time: null,
+  kind: "image",
+  items,
+  num_dropped: 0,
+  reason: "",
+});
+
+test("items are parsed without trust", () => {
+  const odd = parseItem(
+    { meta: 3, masks: { m: { sha256: "../x" } }, boxes: [null, { x: "1" }], counts: ["x"], caption: {}, curves: [{}] },
+    record(1),
+    4,
+  );
+  expect(odd).toMatchObject({ index: 4, promptId: "4", caption: "", masks: [], file: null, meta: [] });
+  expect(odd.boxes).toEqual([{ x: 0, y: 0, width: 0, height: 0, label: "", score: null }]);
+  expect(fileOf({ sha256, ext: "png" })).toEqual({ sha256, ext: "png" });
+  expect(fileOf({ sha256: sha256.toUpperCase() })).toBe(null);
+  expect(fileOf({ sha256, ext: "png", kept: false })).toBe(null);
+});
+
+test("the later record of a step counts, by prompt", () => {
+  const steps = itemsByStep([
+    record(5, { index: 0, caption: "later" }),
+    record(5, { index: 0, caption: "earlier" }, { index: 1, caption: "other" }),
+    record(4, { index: 2, meta: { prompt_id: "p" } }),
+  ]);
+  expect(steps.get(5)?.map((item) => item.caption)).toEqual(["later", "other"]);
+  expect(promptsOf([...steps.values()].flat())).toEqual(["0", "1", "p"]);
+});
+
+test("captions and facts are searched", () => {
+  const item = parseItem({ caption: "A red Fox", meta: { seed: 42 } }, record(1), 0);
+  expect(["fox", "SEED=42", "", " red "].map((text) => matchesSearch(item, text))).toEqual([true, true, true, true]);
+  expect(matchesSearch(item, "wolf")).toBe(false);
+});
+
+test("a step without media has the nearest earlier one", () => {
+  const steps = allSteps([{ steps: [10, 30] }, { steps: [20, 30] }], [5]);
+  expect(steps).toEqual([5, 10, 20, 30]);
+  expect([4, 5, 29, 30, 99].map((step) => indexAt(steps, step))).toEqual([-1, 0, 2, 3, 3]);
+  const gaps = [{ step: 12, num_dropped: 2, reason: "" }];
+  expect(gapsBetween({ gaps }, 10, 20)).toEqual(gaps);
+  expect(gapsBetween({ gaps }, 12, 20)).toEqual([]);
+});
+
+test("rows of a table are searched and sorted", () => {
+  const rows = [{ a: 2, t: "x" }, { a: "NaN", t: "Yes" }, { a: 1 }, { t: "z" }];
+  expect(chooseRows(rows, "", "a").map((row) => row["a"])).toEqual([1, 2, "NaN", undefined]);
+  expect(chooseRows(rows, "", "-a").map((row) => row["a"])).toEqual([2, 1, "NaN", undefined]);
+  expect(chooseRows(rows, "yES", "")).toEqual([rows[1]]);
+});
+
+test("histograms become a map; other bins keep their counts", () => {
+  const histogram = (edges: number[], counts: number[]): RecordedHistogram => ({
+    step: 1,
+    time: null,
+    edges,
+    counts,
+    num_values: 0,
+    num_not_finite: 0,
+    min: null,
+    max: null,
+    mean: null,
+    std: null,
+    is_sampled: false,
+  });
+  const same = histogramMap([histogram([0, 1, 2], [0, 3]), histogram([0, 1, 2], [1, 0])]);
+  expect([same.numColumns, same.numRows, same.cells[1]]).toEqual([2, 2, 1]);
+  const other = histogramMap([histogram([0, 4], [8]), histogram([0, 1, 2], [1, 1])]);
+  expect(other.edges).toEqual([0, 2, 4]);
+  expect(other.cells[0]).toBe(1); // 4 of 8, as in the other row
+  expect(other.cells[1]).toBe(1);
+  expect(histogramMap([]).numColumns).toBe(0);
+  expect(histogramMap([histogram([1, 1], [3])]).cells[0]).toBe(1);
+});
