@@ -239,7 +239,7 @@ export interface Energy {
   currency: string;
   /** Emitted CO2 in grams, with the stated carbon intensity; None if there is none. */
   carbon_g: number | null;
-  /** What is not included, such as ranks without counters. */
+  /** Parts that are not included, such as ranks without counters. */
   gaps: string[];
 }
 
