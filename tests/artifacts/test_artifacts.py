@@ -147,6 +147,18 @@ def test_tricks_with_paths_are_rejected(store, logs, tmp_path):
             store.find("model").download(tmp_path / "out")
 
 
+def test_few_files_are_open_while_they_wait(store, tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in range(200):
+        (tmp_path / "data" / str(number)).write_text(str(number))
+    before = len(os.listdir("/proc/self/fd"))
+    sources = [collect_sources(tmp_path / "data") for _ in range(3)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 128
+    assert [len(store.add("data", files).files) for files in sources] == [200] * 3
+    del sources
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_error_names_what_there_is(store):
     with pytest.raises(ArtifactError, match="no artifact 'model' in .*there are none"):
         store.find("model")

@@ -1,8 +1,8 @@
 """The files that become an artifact, as they are when it is logged.
 
 The content of a file is read later, by another thread. So the file is opened now: it may then be renamed, replaced or
-deleted. A change of its content is noticed by its size and its modification time, and rejected. Beyond `_MAX_OPEN`
-files of one artifact, only the facts are noted.
+deleted. A change of its content is noticed by its size and its modification time, and rejected. At most `_MAX_OPEN`
+files of a process are open; of further ones, only the facts are noted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BLOCK_BYTES = 1 << 20
 _FLAGS = 0
 for _flag in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY", "O_NOINHERIT"):  # a named pipe must not block
     _FLAGS |= getattr(os, _flag, 0)
-_MAX_OPEN = 64
+_MAX_OPEN = 128
+_open_descriptors: set[int] = set()
+"""The files that are open for artifacts which are not stored yet; a process may have about a thousand."""
 _MAX_FILES = 1_000_000
 
 
@@ -61,7 +63,6 @@ class PendingFile:
         url: str | None = None,
         is_ours: bool = False,
         sha256: str | None = None,
-        is_opened: bool = True,
     ) -> None:
         self.path = check_artifact_path(path)
         self.local_path = None if local_path is None else os.path.abspath(local_path)
@@ -75,8 +76,9 @@ class PendingFile:
         if self.local_path is not None:
             descriptor = _open(self.local_path)
             self.facts = facts_of(descriptor)
-            if is_opened and not is_ours:
+            if not is_ours and len(_open_descriptors) < _MAX_OPEN:
                 self._descriptor = descriptor
+                _open_descriptors.add(descriptor)
             else:
                 os.close(descriptor)
 
@@ -127,6 +129,7 @@ class PendingFile:
     def close(self) -> None:
         """Close the file."""
         if self._descriptor is not None:
+            _open_descriptors.discard(self._descriptor)  # first: once it is closed, the number may be used again
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -188,7 +191,7 @@ def collect_sources(files: Any, *, follow_links: bool = False, name: str | None 
                 )
             if len(sources) >= _MAX_FILES:
                 raise ArtifactError(f"an artifact has at most {_MAX_FILES:,} files; pack them into archives")
-            sources[path] = PendingFile(path, local_path, data=data, is_opened=len(sources) < _MAX_OPEN)
+            sources[path] = PendingFile(path, local_path, data=data)
     if not sources:
         raise ArtifactError(f"there are no files in {files!r:.200}")
     return list(sources.values())

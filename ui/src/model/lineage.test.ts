@@ -47,6 +47,8 @@ test("parents are drawn up to the last step at which a run left them", () => {
         related("root", 1, 5),
         related("teacher", 0, 9, { how: "distill" }),
         related("school", 1),
+        related("dataset", 0, null, { how: "artifact" }),
+        related("downloads", 1),
         related("gone", 0, 3, { is_here: false }),
         related("b", 0),
       ),

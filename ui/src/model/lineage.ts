@@ -68,11 +68,12 @@ export function parentLines(runs: string[], pages: { run: string; page: LineageP
   const found = new Map<string, ParentLine>();
   for (const { run: child, page } of pages) {
     if (!runs.includes(child)) continue;
-    let teacher = Infinity;
+    let skippedDepth = Infinity;
     for (const { run, is_here, how, depth, global_step: until } of page.ancestors) {
-      if (depth > teacher) continue; // a teacher has other weights, and so have its parents
-      teacher = how === "distill" ? depth : Infinity;
-      if (!is_here || how === "distill" || runs.includes(run)) continue;
+      if (depth > skippedDepth) continue; // a teacher has other weights, and so have its parents; an artifact may be data
+      const hasOtherWeights = how === "distill" || how === "artifact";
+      skippedDepth = hasOtherWeights ? depth : Infinity;
+      if (!is_here || hasOtherWeights || runs.includes(run)) continue;
       const known = found.get(run);
       const isLonger = known && known.until !== null && (until === null || until > known.until);
       if (!known || isLonger) found.set(run, { run, child: known?.child ?? child, until });
