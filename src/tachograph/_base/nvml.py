@@ -22,6 +22,17 @@ _READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "temp_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
 }
 
+_ERROR_COUNTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "ecc_uncorrected": lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
+        handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
+    ),
+    "ecc_corrected": lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
+        handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_AGGREGATE_ECC
+    ),
+    "remapped_rows": lambda nvml, handle: sum(nvml.nvmlDeviceGetRemappedRows(handle)[:2]),
+    "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+}
+
 
 class GpuProbe:
     """Reads the GPUs visible to this process: those in `CUDA_VISIBLE_DEVICES`, or all."""
@@ -53,6 +64,20 @@ class GpuProbe:
                 except self._nvml.NVMLError:
                     continue  # not supported by this model, or not available now
         return fields
+
+    def error_counters(self) -> dict[str, dict[str, int | bool]]:
+        """Return the error counters of each GPU over its life, by index; `is_lost` if the driver cannot reach it."""
+        counters: dict[str, dict[str, int | bool]] = {}
+        for index, handle in self._visible_handles():
+            values = counters[index] = {"is_lost": False}
+            for name, read_value in _ERROR_COUNTERS.items():
+                try:
+                    values[name] = int(read_value(self._nvml, handle))
+                except (self._nvml.NVMLError, AttributeError, TypeError) as error:
+                    lost_code = getattr(self._nvml, "NVML_ERROR_GPU_IS_LOST", None)
+                    if lost_code is not None and getattr(error, "value", None) == lost_code:
+                        values["is_lost"] = True
+        return counters
 
     def energy_mj(self) -> dict[str, int]:
         """Return the energy counter of each GPU that has one, by UUID, in millijoules since the driver was loaded."""

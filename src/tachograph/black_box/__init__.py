@@ -12,6 +12,7 @@ from tachograph.black_box._format import (
     is_dump_name,
     reason_word,
 )
+from tachograph.black_box._gpu_errors import GpuErrors
 from tachograph.black_box._killed import explain_kill, find_kill, write_kill_dump
 from tachograph.black_box._memory_group import MemoryGroup, child_memory_fields
 from tachograph.black_box._memory_observer import MemoryReporter
@@ -25,6 +26,7 @@ __all__ = [
     "DumpFile",
     "DumpPart",
     "DumpWriter",
+    "GpuErrors",
     "MemoryGroup",
     "MemoryReporter",
     "Verdict",

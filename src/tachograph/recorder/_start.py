@@ -14,7 +14,7 @@ from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.mesh import mesh_coordinates
-from tachograph.black_box import BlackBox, DumpWriter, MemoryReporter
+from tachograph.black_box import BlackBox, DumpWriter, GpuErrors, MemoryReporter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, RunFolder, claim_run_folder, page_of_run, read_records, this_process
@@ -206,8 +206,9 @@ def _start_sampler(run: Run, files: RunFiles) -> None:
         others = read_rank_energy(files.folder, ranks.job_id()) if ranks.world_size() > 1 else []
         run._add_sample("energy", energy_fields([counters, *others], settings))
 
+    errors = None if run.dump_writer is None else GpuErrors(run.dump_writer, lambda: run.last_step)
     run._sampler = SystemSampler(
-        str(files.folder.path), settings.system_interval_s, run._add_system_sample, record_energy
+        str(files.folder.path), settings.system_interval_s, run._add_system_sample, record_energy, errors
     )
     run._sampler.start()
 

@@ -18,7 +18,7 @@ import psutil
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.reentrant import ReentrantEvent
-from tachograph.black_box import MemoryGroup, child_memory_fields
+from tachograph.black_box import GpuErrors, MemoryGroup, child_memory_fields
 from tachograph.recorder.collectors.energy import EnergyMeter
 
 __all__ = ["MemorySampler", "SystemSampler", "memory_fields"]
@@ -72,6 +72,7 @@ class SystemSampler:
         interval_s: the time between samples.
         deliver: receives a sample.
         deliver_energy: receives the energy counters, about every half minute and when the sampler stops.
+        gpu_errors: checks the error counters of GPUs with each sample.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class SystemSampler:
         interval_s: float,
         deliver: Callable[[dict[str, Any]], None],
         deliver_energy: Callable[[dict[str, float]], None] | None = None,
+        gpu_errors: GpuErrors | None = None,
     ) -> None:
         self._folder = folder
         self._interval_s = interval_s
         self._deliver = deliver
         self._deliver_energy = deliver_energy
+        self._gpu_errors = gpu_errors
         self._energy: EnergyMeter | None = None
         self._memory_group = MemoryGroup.of_this_process()
         self._stopping = ReentrantEvent()
@@ -142,6 +145,8 @@ class SystemSampler:
             with guard("sampling the system"):
                 if sample := self.sample():
                     self._deliver(sample)
+                    if self._gpu_errors is not None:
+                        self._gpu_errors.check(self._gpus, sample)
             if time.monotonic() >= energy_due_at:
                 energy_due_at = time.monotonic() + _ENERGY_S
                 self._read_energy()
