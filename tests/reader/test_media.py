@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import tracemalloc
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import tachograph
 from tachograph.reader import MediaIndex
@@ -48,6 +50,24 @@ def test_media_are_listed_and_read_by_name_and_step(tmp_path):
     append(folder, [media("late", "text", 30, {"text": "later"})])
     history.refresh()
     assert "late" in history.media.names
+
+
+def test_recorded_media_can_be_read(logs):
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    rows = [{"text": "x" * 100, "picture": tachograph.Image(pixels)} for _ in range(1_000)]  # too large for the journal
+    with tachograph.init("m", log_dir=logs) as run:
+        picture = tachograph.Image(pixels, caption="c", seed=3, lossless=True)
+        run.log({"samples": [picture], "table": tachograph.Table(rows=rows)}, step=7)
+        run.log({"weights": tachograph.Histogram([1.0, 2.0, math.nan])}, step=8)
+    history = tachograph.read(run)
+    (item,) = history.media.items("samples", step=7)
+    assert (item.caption, item.meta["seed"], item.problem) == ("c", 3, None)
+    with Image.open(item.path) as stored:
+        assert np.array_equal(np.asarray(stored), pixels)
+    (table,) = history.media.items("table")
+    assert len(table.rows()) == 1_000
+    (histogram,) = history.histograms("weights")
+    assert (histogram.step, sum(histogram.counts), histogram.num_not_finite) == (8, 2, 1)
 
 
 def test_histograms_have_edges_and_survive_odd_values(tmp_path):

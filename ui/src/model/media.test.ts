@@ -46,6 +46,12 @@ test("the later record of a step counts, by prompt", () => {
   expect(promptsOf([...steps.values()].flat())).toEqual(["0", "1", "p"]);
 });
 
+test("a prompt id is shown if it says more than the index", () => {
+  const meta = (prompt_id: number | string) => parseItem({ index: 2, meta: { prompt_id } }, record(1), 0).meta;
+  expect(meta(2)).toEqual([]);
+  expect(meta("fox")).toEqual([["prompt_id", "fox"]]);
+});
+
 test("captions and facts are searched", () => {
   const item = parseItem({ caption: "A red Fox", meta: { seed: 42 } }, record(1), 0);
   expect(["fox", "SEED=42", "", " red "].map((text) => matchesSearch(item, text))).toEqual([true, true, true, true]);

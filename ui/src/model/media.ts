@@ -88,7 +88,10 @@ export function parseItem(fields: Record<string, unknown>, record: MediaRecordVi
     index,
     promptId: scalarText(meta["prompt_id"] ?? index),
     caption: textOf(fields["caption"]) ?? "",
-    meta: Object.entries(meta).map(([name, value]) => [name, scalarText(value)]),
+    // The recorder adds the index as the id of each prompt that has none.
+    meta: Object.entries(meta)
+      .filter(([name, value]) => name !== "prompt_id" || value !== index)
+      .map(([name, value]) => [name, scalarText(value)]),
     problem: textOf(fields["problem"]),
     isMissing: fields["is_missing"] === true,
     file: fileOf(fields),
