@@ -7,7 +7,7 @@ disk or a resume. In normal operation the writer passes each batch it has append
 A new column goes to the end and requires rewriting the whole file, which is replaced atomically. To keep the total cost
 from growing quadratically, rewriting may use at most a tenth of the time; meanwhile the mirror falls behind and later
 catches up from the journal. Every row is one line: a line break inside a string is written as the two characters
-``\\n``. The rows of a `completions` record are not mirrored; they are a table of their own.
+``\\n``. The rows of a `completions` record are not mirrored, nor are the items of media and the bins of histograms.
 
 A run that ends while its mirror is behind does not wait: a background process (`_csv_main`) rebuilds the file. It needs
 the lock of the run only to put the finished file in its place, so it never keeps the run from being resumed. If the run
@@ -418,10 +418,14 @@ def _names(records: Iterable[Encodable]) -> Iterable[str]:
 
 
 def _mirrored_fields(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record to mirror; a table of completions is too long for a cell."""
-    if record["event"] != "completions":
+    """Return the fields of a record to mirror; tables, items of media and bins are too long for a cell."""
+    long_fields = _LONG_FIELDS.get(record["event"])
+    if long_fields is None:
         return record
-    return {name: value for name, value in record.items() if name not in {"columns", "rows"}}
+    return {name: value for name, value in record.items() if name not in long_fields}
+
+
+_LONG_FIELDS = {"completions": {"columns", "rows"}, "media": {"items"}, "histograms": {"values"}}
 
 
 def _header(columns: Iterable[str]) -> bytes:

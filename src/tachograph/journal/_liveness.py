@@ -107,6 +107,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The wall time since when it has been doing that in this iteration, to about the interval of heartbeats."""
     collective: str = ""
     """The function of `torch.distributed` that it is in; empty if it is in none."""
+    media_pending: int = 0
+    """Records of media that are not stored yet; if the process is killed, they are lost."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
     energy_kwh: dict[str, float] = {}

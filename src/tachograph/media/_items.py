@@ -42,12 +42,13 @@ from tachograph.media._values import (
 )
 from tachograph.records import ValueProblem, mask_text, to_plain
 
-__all__ = ["ItemBuilder", "read_array"]
+__all__ = ["MAX_CALL_BYTES", "ItemBuilder", "read_array"]
 
 MAX_ITEMS = 64
 MAX_CALL_BYTES = 100 << 20
 MAX_INLINE_BYTES = 64 << 10
 _MAX_FRAMES = 2_000
+_MAX_PROBLEM_CHARS = 500
 _HEADER_BYTES = 16
 _PICTURE_EXTS = {"png", "jpg", "gif", "webp"}
 _VIDEO_EXTS = {"mp4", "webm", "gif", "webp"}
@@ -61,6 +62,8 @@ class ItemBuilder:
 
     def __init__(self, store: MediaStore) -> None:
         self._store = store
+        self.num_dropped = 0
+        """Pictures of batches beyond the limit of a call, since this was last set to 0."""
         self.files: list[StoredFile] = []
         """The files of the items that were built since the list was last cleared."""
 
@@ -74,6 +77,10 @@ class ItemBuilder:
             items = self._build(value)
         except SnapshotError as error:
             items = [{"problem": str(error)}]
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - data of any library; the other items are stored
+            items = [{"problem": f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]}]
         for number, item in enumerate(items):
             caption = value.caption
             if caption is not None and not isinstance(caption, str):
@@ -142,7 +149,9 @@ class ItemBuilder:
         else:
             array = read_array(data)
         items = []
-        for pixels in pictures_of(array, is_torch=is_torch, layout=image.layout, value_range=image.range)[:MAX_ITEMS]:
+        pictures = pictures_of(array, is_torch=is_torch, layout=image.layout, value_range=image.range)
+        self.num_dropped += max(len(pictures) - MAX_ITEMS, 0)
+        for pixels in pictures[:MAX_ITEMS]:
             item = self._picture(encode_array(pixels.array, lossless=image.lossless))
             if pixels.num_clipped:
                 item["clipped"] = pixels.num_clipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +86,10 @@ def encode_mask(array: Any) -> EncodedPicture:
 
 def _save(image: Any, encoding: str, *, is_lossy: bool, **options: Any) -> EncodedPicture:
     buffer = io.BytesIO()
-    image.save(buffer, encoding, **options)
+    try:
+        image.save(buffer, encoding, **options)
+    except Exception as error:  # noqa: BLE001 - an error of the encoder is often an OSError, like one of the disk
+        raise SnapshotError(f"a picture of mode {image.mode} and size {image.size}: {error}") from None
     ext = "jpg" if encoding == "jpeg" else encoding
     return EncodedPicture(buffer.getvalue(), ext, image.width, image.height, is_lossy)
 
@@ -135,17 +139,19 @@ def encode_clip(frames: Sequence[Any], fps: float) -> EncodedPicture:
         import av
     except ImportError:
         return _encode_animation(frames, fps)
-    return _encode_mp4(av, frames, fps)
+    try:
+        return _encode_mp4(av, frames, fps)
+    except Exception as error:  # noqa: BLE001 - a build without this encoder, a size that it rejects
+        logging.getLogger("tachograph").debug("PyAV cannot encode a clip: %s", error)
+        return _encode_animation(frames, fps)
 
 
 def _encode_mp4(av: Any, frames: Sequence[Any], fps: float) -> EncodedPicture:
     from fractions import Fraction
 
     height, width = (size - size % 2 for size in frames[0].shape[:2])  # 4:2:0 needs even sizes
-    if not height or not width:
-        return _encode_animation(frames, fps)
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4", options={"movflags": "+faststart"}) as container:
+    with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.options = {"crf": "20", "preset": "veryfast"}
@@ -163,10 +169,10 @@ def _encode_animation(frames: Sequence[Any], fps: float) -> EncodedPicture:
     if not _has_webp():
         raise SnapshotError("a video needs PyAV (`pip install av`), or a Pillow with WebP")
     images = [Image.fromarray(_rgb(array)) for array in frames]
-    buffer = io.BytesIO()
-    images[0].save(
-        buffer,
+    return _save(
+        images[0],
         "webp",
+        is_lossy=True,
         save_all=True,
         append_images=images[1:],
         duration=max(1, round(1000 / fps)),
@@ -174,7 +180,6 @@ def _encode_animation(frames: Sequence[Any], fps: float) -> EncodedPicture:
         quality=_QUALITY,
         method=0,
     )
-    return EncodedPicture(buffer.getvalue(), "webp", images[0].width, images[0].height, is_lossy=True)
 
 
 def _rgb(array: Any) -> Any:

@@ -56,6 +56,8 @@ class Quota:
 
     def make_room(self, num_bytes: int = 0) -> bool:
         """Return whether there is room for another entry; thin older ones if that is necessary."""
+        if num_bytes > self._max_bytes:
+            return False
         while not self._has_room(num_bytes):
             if self._word != "thin" or not self._thin_largest():
                 return False

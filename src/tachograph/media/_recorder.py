@@ -248,6 +248,8 @@ class MediaRecorder:
 
     def _work(self) -> None:
         _lower_priority()
+        with guard("importing Pillow"):
+            _import_encoders()
         try:
             while not self._is_closing:
                 job = self._queue.get()
@@ -308,6 +310,43 @@ def _snapshot_or_problem(value: MediaValue) -> MediaValue:
         problem = Problem(str(error), value.caption, {})
         problem.meta = dict(value.meta)
         return problem
+
+
+# If a process forks while another thread imports a module, the lock of that module stays locked in the child for ever.
+# So the thread imports everything it needs at once, and a fork waits for the end of that.
+_import_lock = threading.RLock()
+_MAX_FORK_WAIT_S = 5.0
+"""Bounds the wait of a fork inside of an import that the media thread waits for."""
+
+_lock_results: list[bool] = []
+
+
+def _import_encoders() -> None:
+    with _import_lock:
+        import gzip  # noqa: F401
+        import wave  # noqa: F401
+
+        import numpy as np  # noqa: F401
+        from PIL import Image, features  # noqa: F401
+
+        import tachograph.media._worker  # noqa: F401
+
+        Image.init()
+        with suppress(ImportError):
+            import av  # noqa: F401
+
+
+def _before_fork() -> None:
+    _lock_results.append(_import_lock.acquire(timeout=_MAX_FORK_WAIT_S))
+
+
+def _after_fork() -> None:
+    if _lock_results.pop():
+        _import_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _lower_priority() -> None:

@@ -162,6 +162,7 @@ def snapshot(value: MediaValue) -> MediaValue:
     if isinstance(result, Table):
         _copy_table(result)
     elif isinstance(result, Image):
+        result.lossless = result.lossless or is_matplotlib_figure(result.data)  # thin lines and small texts
         result.data = _copy_picture(result.data)
         result.masks = {name: (_copy_data(data), labels) for name, (data, labels) in result.masks.items()}
     elif isinstance(result, Html):

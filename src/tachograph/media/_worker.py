@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tachograph.media._curves import histogram, histogram_of_counts
-from tachograph.media._items import ItemBuilder, read_array
+from tachograph.media._items import MAX_CALL_BYTES, ItemBuilder, read_array
 from tachograph.media._quota import Quota
-from tachograph.media._snapshots import SnapshotError
+from tachograph.media._snapshots import FileAt, SnapshotError
 from tachograph.media._store import MediaStore
-from tachograph.media._values import Histogram
+from tachograph.media._values import File, Histogram, MediaValue
 
 __all__ = ["MediaWorker"]
 
@@ -53,19 +53,20 @@ class MediaWorker:
             return self._build_histograms(job)
         self._store.open()
         fields: dict[str, Any] = {"global_step": job.step, "name": job.name, "kind": job.kind}
-        if not self._quota.make_room():
+        if not self._quota.make_room(sum(map(_file_bytes, job.values))):
             reason = "the run has as much media as media_max_mb and media_max_files allow"
             self._run.count_loss(reason)
             num_items = len(job.values) + job.num_dropped
             return "media", {**fields, "items": [], "num_dropped": num_items, "reason": reason}, [(job.name, reason)]
         items: list[dict[str, Any]] = []
         self._builder.files.clear()
+        self._builder.num_dropped = 0
         for value in job.values:
             if value.kind == _PROBLEM_KIND:
                 items.append({"problem": value.data, **({"caption": value.caption} if value.caption else {})})
             else:
                 items += self._builder.build(value)
-        num_dropped = job.num_dropped
+        num_dropped = job.num_dropped + self._builder.num_dropped
         for index, item in enumerate(items):
             item["index"] = index
             item.setdefault("meta", {}).setdefault("prompt_id", index)
@@ -101,3 +102,11 @@ class MediaWorker:
                     "of the largest name is reduced to thumbnails",
                 },
             )
+
+
+def _file_bytes(value: MediaValue) -> int:
+    """Return the size of the copy of a file; one that is only pointed at, or is too large, is not copied."""
+    if not isinstance(value.data, FileAt):
+        return 0
+    is_copied = value.keep if isinstance(value, File) else value.data.size_bytes <= MAX_CALL_BYTES
+    return value.data.size_bytes if is_copied else 0

@@ -52,6 +52,7 @@ class WriterState(NamedTuple):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     clock_jumps_s: float = 0.0
+    media_pending: int = 0
     iteration: int | None = None
     phase: str = ""
     phase_since: float = 0.0

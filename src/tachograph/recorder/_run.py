@@ -303,6 +303,10 @@ class Run:
             return
         recorder.add(media, LazyValue(lambda: lookup.step))
 
+    def media_pending(self) -> int:
+        """Return how many records of media are not stored yet. Called by the writer thread."""
+        return sum(recorder.num_pending for recorder in list(self._media.values()))
+
     def count_loss(self, reason: str) -> None:
         """Count a record that was lost. For the layers above."""
         if self.backend is not None:
@@ -999,13 +1003,19 @@ class RankRun(Run):
     __slots__ = ()
 
     def log(self, metrics: Any = (), /, step: Any = None, **more_metrics: Any) -> None:
-        """Do nothing."""
+        """Do nothing, except to count media."""
+        if is_tracked(metrics) or is_tracked(more_metrics):  # as in `Run.log`: it holds more than numbers and strings
+            with guard("counting media"):
+                values = {**metrics, **more_metrics} if isinstance(metrics, dict) else more_metrics
+                self._add_media(take_media(values), step)
 
     def log_completions(self, rows: Any, **options: Any) -> None:
         """Do nothing."""
 
     def _add_media(self, media: dict[str, Any], step: Any) -> None:
-        """Do nothing: rank 0 records media."""
+        """Count the media, which differs from rank to rank, unlike metrics: rank 0 records it."""
+        if media and self.backend is not None and self._settings.media:
+            self.backend.losses.add("media is recorded on rank 0 alone", len(media))
 
     def _add_metrics(self, event: str, fields: dict[str, Any], *more: Any) -> None:
         if event == "event":

@@ -166,6 +166,7 @@ def _start_recording(
     writer.divert_training = run._use_slow_path
     writer.on_large_step = run._expect_large_steps
     writer.collect = run.collect
+    writer.media_pending = run.media_pending
     if settings.control_interval_s:
         files.ensure_control_file(settings.log_every)  # now: it discards requests, and after `init` they count
     writer.start()

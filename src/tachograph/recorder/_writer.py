@@ -147,6 +147,8 @@ class Writer:
         """Returns the call of a collective that the training thread is in, given the name of the function."""
         self.collect: Callable[[], None] = lambda: None
         """Polls the collectors of the run."""
+        self.media_pending: Callable[[], int] = lambda: 0
+        """Returns how many records of media are not stored yet."""
         self.poll_controls: Callable[[], None] = lambda: None
         self.divert_training: Callable[[], None] = lambda: None
         """Makes the next `log` take the slow path."""
@@ -518,7 +520,9 @@ class Writer:
 
     def _beat(self) -> None:
         num_alerts = self.diagnostics.num_open if self.diagnostics is not None else (0, 0)
-        state = WriterState(len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s)
+        state = WriterState(
+            len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s, self.media_pending()
+        )
         activity = self._observe_activity()
         with self.pressure.in_files():
             self.files.beat(state._replace(**activity._asdict(), energy_kwh=self.energy_kwh))
