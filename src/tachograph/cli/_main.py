@@ -49,6 +49,7 @@ _COMMANDS = {
     "_login": "login logout whoami",
     "_keys": "keys",
     "_audit": "audit",
+    "_backup": "backup restore",
     "_plugins": "plugins",
     "_lm_eval": "lm-eval",
     "_usage": "usage",

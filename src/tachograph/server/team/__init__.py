@@ -2,6 +2,7 @@
 
 from tachograph.server.team._access import ProxyTrust
 from tachograph.server.team._audit_log import AuditEntry, AuditLog, add_local_entry, read_audit_log
+from tachograph.server.team._backup import BackupError, BackupSummary, create_backup, restore_backup
 from tachograph.server.team._blobs import BlobStore
 from tachograph.server.team._copies import (
     CopyBusyError,
@@ -28,6 +29,8 @@ __all__ = [
     "AccessKey",
     "AuditEntry",
     "AuditLog",
+    "BackupError",
+    "BackupSummary",
     "BlobStore",
     "CopyBusyError",
     "CopyEntry",
@@ -52,9 +55,11 @@ __all__ = [
     "check_rank",
     "check_readiness",
     "count_kept_bytes",
+    "create_backup",
     "create_team_server",
     "keys_path",
     "project_folder",
     "read_audit_log",
+    "restore_backup",
     "serve_team",
 ]
