@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -65,6 +66,48 @@ def test_compose_file_starts_the_server_behind_a_proxy():
     assert parse_address(services["server"]["environment"]["TACHO_STORE"]).host == "clickhouse"
     volumes = {mount.split(":")[1] for mount in services["server"]["volumes"]}
     assert volumes == {"/data"}
+
+
+def test_kubernetes_manifests_fit_together_and_the_server(team: Team):
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    by_kind = {document["kind"]: document for document in documents}
+    assert {kind: document["apiVersion"] for kind, document in by_kind.items()} == {
+        "Service": "v1",
+        "StatefulSet": "apps/v1",
+        "Ingress": "networking.k8s.io/v1",
+    }
+    for document in documents:
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
+    service, state, ingress = (by_kind[kind]["spec"] for kind in ("Service", "StatefulSet", "Ingress"))
+    template = state["template"]
+    assert template["metadata"]["labels"] == service["selector"] == state["selector"]["matchLabels"]
+    assert state["serviceName"] == by_kind["Service"]["metadata"]["name"]
+    assert state["replicas"] == 1
+    (container,) = template["spec"]["containers"]
+    options = options_of_serve(container["args"])
+    port_names = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert port_names == {"http": options["port"]}
+    assert service["ports"][0]["targetPort"] in port_names
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] in port_names
+        answer = team.client.get(container[probe]["httpGet"]["path"])
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), probe
+    claims = {claim["metadata"]["name"] for claim in state["volumeClaimTemplates"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert set(mounts.values()) == claims | {volume["name"] for volume in template["spec"]["volumes"]}
+    data_mount = next(path for path in mounts if str(options["data_dir"]).startswith(path + "/"))
+    assert mounts[data_mount] in claims
+    # The group of a volume is that of its pod, so the data folder, which must be private, is inside of it.
+    uid = template["spec"]["securityContext"]["runAsUser"]
+    assert f"USER {uid}" in (DEPLOY / "Dockerfile").read_text()
+    secrets = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in container["env"]}
+    assert secrets.keys() == {"TACHO_STORE", "TACHO_CLICKHOUSE_PASSWORD"}
+    assert all(secret["optional"] for secret in secrets.values())
+    (rule,) = ingress["rules"]
+    assert rule["host"] in options["allow_hosts"]
+    assert ingress["tls"][0]["hosts"] == [rule["host"]]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert backend == {"name": by_kind["Service"]["metadata"]["name"], "port": {"name": service["ports"][0]["name"]}}
 
 
 def test_dockerfile_starts_the_server():

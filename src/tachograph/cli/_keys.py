@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import rich_click as click
 from rich.text import Text
 
@@ -14,7 +15,7 @@ from tachograph.cli._format import add_row, ago, format_time, json_text, new_con
 from tachograph.cli._options import json_option, parse_duration
 from tachograph.cli._terminal import echo
 from tachograph.server import SCOPES
-from tachograph.server.team import AccessKey, KeyRing, count_kept_bytes, keys_path
+from tachograph.server.team import AccessKey, KeyRing, count_kept_bytes, count_project_usage, keys_path
 
 __all__ = ["keys"]
 
@@ -125,6 +126,23 @@ def list_(data: Path, as_json: bool) -> None:
             stored_size,
             limits,
         )
+    new_console().print(table)
+
+
+@keys.command()
+@_data_option
+@json_option
+def usage(data: Path, as_json: bool) -> None:
+    """Show how many runs and bytes each key has stored in each project, and when a client was last heard."""
+    usages = count_project_usage(data)
+    if as_json:
+        echo(json_text(msgspec.to_builtins(usages)))
+        return
+    table = new_table("project", "key", "runs", "kept", "last seen", right={"runs", "kept"})
+    for entry in usages:
+        last_seen = ago(entry.last_seen) if entry.last_seen is not None else "–"
+        project = safe(entry.project, 40) if entry.project is not None else "–"
+        add_row(table, project, safe(entry.key), str(entry.num_runs), size(entry.num_bytes), last_seen)
     new_console().print(table)
 
 

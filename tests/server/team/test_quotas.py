@@ -91,6 +91,31 @@ def test_blobs_count_towards_the_limit(team: Team):
     assert put("d", other) == 201
 
 
+def test_usage_is_counted_by_project_and_key(team: Team, make_run: MakeRun):
+    folders = [make_run(f"run{number}", 10, run_id=str(number) * 16) for number in range(4)]
+    ci, bob = team.token("write", name="ci"), team.token("write", name="bob", project="nlp")
+    senders = [team.sender(folder, token) for folder, token in zip(folders, (ci, ci, bob, bob), strict=True)]
+    for sender in senders:
+        send_all(sender)
+    for token in (ci, bob):
+        data = b"x" * 1_000
+        url, headers = f"/api/v1/ingest/blobs/{hash_bytes(data)}", {"Authorization": f"Bearer {token}"}
+        assert team.client.put(url, content=data, headers=headers).status_code == 201
+    team.app.copies.close()
+    shutil.rmtree(team.copy_of(senders[3]).path)  # deleted runs do not count
+    result = CliRunner().invoke(main, ["keys", "usage", "--data", str(team.data_dir), "--json"])
+    usages = json.loads(result.output)
+    sizes = [folder.journal.stat().st_size for folder in folders]
+    facts = {(each["project"], each["key"]): (each["num_runs"], each["num_bytes"]) for each in usages}
+    assert facts == {
+        ("default", "ci"): (2, sizes[0] + sizes[1]),
+        ("nlp", "bob"): (1, sizes[2] + 1_000),
+        (None, "ci"): (0, 1_000),
+    }
+    assert all((each["last_seen"] is not None) == (each["num_runs"] > 0) for each in usages)
+    assert "nlp" in CliRunner().invoke(main, ["keys", "usage", "--data", str(team.data_dir)]).output
+
+
 def test_run_over_the_number_of_open_runs_waits(team: Team, make_run: MakeRun):
     clock = with_clock(team)
     token = team.token("write", name="two", max_open_runs=2)

@@ -21,7 +21,7 @@ from tachograph.server.team._copies import (
     project_folder,
 )
 from tachograph.server.team._failure_limiter import FailureLimiter
-from tachograph.server.team._key_usage import KeyUsage, count_kept_bytes
+from tachograph.server.team._key_usage import KeyUsage, ProjectUsage, count_kept_bytes, count_project_usage
 from tachograph.server.team._keys import AccessKey, KeyFileError, KeyRing, keys_path
 from tachograph.server.team._server import TeamServer, TlsFiles, check_readiness, create_team_server, serve_team
 
@@ -44,6 +44,7 @@ __all__ = [
     "KeyUsage",
     "NotYourRunError",
     "OutOfOrderError",
+    "ProjectUsage",
     "ProxyTrust",
     "RunCopies",
     "RunCopy",
@@ -55,6 +56,7 @@ __all__ = [
     "check_rank",
     "check_readiness",
     "count_kept_bytes",
+    "count_project_usage",
     "create_backup",
     "create_team_server",
     "keys_path",

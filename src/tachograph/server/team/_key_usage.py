@@ -17,8 +17,10 @@ import msgspec
 
 from tachograph._base.files import make_folder, open_to_append, open_to_read, read_small, write_all
 from tachograph._base.typed import decode_json
+from tachograph.journal import RunFolder
+from tachograph.server._copy_status import read_copy_status
 
-__all__ = ["KeyUsage", "count_kept_bytes", "list_blob"]
+__all__ = ["KeyUsage", "ProjectUsage", "count_kept_bytes", "count_project_usage", "list_blob"]
 
 _MAX_ENTRY_BYTES = 64 << 10
 _BLOB_LISTS = Path(".server", "blobs_of_keys")
@@ -51,6 +53,50 @@ def count_kept_bytes(root: Path) -> dict[str, int]:
     return num_bytes
 
 
+class ProjectUsage(msgspec.Struct, kw_only=True):
+    """What one key has stored in one project."""
+
+    project: str | None
+    """The folder of the project; None for files that a key for all projects sent."""
+    key: str
+    num_runs: int = 0
+    num_bytes: int = 0
+    """Bytes of runs and of files that belong to records."""
+    last_seen: float | None = None
+    """When a client was last heard, in seconds since the epoch."""
+
+
+def count_project_usage(root: Path) -> list[ProjectUsage]:
+    """Return the runs and bytes in the data folder of a server by project and key, without deleted runs."""
+    usages: dict[tuple[str, str], ProjectUsage] = {}
+
+    def usage_of(project: str, key: str) -> ProjectUsage:
+        return usages.setdefault((project, key), ProjectUsage(project=project or None, key=key))
+
+    for path in sorted((root / ".server" / "runs").glob("*.json")):
+        try:
+            entry = decode_json(read_small(path, _MAX_ENTRY_BYTES), _EntryOwner)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        folder = RunFolder(root / entry.folder)
+        status = read_copy_status(folder)
+        if not folder.path.is_dir() or (status is not None and status.run_id != path.stem):
+            continue  # deleted; another run may have its name
+        usage = usage_of(entry.folder.rpartition("/")[0], entry.owner)
+        usage.num_runs += 1
+        usage.num_bytes += _folder_bytes(folder.path)
+        if status is not None:
+            usage.last_seen = max(usage.last_seen or 0.0, status.seen)
+    for key, blob_paths in _list_blobs(root).items():
+        for blob_path in blob_paths:
+            parts = Path(blob_path).parts  # .server/blobs/all/… or .server/blobs/projects/PROJECT/…
+            project = parts[3] if len(parts) > 4 and parts[2] == "projects" else ""
+            num_bytes = _file_bytes(os.path.join(root, blob_path))
+            if num_bytes:
+                usage_of(project, key).num_bytes += num_bytes
+    return [usages[place] for place in sorted(usages)]
+
+
 def list_blob(root: Path, owner: str, path: Path) -> None:
     """Note that a blob belongs to a key: one more line in the list of the key.
 
@@ -66,17 +112,24 @@ def list_blob(root: Path, owner: str, path: Path) -> None:
         os.close(list_fd)
 
 
-def _count_blob_bytes(root: Path) -> dict[str, int]:
-    num_bytes: dict[str, int] = {}
+def _list_blobs(root: Path) -> dict[str, set[str]]:
+    """Return the paths of blobs by the name of the key."""
+    blobs: dict[str, set[str]] = {}
     try:
         owners = os.listdir(root / _BLOB_LISTS)
     except OSError:
-        return num_bytes
+        return blobs
     for owner in owners:
         with contextlib.suppress(OSError), open_to_read(root / _BLOB_LISTS / owner) as lines:
-            paths = {line.rstrip(b"\n").decode("utf-8", "replace") for line in lines}
-            num_bytes[owner] = sum(_file_bytes(os.path.join(root, path)) for path in paths)
-    return num_bytes
+            blobs[owner] = {line.rstrip(b"\n").decode("utf-8", "replace") for line in lines}
+    return blobs
+
+
+def _count_blob_bytes(root: Path) -> dict[str, int]:
+    return {
+        owner: sum(_file_bytes(os.path.join(root, path)) for path in paths)
+        for owner, paths in _list_blobs(root).items()
+    }
 
 
 class KeyUsage:
