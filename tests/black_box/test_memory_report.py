@@ -113,6 +113,19 @@ def test_kept_tensors_and_graphs_are_named():
     assert verdict.kind == "gpu_graphs_kept" and "1,200 scalars in Python variables, such as losses" in verdict.text
 
 
+def test_the_cause_that_holds_most_is_the_verdict():
+    segments = [segment(0, *[("active_allocated", 8)] * 60, *[("inactive", 1), ("active_allocated", 1)] * 40)]
+    storages = [KnownStorage(8 * MIB * index, "tensors", "[2048, 1024] float32") for index in range(60)]
+    report = account_memory(segments, storages, device=0, requested_bytes=2 * MIB)
+    assert report["uses_bytes"]["fragmented"] == 40 * MIB
+    verdict = memory_verdict(report)
+    assert verdict.kind == "gpu_tensors_kept"
+    assert verdict.text.index("60 tensors") < verdict.text.index("Free blocks that are too small hold")
+    # Tensors that the graphs of losses keep are no separate cause.
+    verdict = memory_verdict({**report, "num_graph_scalars": 1200})
+    assert verdict.kind == "gpu_graphs_kept" and "60 tensors" not in verdict.text
+
+
 def test_logits_are_recognised_by_their_exact_size():
     num_tokens, vocabulary = 8 * 1024, 32_000
     size = num_tokens * vocabulary * 4

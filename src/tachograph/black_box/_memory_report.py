@@ -10,7 +10,7 @@ are free as a whole before it gives up.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tachograph.black_box._format import Verdict
@@ -45,6 +45,7 @@ _MIN_TEXT_SHARE = 0.03
 _MIN_EARLIER_BATCHES = 3
 _MIN_KEPT = 32
 """Equal tensors in variables: the functions of a forward pass have fewer."""
+_MIN_KEPT_SHARE = 0.1
 
 _MAX_ROUNDING_BYTES = 2 << 20
 
@@ -228,37 +229,51 @@ def memory_verdict(
     )
     if large:
         text += ". In use: " + ", ".join(f"{name} {_size(num_bytes)}" for name, num_bytes in large)
-    kind, advice = "gpu_out_of_memory", []
+    causes = sorted(_causes(report, allocator_variable), key=lambda cause: -cause.num_bytes)
+    advice = [cause.advice for cause in causes]
+    logits = _logits_text(requested_bytes, report["largest_unknown"], logits_shape)
+    advice += [sentence for sentence in (logits, growth) if sentence]
+    kind = causes[0].kind if causes else "gpu_larger_batch" if growth else "gpu_out_of_memory"
+    details = {"uses_bytes": dict(uses_bytes), "advice": advice}
+    return Verdict(kind=kind, text=". ".join([text, *advice]), confidence="certain", details=details)
+
+
+class _Cause(NamedTuple):
+    kind: str
+    num_bytes: int
+    """How much memory it holds."""
+    advice: str
+
+
+def _causes(report: Mapping[str, Any], allocator_variable: str) -> Iterator[_Cause]:
+    """Yield what holds memory that the training does not need."""
+    requested_bytes, uses_bytes = report["requested_bytes"], report["uses_bytes"]
     fragmented_bytes = uses_bytes["fragmented"]
     if requested_bytes and fragmented_bytes >= requested_bytes and not report["is_expandable"]:
-        kind = "gpu_fragmented"
-        advice.append(
+        yield _Cause(
+            "gpu_fragmented",
+            fragmented_bytes,
             f"Free blocks that are too small hold {_size(fragmented_bytes)}: set "
-            f"{allocator_variable}=expandable_segments:True"
-        )
-    tensors = next((item for item in report["largest"] if item["category"] == "tensors"), None)
-    if tensors is not None and tensors["num"] >= _MIN_KEPT and tensors["size_bytes"] >= 0.1 * report["reserved_bytes"]:
-        kind = "gpu_tensors_kept" if kind == "gpu_out_of_memory" else kind
-        advice.append(
-            f"{tensors['num']:,} tensors {tensors['tensor']} in Python variables hold {_size(tensors['size_bytes'])}: "
-            "keep numbers (.item()) or copies on the CPU instead"
+            f"{allocator_variable}=expandable_segments:True",
         )
     num_graphs = report.get("num_graph_scalars", 0)
-    if num_graphs >= _MIN_KEPT:
-        kind = "gpu_graphs_kept" if kind == "gpu_out_of_memory" else kind
-        advice.append(
+    tensors = next((item for item in report["largest"] if item["category"] == "tensors"), None)
+    if num_graphs >= _MIN_KEPT:  # the other tensors are what the graphs keep
+        yield _Cause(
+            "gpu_graphs_kept",
+            uses_bytes["tensors"] + uses_bytes["activations"],
             f"{num_graphs:,} scalars in Python variables, such as losses, hold the graph of autograd and with it "
-            "activations of earlier steps: keep numbers (.item() or .detach()) instead"
+            "activations of earlier steps: keep numbers (.item() or .detach()) instead",
         )
-    logits = _logits_text(requested_bytes, report["largest_unknown"], logits_shape)
-    if logits:
-        advice.append(logits)
-    if growth:
-        kind = "gpu_larger_batch" if kind == "gpu_out_of_memory" else kind
-        advice.append(growth)
-    sentences = [text, *advice]
-    details = {"uses_bytes": dict(uses_bytes), "advice": advice}
-    return Verdict(kind=kind, text=". ".join(sentences), confidence="certain", details=details)
+    elif (
+        tensors is not None and tensors["num"] >= _MIN_KEPT and tensors["size_bytes"] >= 0.1 * report["reserved_bytes"]
+    ):
+        yield _Cause(
+            "gpu_tensors_kept",
+            tensors["size_bytes"],
+            f"{tensors['num']:,} tensors {tensors['tensor']} in Python variables hold {_size(tensors['size_bytes'])}: "
+            "keep numbers (.item()) or copies on the CPU instead",
+        )
 
 
 def _logits_text(
