@@ -571,6 +571,9 @@ class Writer:
     def _explain_end(self, end: PendingRecord) -> None:
         """State the rank that ended first, if rank 0 ended because of it."""
         reason = str(end.fields.get("reason") or "")
+        if self._rank_monitor is None and self.diagnostics is not None and self._settings.ranks != "off":
+            # A rank may fail before the first time that the ranks are compared.
+            self._rank_monitor = RankMonitor(ranks.job_id()) if ranks.world_size() > 1 else None
         if self._rank_monitor is None or end.fields.get("status") == "finished":
             return
         with guard("observing the other ranks"):
