@@ -44,7 +44,7 @@ GROUPS = (
         "Read and diagnose runs",
         "See [reading](reading.md) and [diagnosis](diagnosis.md).",
         "tachograph",
-        "read show RunHistory Series RunState diagnose",
+        "read show RunHistory Series RunState diagnose resume_skipping",
     ),
     Group(
         "Artifacts",

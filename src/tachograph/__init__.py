@@ -19,6 +19,7 @@ from tachograph._base.version import __version__
 if TYPE_CHECKING:
     from tachograph._init import init, init_from_config
     from tachograph.artifacts import ArtifactVersion, find_artifact, list_artifacts
+    from tachograph.black_box import resume_skipping
     from tachograph.diagnostics.offline import diagnose
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
@@ -115,6 +116,7 @@ __all__ = [
     "profile_block",
     "profile_function",
     "read",
+    "resume_skipping",
     "set_training_config",
     "show",
     "testing_iteration",
@@ -133,6 +135,7 @@ __all__ = [
 _MODULES = {
     "tachograph._init": {"init", "init_from_config"},
     "tachograph.artifacts": {"ArtifactVersion", "find_artifact", "list_artifacts"},
+    "tachograph.black_box": {"resume_skipping"},
     "tachograph.diagnostics.offline": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},

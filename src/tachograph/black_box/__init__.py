@@ -2,7 +2,7 @@
 
 from tachograph.black_box._box import ALERT_REASONS, BlackBox
 from tachograph.black_box._dump_writer import DumpContext, DumpPart, DumpWriter
-from tachograph.black_box._dumps import Dump, read_dumps
+from tachograph.black_box._dumps import Dump, read_dumps, resume_skipping
 from tachograph.black_box._format import (
     DumpDocument,
     DumpFile,
@@ -38,5 +38,6 @@ __all__ = [
     "is_dump_name",
     "read_dumps",
     "reason_word",
+    "resume_skipping",
     "write_kill_dump",
 ]

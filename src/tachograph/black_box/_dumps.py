@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tachograph.black_box._format import (
 )
 from tachograph.journal import RunFolder
 
-__all__ = ["Dump", "read_dumps"]
+__all__ = ["Dump", "read_dumps", "resume_skipping"]
 
 
 class Dump:
@@ -64,6 +65,59 @@ class Dump:
     def __getitem__(self, part: str) -> Any:
         """Return a part; None if the dump does not have it."""
         return read_part(self.path, self._document, part)
+
+    def skip_list(self) -> list[int]:
+        """Return the sample numbers of the batch of the fault, for `tachograph.resume_skipping`; empty if unknown."""
+        batch = self["batch"]
+        indices = batch.get("indices") if isinstance(batch, dict) else None
+        if not indices:
+            steps = self["steps"]
+            rows = steps.get("steps", []) if isinstance(steps, dict) else []
+            row = next((row for row in rows if row.get("global_step") == self.step), rows[-1] if rows else {})
+            indices = [index for item in row.get("batches", []) for index in item.get("indices", [])]
+        return [int(index) for index in indices]
+
+    def batch(self, dataset: Any) -> list[Any]:
+        """Return the samples of the batch of the fault from a dataset, in their order."""
+        return [dataset[index] for index in self.skip_list()]
+
+
+class _SkippingSampler:
+    """A batch sampler without some batches; in every other respect it behaves like the original."""
+
+    def __init__(self, batch_sampler: Iterable[Any], indices: Iterable[int]) -> None:
+        self._batch_sampler = batch_sampler
+        self._indices = frozenset(int(index) for index in indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batch_sampler:
+            if self._indices.isdisjoint(batch):
+                yield batch
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)  # type: ignore[arg-type] # an upper bound; raises like the original
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batch_sampler":  # `copy` looks for attributes before it is set
+            raise AttributeError(name)
+        return getattr(self._batch_sampler, name)
+
+
+def resume_skipping(batch_sampler: Iterable[Any], indices: Iterable[int]) -> _SkippingSampler:
+    """Return a batch sampler that leaves out every batch with one of some samples.
+
+    A loss spike or a NaN that one batch causes is often overcome by resuming from a checkpoint and skipping that batch.
+
+    Args:
+        batch_sampler: the batch sampler of your loader.
+        indices: the samples to skip, as `Dump.skip_list` returns them.
+
+    Example:
+        >>> sampler = BatchSampler(RandomSampler(dataset), 32, drop_last=True)
+        >>> skip = tachograph.read("greyjacket").dumps[-1].skip_list()
+        >>> loader = DataLoader(dataset, batch_sampler=tachograph.resume_skipping(sampler, skip))
+    """
+    return _SkippingSampler(batch_sampler, indices)
 
 
 def read_dumps(folder: RunFolder) -> list[Dump]:

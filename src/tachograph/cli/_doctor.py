@@ -19,6 +19,7 @@ from tachograph.catalog import (
     export_cases,
     judgement_field,
 )
+from tachograph.cli._dump import verdict_lines
 from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
 from tachograph.cli._hang import print_hang
@@ -38,6 +39,7 @@ __all__ = ["alert_lines", "doctor"]
 
 _MAX_OTHER_METRICS = 12
 _MAX_RANKS = 4
+_MAX_DUMPS = 3
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -157,13 +159,23 @@ def doctor(
 
 
 def _print_diagnosis(diagnosis: Diagnosis, run: str, log_dir: str, *, as_json: bool) -> None:
-    problems = recording_problems(read(run, log_dir)) if diagnosis.state is not None else []
+    history = read(run, log_dir) if diagnosis.state is not None else None
+    problems = recording_problems(history) if history is not None else []
+    dumps = history.dumps if history is not None else []
     if as_json:
         content = msgspec.to_builtins(diagnosis)
         if diagnosis.state is not None:
             content["recording_problems"] = [line.plain for line in problems]
+            content["dumps"] = [
+                {"name": dump.name, "path": str(dump.path), "cause": dump.verdict and dump.verdict.text}
+                for dump in dumps
+            ]
         echo(json_text(content))
         return
+    for dump in dumps[-_MAX_DUMPS:]:
+        new_console().print(Text(f"Captured at step {number(dump.step)}: {safe(dump.reason)}", style="bold"))
+        for line in verdict_lines(dump):
+            new_console().print(line)
     where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
     new_console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}", problems))
     _print_judged_rules(log_dir)

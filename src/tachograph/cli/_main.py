@@ -36,6 +36,7 @@ _COMMANDS = {
     "_export": "export",
     "_import": "import",
     "_doctor": "doctor",
+    "_dump": "dump",
     "_control": "control",
     "_sync": "sync",
     "_store": "store",

@@ -525,6 +525,52 @@ class AlertsPage(msgspec.Struct, kw_only=True):
     """Open alerts first, most severe first; then closed alerts, newest first."""
 
 
+class DumpCause(msgspec.Struct, kw_only=True):
+    """The cause of a fault, as far as the evidence shows it."""
+
+    kind: str
+    """A word for the cause, such as `activation_overflow`."""
+    text: str
+    confidence: Literal["certain", "likely", "possible"]
+
+
+class DumpView(msgspec.Struct, kw_only=True):
+    """Evidence that a run captured when something went wrong."""
+
+    name: str
+    reason: str
+    """The rule of an alert, or `exception`, `hang`, `out_of_memory` and the like."""
+    step: int | None
+    time: float
+    rank: int
+    alert_id: str | None
+    cause: DumpCause | None
+    size_bytes: int
+    parts: list[str]
+    problems: list[str]
+    """The parts that are missing, and why."""
+
+
+class DumpsPage(msgspec.Struct, kw_only=True):
+    """The dumps of a run, oldest first."""
+
+    version: str
+    dumps: list[DumpView]
+
+
+class DumpDetail(msgspec.Struct, kw_only=True):
+    """One dump with its parts by name. Long lists are shortened; the files have them in full."""
+
+    dump: DumpView
+    content: dict[str, Any]
+
+
+class DumpQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select the rank that captured a dump."""
+
+    rank: Annotated[int, Meta(ge=0, description="The rank that captured the dump.")] = 0
+
+
 class TraceView(msgspec.Struct, kw_only=True):
     """A stored trace of the PyTorch profiler."""
 

@@ -26,6 +26,7 @@ from tachograph.server._code import build_pair_diff, download_patch
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
+from tachograph.server._dumps import build_dump, build_dumps_page
 from tachograph.server._errors import ApiError
 from tachograph.server._identity import SCOPES, Identity, Scope
 from tachograph.server._lineage import LineagePage, build_lineage
@@ -55,6 +56,9 @@ from tachograph.server._models import (
     CompletionsPage,
     ControlRequest,
     ControlsPage,
+    DumpDetail,
+    DumpQuery,
+    DumpsPage,
     ExportQuery,
     MetricsPage,
     OutputPage,
@@ -501,6 +505,21 @@ ROUTES = [
         "List the run's alerts; each appears once, with its whole life from opened to resolved.",
         lambda context: build_alerts_page(context.run()),
         AlertsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/dumps",
+        "List the evidence that the run captured when something went wrong, oldest first.",
+        lambda context: build_dumps_page(context.run()),
+        DumpsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/dumps/{dump}",
+        "Return one dump: the last steps, the layers, the batch, stacks and so on.",
+        lambda context: build_dump(context.run(), context.path["dump"], context.query.rank),
+        DumpDetail,
+        DumpQuery,
     ),
     Route(
         "GET",

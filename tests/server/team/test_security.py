@@ -69,6 +69,8 @@ TABLE = [
             ("spans/00", 404, "spans/{span}"),
             ("records", 200, "records"),
             ("alerts", 200, "alerts"),
+            ("dumps", 200, "dumps"),
+            ("dumps/1-hang", 404, "dumps/{dump}"),
             ("completions", 200, "completions"),
             ("controls", 200, "controls"),
             (f"diff/{RUN}", 200, "diff/{other}"),
@@ -474,7 +476,7 @@ def test_odd_paths_reach_nothing(guarded: Guarded):
     for name in ODD:
         for method, route in (
             *(("GET", f"/api/v1/runs/{name}{rest}") for rest in ("", "/metrics", "/output/text", "/patch")),
-            *(("GET", f"/api/v1/runs/{RUN}/{part}/{name}") for part in ("spans", "traces", "diff")),
+            *(("GET", f"/api/v1/runs/{RUN}/{part}/{name}") for part in ("spans", "traces", "diff", "dumps")),
             *(("GET", f"/{path}{name}") for path in ("", "help/", "assets/", "api/v1/views/")),
             ("PUT", f"/api/v1/ingest/runs/of-admin/journal/{name}?offset=0"),
             ("PUT", f"/api/v1/ingest/runs/of-admin/files/output/{name}?offset=0"),

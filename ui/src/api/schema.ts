@@ -531,6 +531,42 @@ export interface AlertView {
   judgement: "" | "right" | "wrong";
 }
 
+/** The dumps of a run, oldest first. */
+export interface DumpsPage {
+  version: string;
+  dumps: DumpView[];
+}
+
+/** Evidence that a run captured when something went wrong. */
+export interface DumpView {
+  name: string;
+  /** The rule of an alert, or `exception`, `hang`, `out_of_memory` and the like. */
+  reason: string;
+  step: number | null;
+  time: number;
+  rank: number;
+  alert_id: string | null;
+  cause: DumpCause | null;
+  size_bytes: number;
+  parts: string[];
+  /** The parts that are missing, and why. */
+  problems: string[];
+}
+
+/** The cause of a fault, as far as the evidence shows it. */
+export interface DumpCause {
+  /** A word for the cause, such as `activation_overflow`. */
+  kind: string;
+  text: string;
+  confidence: "certain" | "likely" | "possible";
+}
+
+/** One dump with its parts by name. Long lists are shortened; the files have them in full. */
+export interface DumpDetail {
+  dump: DumpView;
+  content: JsonObject;
+}
+
 /** Sampled prompts and completions, newest first. */
 export interface CompletionsPage {
   version: string;
@@ -1447,6 +1483,20 @@ export interface Routes {
     query: {};
     body: null;
     response: AlertsPage;
+  };
+  /** List the evidence that the run captured when something went wrong, oldest first. */
+  "GET /api/v1/runs/{run}/dumps": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: DumpsPage;
+  };
+  /** Return one dump: the last steps, the layers, the batch, stacks and so on. */
+  "GET /api/v1/runs/{run}/dumps/{dump}": {
+    path: { run: string; dump: string };
+    query: { rank?: number | null };
+    body: null;
+    response: DumpDetail;
   };
   /** Return sampled prompts and completions, newest first. */
   "GET /api/v1/runs/{run}/completions": {
