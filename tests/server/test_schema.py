@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from tachograph.black_box import DumpWriter, Verdict
 from tachograph.journal import RunFolder
 from tachograph.reader.captured_code import write_code_file
 from tachograph.server._openapi import openapi
@@ -70,6 +71,7 @@ def url(tmp_path_factory):
     page = media("page", "html", 1, store(logs / "r", PAGE_CONTENT, "html"))
     weights = histograms(1, weights={"edges": [0, 1], "counts": [1], "n": 1})
     write(logs / "r", [{**START, "config": {"lr": math.inf}}, code, knob, *records, SPAN, ALERT, page, weights, END])
+    DumpWriter(lambda: RunFolder(logs / "r"), lambda *_: None).write("hang", verdict=Verdict(kind="k", text="t"))
     (logs / "r" / "traces").mkdir()
     (logs / "r" / "traces" / TRACE).write_bytes(b"\x1f\x8b")
     write(logs / "waiting", [START, knob, *records])  # no exit record: it accepts control requests
@@ -118,6 +120,9 @@ def test_responses_of_existing_run_match_document(url, operation, few):
             case.path_parameters["other"] = "waiting"
         if "trace" in case.path_parameters:
             case.path_parameters["trace"] = TRACE
+        if "dump" in case.path_parameters:
+            case.path_parameters["dump"] = "1-hang"
+            case.query.pop("rank", None)
         if "sha256" in case.path_parameters:
             case.path_parameters["sha256"] = PAGE
             case.query.pop("size", None)  # it is no picture
