@@ -38,8 +38,8 @@ PROGRAM = """
         (notes / f"next-{rank}").write_text(str(step))
         os.replace(notes / f"next-{rank}", notes / f"step-{rank}")
 
-    def wait_for_all():  # as a collective does
-        while not all((notes / f"step-{other}").exists() and int((notes / f"step-{other}").read_text()) >= step
+    def wait_for_all():  # as a collective does; the others may have seen the end before this step
+        while not (notes / "stop").exists() and not all((notes / f"step-{other}").exists() and int((notes / f"step-{other}").read_text()) >= step
                       for other in range(int(os.environ["WORLD_SIZE"]))):
             time.sleep(0.01)
 
