@@ -171,8 +171,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(
             description=(
-                "Capture evidence when the run goes wrong: `on`, `off`, `layers` (also keeps norms of gradients per "
-                "module) or `memory` (also records where GPU memory is allocated); see [black box](black_box.md)."
+                "Capture evidence when the run goes wrong: `on`, `off` or `memory` (also records where GPU memory is "
+                "allocated); see [black box](black_box.md)."
             )
         ),
     ] = "on"
@@ -411,7 +411,7 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
 
 
 _RANK_TIMINGS = ("phases", "collectives", "off")
-_BLACK_BOX_WORDS = ("on", "off", "layers", "memory")
+_BLACK_BOX_WORDS = ("on", "off", "memory")
 
 
 def _parse_word(value: Any, origin: str, words: tuple[str, ...]) -> str:
