@@ -8,6 +8,7 @@ import time
 import pytest
 
 import tachograph
+from tachograph.black_box._verdicts import Evidence, judge
 from tests.conftest import HANG_S
 
 torch = pytest.importorskip("torch")
@@ -161,6 +162,49 @@ def test_learning_rate(logs):
     )
     assert dump.verdict.kind == "learning_rate"
     assert "2" in dump.verdict.text
+
+
+def test_learning_rate_that_rose_at_once():
+    lrs = [*((step, 1e-3) for step in range(40)), (40, 3.0)]
+    for reason in ("loss_spike", "not_finite"):
+        verdict = judge(reason, Evidence(step=42, lrs=lrs))
+        assert verdict.kind == "learning_rate"
+        assert verdict.text.startswith("The learning rate rose from 0.001 to 3 at step 40")
+    warm_up = [(step, 1e-5 * step) for step in range(40)]
+    assert judge("loss_spike", Evidence(step=42, lrs=warm_up)) is None
+
+
+def test_overflow_in_code_between_modules():
+    calls = [
+        {"module": "first", "dtype": "float16", "input": 1.0, "output": 900.0},
+        {"module": "second", "dtype": "float16", "input": math.inf, "output": math.nan},
+    ]
+    verdict = judge("not_finite", Evidence(step=42, activations={"calls": calls, "inputs": [1.0]}))
+    assert verdict.kind == "activation_overflow" and verdict.details["module"] == "second"
+    assert "overflow in the code that computes this input (the largest number of float16 is 65,504)" in verdict.text
+
+
+def test_earlier_batches_are_read_again_if_few_losses_are_recorded(logs, monkeypatch):
+    """As on a GPU with short steps: the loss of most steps is not recorded."""
+    monkeypatch.setattr("tachograph.black_box._torch_observer.TorchObserver._add_optimizer", lambda *_: None)
+    data, model = Data(bad_index=41), make_model()
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    deadline_s = time.monotonic() + HANG_S
+    step = 0
+    with tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0, flush_interval_s=0.05) as run:
+        while not list((logs / "x").glob("dumps/*/dump.json")) and time.monotonic() < deadline_s:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                if step % 4 == 0:
+                    run.log({"train_loss": loss.item()}, step=step)
+                step += 1
+    verdict = tachograph.read(str(logs / "x")).dumps[0].verdict
+    assert verdict.kind == "bad_input"
+    assert "sample 1 of the batch (index 41 of the dataset)" in verdict.text
 
 
 def test_ring_has_batches_indices_and_generators(logs):

@@ -114,10 +114,10 @@ def test_kept_tensors_and_graphs_are_named():
 
 
 def test_the_cause_that_holds_most_is_the_verdict():
-    segments = [segment(0, *[("active_allocated", 8)] * 60, *[("inactive", 1), ("active_allocated", 1)] * 40)]
+    segments = [segment(0, *[("active_allocated", 8)] * 60, *[("inactive", 2), ("active_allocated", 1)] * 60)]
     storages = [KnownStorage(8 * MIB * index, "tensors", "[2048, 1024] float32") for index in range(60)]
-    report = account_memory(segments, storages, device=0, requested_bytes=2 * MIB)
-    assert report["uses_bytes"]["fragmented"] == 40 * MIB
+    report = account_memory(segments, storages, device=0, requested_bytes=4 * MIB)
+    assert report["uses_bytes"]["fragmented"] == 120 * MIB
     verdict = memory_verdict(report)
     assert verdict.kind == "gpu_tensors_kept"
     assert verdict.text.index("60 tensors") < verdict.text.index("Free blocks that are too small hold")

@@ -38,9 +38,12 @@ PROGRAM = """
         (notes / f"next-{rank}").write_text(str(step))
         os.replace(notes / f"next-{rank}", notes / f"step-{rank}")
 
-    def wait_for_all():  # as a collective does; the others may have seen the end before this step
-        while not (notes / "stop").exists() and not all((notes / f"step-{other}").exists() and int((notes / f"step-{other}").read_text()) >= step
-                      for other in range(int(os.environ["WORLD_SIZE"]))):
+    def has_arrived(other):
+        path = notes / f"step-{other}"
+        return path.exists() and int(path.read_text()) >= step
+
+    def wait_for_all():  # as a collective does; others may have seen the end of the job before this step
+        while not ((notes / "stop").exists() or all(map(has_arrived, range(int(os.environ["WORLD_SIZE"]))))):
             time.sleep(0.01)
 
     run = tacho.init(options.get("name", "job"), log_dir=folder, flush_interval_s=0.05, console=False,

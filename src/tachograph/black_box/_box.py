@@ -38,6 +38,7 @@ ALERT_REASONS = frozenset({"divergence", "exploding_gradients", "hang", "loss_sp
 _NAN_REASONS = frozenset({"exception", "not_finite"})
 _MAX_WAIT_S = 10.0
 _MAX_READ_SAMPLES = 512
+_MAX_READ_BATCHES = 16
 _MAX_READ_S = 5.0
 _MAX_EARLY = 3
 """How often gradients that are not finite are examined in a run; a loop may skip such steps on purpose."""
@@ -174,27 +175,30 @@ class BlackBox:
             self._early = evidence
 
     def _check_batch_again(self, investigation: _Investigation, observer: TorchObserver) -> None:
-        """Read the samples of the batch again in which the loss was first no number; random states are restored."""
-        loader = observer.loader
-        first = next(
-            (row for row in investigation.rows if not math.isfinite(_loss_of(row) or 0.0) and row.get("batches")), None
-        )
-        if loader is None or first is None:
+        """Read samples again: those of the first step whose loss was no number, and of the steps before it without one.
+
+        Random states are restored.
+        """
+        loader, rows = observer.loader, investigation.rows
+        first_bad = next((index for index, row in enumerate(rows) if not math.isfinite(_loss_of(row) or 0.0)), None)
+        if loader is None or first_bad is None or not hasattr(loader.dataset, "__getitem__"):
             return
-        indices = first["batches"][0].get("indices")
-        if not indices or len(indices) > _MAX_READ_SAMPLES or not hasattr(loader.dataset, "__getitem__"):
-            return
-        evidence = investigation.evidence
-        evidence.indices = indices
-        evidence.step = first.get("global_step", evidence.step)
+        last_good = next((index for index in range(first_bad - 1, -1, -1) if _loss_of(rows[index]) is not None), 0)
+        first = max(last_good, first_bad + 1 - _MAX_READ_BATCHES)
         deadline_s = time.monotonic() + _MAX_READ_S
-        with _restored_random_state(), contextlib.suppress(Exception):  # code of the user
-            samples = []
-            for index in indices:
-                samples.append(loader.dataset[index])
-                if time.monotonic() > deadline_s:
-                    return
-            evidence.batch = check_batch(loader.collate_fn(samples)) or {"is_clean": True}
+        for row in rows[first : first_bad + 1]:
+            indices = row["batches"][0].get("indices") if row.get("batches") else None
+            if not indices or len(indices) > _MAX_READ_SAMPLES:
+                continue
+            findings = _check_samples(loader, indices, deadline_s)
+            if findings is None:
+                return
+            evidence = investigation.evidence
+            evidence.indices, evidence.batch = indices, findings or {"is_clean": True}
+            if findings:
+                # Its place is exact; its step is not, if only some steps have values.
+                evidence.step, evidence.position = None, _position_of(row)
+                return
 
     # The writer thread ---------------------------------------------------------------------------------------------
 
@@ -300,13 +304,14 @@ class BlackBox:
         first_bad = next((index for index, row in enumerate(rows) if not math.isfinite(_loss_of(row) or 0.0)), None)
         before = rows if first_bad is None else rows[: first_bad + 1]
         evidence.losses = [loss for row in before if (loss := _loss_of(row)) is not None][-_NUM_LOSSES:]
-        evidence.lr = next((float(row["lr"]) for row in reversed(before) if "lr" in row), None)
-        if first_bad is not None and investigation.reason in _NAN_REASONS:
+        evidence.lrs = [(row.get("global_step"), float(row["lr"])) for row in before if "lr" in row]
+        has_faulty_batch = evidence.batch and "is_clean" not in evidence.batch
+        if first_bad is not None and investigation.reason in _NAN_REASONS and not has_faulty_batch:
             evidence.step = rows[first_bad].get("global_step", evidence.step)
         at_fault = next((row for row in rows if row.get("global_step") == evidence.step), None)
         if at_fault is not None and at_fault.get("batches"):
             batch = at_fault["batches"][-1]
-            evidence.position = f"number {batch['position']:,} of pass {at_fault['data_pass']} over the data"
+            evidence.position = _position_of(at_fault)
             if evidence.indices is None:
                 evidence.indices = batch.get("indices")
 
@@ -328,6 +333,22 @@ class BlackBox:
         progress: dict[str, Any] = {"step": context.step, "last_checkpoint_step": self.last_checkpoint_step}
         first = 0 if self.last_checkpoint_step is None else self.last_checkpoint_step
         return progress | {"steps_since_checkpoint": context.step - first}
+
+
+def _position_of(row: Mapping[str, Any]) -> str:
+    return f"number {row['batches'][-1]['position']:,} of pass {row['data_pass']} over the data"
+
+
+def _check_samples(loader: Any, indices: list[int], deadline_s: float) -> dict[str, Any] | None:
+    """Return the faults of a batch whose samples are read again; None if that takes too long or fails."""
+    with _restored_random_state(), contextlib.suppress(Exception):  # code of the user
+        samples = []
+        for index in indices:
+            samples.append(loader.dataset[index])
+            if time.monotonic() > deadline_s:
+                return None
+        return check_batch(loader.collate_fn(samples))
+    return None
 
 
 def _details(investigation: _Investigation) -> dict[str, Any]:

@@ -46,6 +46,7 @@ _MIN_EARLIER_BATCHES = 3
 _MIN_KEPT = 32
 """Equal tensors in variables: the functions of a forward pass have fewer."""
 _MIN_KEPT_SHARE = 0.1
+"""Less of the reserved memory is not the cause."""
 
 _MAX_ROUNDING_BYTES = 2 << 20
 
@@ -249,7 +250,8 @@ def _causes(report: Mapping[str, Any], allocator_variable: str) -> Iterator[_Cau
     """Yield what holds memory that the training does not need."""
     requested_bytes, uses_bytes = report["requested_bytes"], report["uses_bytes"]
     fragmented_bytes = uses_bytes["fragmented"]
-    if requested_bytes and fragmented_bytes >= requested_bytes and not report["is_expandable"]:
+    min_bytes = _MIN_KEPT_SHARE * report["reserved_bytes"]
+    if requested_bytes and fragmented_bytes >= max(requested_bytes, min_bytes) and not report["is_expandable"]:
         yield _Cause(
             "gpu_fragmented",
             fragmented_bytes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,24 +39,26 @@ class Evidence(msgspec.Struct, kw_only=True):
     """The sample numbers of that batch."""
     losses: list[float] = []
     """The last losses, oldest first."""
-    lr: float | None = None
+    lrs: list[tuple[int | None, float]] = []
+    """The last steps and their learning rates, oldest first."""
     position: str = ""
     """Where in the data the fault happened."""
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate when it happened."""
+        return self.lrs[-1][1] if self.lrs else None
 
 
 def judge(reason: str, evidence: Evidence) -> Verdict | None:
     """Return the cause of a fault, or None if the evidence shows none."""
+    tests: tuple[Callable[[Evidence], Verdict | None], ...]
     if reason in _NAN_RULES:
-        for test in (_bad_input, _ignored_labels, _growing_loss, _bad_weights, _overflow, _bad_gradients):
-            verdict = test(evidence)
-            if verdict is not None:
-                return verdict
-        return None
-    for test in (_exploding_layer, _large_updates, _one_batch):
-        verdict = test(evidence)
-        if verdict is not None:
-            return verdict
-    return None
+        tests = (_bad_input, _ignored_labels, _raised_learning_rate, _growing_loss)
+        tests += (_bad_weights, _overflow, _bad_gradients)
+    else:
+        tests = (_raised_learning_rate, _large_updates, _exploding_layer, _one_batch)
+    return next((verdict for test in tests if (verdict := test(evidence)) is not None), None)
 
 
 def _at(evidence: Evidence, offset: int = 0) -> str:
@@ -77,6 +80,8 @@ def _bad_input(evidence: Evidence) -> Verdict | None:
         if evidence.indices is not None and rows[0] < len(evidence.indices):
             details["indices"] = [evidence.indices[row] for row in rows if row < len(evidence.indices)]
             where += f" (index {evidence.indices[rows[0]]:,} of the dataset)"
+    elif evidence.position:
+        where = f": batch {evidence.position}"
     return Verdict(
         kind="bad_input",
         text=f"The input already contains NaN or infinity{where}{_at(evidence)}.",
@@ -88,14 +93,30 @@ def _bad_input(evidence: Evidence) -> Verdict | None:
 def _ignored_labels(evidence: Evidence) -> Verdict | None:
     if "ignored_labels" not in evidence.batch:
         return None
+    place = f" ({evidence.position})" if evidence.position else ""
     return Verdict(
         kind="ignored_labels",
         text=(
-            f"All labels of the batch{_at(evidence)} are ignored (-100), so the mean of the loss is a division by zero."
+            f"All labels of the batch{_at(evidence) or place} are ignored (-100), so the mean of the loss is a "
+            "division by zero."
         ),
         confidence="certain",
         details={"indices": (evidence.indices or [])[:16]},
     )
+
+
+def _raised_learning_rate(evidence: Evidence) -> Verdict | None:
+    """The learning rate rose at once shortly before the fault; a warm-up raises it little by little."""
+    for (_, before), (step, after) in itertools.pairwise(evidence.lrs):
+        if 0 < _MIN_RISE * before <= after:
+            at = "" if step is None else f" at step {step:,}"
+            return Verdict(
+                kind="learning_rate",
+                text=f"The learning rate rose from {before:g} to {after:g}{at}, just before the fault{_at(evidence)}.",
+                confidence="likely",
+                details={"lr": after, "lr_before": before},
+            )
+    return None
 
 
 def _growing_loss(evidence: Evidence) -> Verdict | None:
@@ -149,10 +170,13 @@ def _bad_weights(evidence: Evidence) -> Verdict | None:
             confidence="likely",
             details={"parameters": bad[:16]},
         )
-    clean = " The batch of that step is finite." if evidence.batch.get("is_clean") else ""
+    clean = " Inputs and labels are finite." if evidence.batch.get("is_clean") else ""
     return Verdict(
         kind="bad_weights",
-        text=f"All weights are NaN since the first loss that is no number{_at(evidence)}.{clean}",
+        text=(
+            f"All weights were NaN when the first loss that is no number was seen{_at(evidence)}, so where it began is "
+            f"not known.{clean}"
+        ),
         confidence="possible",
         details={},
     )
@@ -163,9 +187,9 @@ def _overflow(evidence: Evidence) -> Verdict | None:
         output, largest_input = call.get("output"), call.get("input")
         if output is None or math.isfinite(output):
             continue
-        if largest_input is not None and not math.isfinite(largest_input):
-            continue  # it began before this module, in code between the modules
         dtype = str(call.get("dtype"))
+        if largest_input is not None and not math.isfinite(largest_input):
+            return _overflow_between(evidence, call, dtype)
         limit = _LARGEST.get(dtype)
         text = (
             f"Weights are finite, but the output of `{call['module']}` is {'NaN' if output != output else 'infinite'}"  # noqa: PLR0124
@@ -183,6 +207,20 @@ def _overflow(evidence: Evidence) -> Verdict | None:
             details={"module": call["module"], "dtype": dtype, "input": largest_input},
         )
     return None
+
+
+def _overflow_between(evidence: Evidence, call: Mapping[str, Any], dtype: str) -> Verdict:
+    """The input of the first bad module is not finite, but that of the model is: the code before the module."""
+    limit = f" (the largest number of {dtype} is {_LARGEST[dtype]:,.6g})" if dtype in _LARGEST else ""
+    return Verdict(
+        kind="activation_overflow",
+        text=(
+            f"Weights and the outputs of all modules before `{call['module']}` are finite, but its input is not"
+            f"{_at(evidence)}: overflow in the code that computes this input{limit}."
+        ),
+        confidence="likely",
+        details={"module": call["module"], "dtype": dtype, "input": call.get("input")},
+    )
 
 
 def _bad_gradients(evidence: Evidence) -> Verdict | None:
@@ -233,9 +271,9 @@ def _exploding_layer(evidence: Evidence) -> Verdict | None:
         return None
     module, square = max(modules.items(), key=lambda item: item[1])
     median = statistics.median(modules.values())
-    if square / total < _DOMINANT_SHARE or square < 100 * median:
+    if not median or square / total < _DOMINANT_SHARE or square < 100 * median:
         return None
-    factor = math.sqrt(square / median) if median else math.inf
+    factor = math.sqrt(square / median)
     return Verdict(
         kind="exploding_layer",
         text=(
