@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from playwright.sync_api import expect
 
+import tachograph
+from tachograph.black_box import Verdict
 from tachograph.catalog import read_annotations
 from tests.browser.conftest import wait_for_fit
 from tests.browser.test_live import panel
@@ -107,6 +109,31 @@ def test_open_alerts_come_first_and_closed_are_folded(page, dashboard, logs):
     page.keyboard.press("Enter")
     expect(first.get_by_text("Back at the level before.")).to_be_visible()
     expect(first).to_contain_text("was open for 30 s")
+
+
+def test_cause_and_captured_evidence_are_shown(page, dashboard, logs):
+    """Under the alert that a dump belongs to; a dump without one has a section of its own."""
+    layers = [
+        {"name": "first", "shape": [2], "weight": {"absmax": 1.0}, "gradient": {"absmax": 9.0, "non_finite": 0}},
+        {"name": "head", "shape": [2], "weight": {"absmax": math.inf, "non_finite": 4}},
+    ]
+    with tachograph.init("run", log_dir=str(logs), console=False, system_interval_s=0, code=False, git=False) as run:
+        run.add_record("alert", {key: value for key, value in alert().items() if key not in {"event", "time"}})
+        run.dump_writer.add_part("layers", lambda context: {"layers": layers})
+        run.dump_writer.write(
+            "loss_spike",
+            step=120,
+            alert=alert(),
+            verdict=Verdict(kind="k", text="It was <b>head</b>.", confidence="likely"),
+        )
+        run.dump_writer.write("memory", step=130)
+    page.goto(dashboard().url + "#/run/run/health")
+    dump = details_of(page, 1).locator("[data-dump]")
+    expect(dump).to_contain_text("Cause (likely): It was <b>head</b>.")
+    dump.locator("summary").click()
+    expect(dump.locator("tbody tr").first).to_have_text(re.compile(r"head\s*∞.*4|head\s*Infinity.*4"))
+    expect(dump.locator("tbody tr.bad")).to_have_count(1)
+    expect(page.get_by_role("region", name="Captured evidence").locator("[data-dump]")).to_have_count(1)
 
 
 def test_explain_command_is_copied(page, context, dashboard, logs):

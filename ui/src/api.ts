@@ -126,6 +126,9 @@ export const api = {
   getRecords: (run: string, query: GetRoute<"/api/v1/runs/{run}/records">["query"]) =>
     get("/api/v1/runs/{run}/records", { run }, { limit: 1000, ...query }),
   listAlerts: (run: string) => get("/api/v1/runs/{run}/alerts", { run }, {}),
+  listDumps: (run: string) => get("/api/v1/runs/{run}/dumps", { run }, {}),
+  readDump: (run: string, dump: string, rank: number) =>
+    get("/api/v1/runs/{run}/dumps/{dump}", { run, dump }, { rank }),
   getCompletions: (run: string, query: GetRoute<"/api/v1/runs/{run}/completions">["query"]) =>
     get("/api/v1/runs/{run}/completions", { run }, query),
   getOutput: (run: string, query: GetRoute<"/api/v1/runs/{run}/output">["query"]) =>
