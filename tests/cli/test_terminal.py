@@ -84,6 +84,11 @@ COMMANDS = {
     "demo": ["--{text}"],
     "rm": ["{near}", "{run} --yes"],
     "trash": ["list", "restore {near}"],
+    "dump": ["list {run}", "show {run}", "show {run} {near}", "list {near}"],
+    "artifact": ["ls", "ls {text}", "get {text}", "rm {text}", "verify {text}"],
+    "audit": ["--data {folder}", "--data {folder} --since {text}"],
+    "backup": ["--data {file} --to {folder}/{text}", "--data {folder} --to {folder}/{text}/x"],
+    "restore": ["{file} --data {folder}/new"],
 }
 
 WITH_LINES = {"ls --csv", "note {run}", "reproduce {run}", "reproduce {run} --into {folder}"}
@@ -153,6 +158,12 @@ def write_hostile_run(logs: Path, text: str) -> RunFolder:
         {**END, "status": "failed", "reason": text, text: text},
     ]
     folder = write(logs / name, records)
+    verdict = {"kind": text, "text": text, "confidence": "certain", "details": {}}
+    layers = {"layers": [{"name": text, "shape": [1], "weight": {"rms": 1.0, "absmax": 1.0}}]}
+    dump = {"version": 1, "reason": "not_finite", "time": 1_016.0, "step": 2, "rank": 0, "alert_id": text}
+    dump |= {"verdict": verdict, "parts": {"layers": layers}, "files": [], "problems": [text]}
+    (folder.path / "dumps" / "1-not_finite").mkdir(parents=True)
+    (folder.path / "dumps" / "1-not_finite" / "dump.json").write_bytes(msgspec.json.encode(dump))
     (folder.path / "output").mkdir()
     lines = [{"time": 1_000.0, "stream": "stderr", "text": text}, {"time": 1_000.0, "stream": "stdout", "text": text}]
     (folder.path / "output" / "000000000000.log").write_bytes(b"\n".join(msgspec.json.encode(line) for line in lines))

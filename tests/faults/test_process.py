@@ -118,7 +118,7 @@ def test_unhandled_exception_is_recorded_and_printed(logs, script):
     ).wait()
     assert code == 1
     assert err.strip() == "the old hook: out of luck"
-    error, end = lines_of(logs / "x")[-2:]
+    error, end = [record for record in lines_of(logs / "x") if record["event"] in {"error", "end"}]
     assert (error["error_type"], error["error_message"]) == ("RuntimeError", "out of luck")
     assert 'raise RuntimeError("out of luck")' in error["traceback"]
     assert end["status"] == "failed"

@@ -8,7 +8,6 @@ Files are in ``media/<first two digits>/<sha256>.<ext>``. They may be missing: c
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from tachograph._base.files import open_to_read
-from tachograph._base.guard import faults
+from tachograph._base.guard import faults, suppress
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, open_journal
 from tachograph.records import decode, finite_or_none, restore_non_finite, step_of
@@ -378,7 +377,7 @@ def open_media(folder: RunFolder, sha256: str, extension: str) -> BinaryIO | Non
 
 def has_media(folder: RunFolder, sha256: str, extension: str) -> bool:
     """Return whether a media file is there."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         return stat.S_ISREG(os.lstat(media_path(folder, sha256, extension)).st_mode)
     return False
 
@@ -394,7 +393,7 @@ def read_table_rows(file: BinaryIO, max_bytes: int = _MAX_TABLE_BYTES) -> tuple[
                 if num_bytes > max_bytes:
                     return rows, False
                 rows.append(restore_non_finite(decode_json(line, dict)))
-    except (OSError, EOFError, msgspec.MsgspecError, ValueError, RecursionError):  # damaged
+    except faults(OSError, EOFError, msgspec.MsgspecError, ValueError, RecursionError):  # damaged
         return rows, False
     return rows, True
 

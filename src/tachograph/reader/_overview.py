@@ -26,6 +26,8 @@ __all__ = ["RunOverview", "overview", "overview_with_heartbeat"]
 
 _TAIL_BYTES_FOR_LOSS = 128 << 10
 _MAX_TAIL_BYTES = 8 << 20
+_LATE_KINDS = frozenset({"dump", "media", "histograms"})
+"""Kinds that are written when their files are complete: their step may be an earlier one."""
 
 
 class RunOverview(msgspec.Struct, kw_only=True):
@@ -168,6 +170,7 @@ def _latest_loss(records: list[dict[str, Any]]) -> float | None:
 
 def _latest_step(records: list[dict[str, Any]]) -> int | None:
     """Return the latest step; a window record may follow a step that was logged later."""
+    records = [record for record in records if record.get("event") not in _LATE_KINDS]
     logged_step = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
     window_step = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
     return logged_step if window_step is None else window_step if logged_step is None else max(logged_step, window_step)

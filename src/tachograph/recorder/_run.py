@@ -659,10 +659,10 @@ class Run:
         self.backend.add_record(event, fields)
 
     def _add_system_sample(self, sample: dict[str, Any]) -> None:
-        self._add_sample("system", sample)
+        self._add_if_running("system", sample)
 
-    def _add_sample(self, event: str, sample: dict[str, Any]) -> None:
-        """Add a record of a sampler, which may arrive after the end of the run."""
+    def _add_if_running(self, event: str, sample: dict[str, Any]) -> None:
+        """Add a record that may come after the end of the run, such as the last sample; it is dropped then."""
         if self.status == "running" and self.backend is not None and not self._is_forked:
             self.backend.add_record(event, sample)
 

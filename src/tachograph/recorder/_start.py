@@ -185,7 +185,7 @@ def _add_black_box(run: Run, writer: Writer, folder: Callable[[], RunFolder | No
         return
     run.dump_writer = DumpWriter(
         folder,
-        run.add_record,
+        run._add_if_running,  # an alert may be opened by the last steps
         max_dumps=settings.black_box_max_dumps,
         max_bytes=settings.black_box_max_mb << 20,
         rank=rank,
@@ -205,7 +205,7 @@ def _start_sampler(run: Run, files: RunFiles) -> None:
 
     def record_energy(counters: dict[str, float]) -> None:
         others = read_rank_energy(files.folder, ranks.job_id()) if ranks.world_size() > 1 else []
-        run._add_sample("energy", energy_fields([counters, *others], settings))
+        run._add_if_running("energy", energy_fields([counters, *others], settings))
 
     errors = None if run.dump_writer is None else GpuErrors(run.dump_writer, lambda: run.last_step)
     run._sampler = SystemSampler(

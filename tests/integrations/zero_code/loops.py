@@ -165,6 +165,7 @@ def critic_steps_more_often(model: nn.Module, expected: Expected) -> None:
             generator.step()
             losses[1][-1] = loss.item()
     expected |= {"epochs": 1, "losses": None, "losses_by_optimizer": losses, "num_iterations": 6}
+    expected["optimizer_names"] = ["critic", "generator"]
 
 
 @loop

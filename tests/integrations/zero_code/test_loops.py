@@ -65,11 +65,12 @@ def test_loop_is_recorded_as_it_ran(results, name):
     else:
         assert [step["train_loss"] for step in steps] == pytest.approx(expected["losses"], rel=1e-12)
         assert [step["global_step"] for step in steps] == list(range(num_iterations))
-    for place, losses in enumerate(expected.get("losses_by_optimizer", ())):
-        recorded = {step["global_step"]: step[f"loss/{place}"] for step in steps if f"loss/{place}" in step}
+    names = expected.get("optimizer_names", ("0", "1", "2"))
+    for name, losses in zip(names, expected.get("losses_by_optimizer", ()), strict=False):
+        recorded = {step["global_step"]: step[f"loss/{name}"] for step in steps if f"loss/{name}" in step}
         assert recorded == {number: pytest.approx(loss, rel=1e-12) for number, loss in enumerate(losses) if loss}
-    for place, lr in enumerate(expected.get("lrs_by_optimizer", ())):
-        assert {step[f"lr/{place}"] for step in steps} == {lr}
+    for name, lr in zip(names, expected.get("lrs_by_optimizer", ()), strict=False):
+        assert {step[f"lr/{name}"] for step in steps} == {lr}
         assert not any("lr" in step for step in steps)
     if expected["lrs"]:
         assert [step["lr"] for step in steps] == expected["lrs"]

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from tachograph._base import ranks
-from tachograph._base.guard import suppress
+from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph.journal import RunFolder, read_heartbeat
 from tachograph.settings import Settings
@@ -96,7 +96,7 @@ class _RaplDomain:
         """Return the energy since the first reading; None if it is not known."""
         try:
             reading_uj = int(self._path.read_text())
-        except (OSError, ValueError):
+        except faults(OSError, ValueError):
             self._is_known = False  # a gap, in which it may have wrapped around
             return None
         now_s = time.monotonic()
