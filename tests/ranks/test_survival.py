@@ -23,6 +23,8 @@ from tachograph.reader import read, read_rank_heat, read_ranks, read_stacks
 from tests.conftest import HANG_S, Script, reserve_port, wait_for, whole_lines
 from tests.ranks.written_job import NUM_RANKS, write_job
 
+pytestmark = pytest.mark.long  # seconds of waiting each, for heartbeats that stop and limits that pass
+
 PROGRAM = """
     import json, os, pathlib, sys, time
 
@@ -110,6 +112,13 @@ class Job:
         """Let all ranks end; return the number of events that each one has recorded."""
         (self.notes / "stop").touch()
         return {rank: int(program.ok()) for rank, program in self.programs.items()}
+
+    def describe(self) -> str:
+        """Return what is known about each rank, for the message of a failure."""
+        states = [f"rank {rank}: {program.process.poll()}" for rank, program in self.programs.items()]
+        others = [record for record in self.journal(0) if record.get("name") != "tick"][-8:]
+        beats = [path.read_text() for path in sorted(self.folder.path.rglob("*heartbeat*.json"))]
+        return "\n".join([*states, *beats, *map(str, read_ranks(self.folder)), *map(str, others)])
 
     def journal(self, rank: int) -> list[dict[str, Any]]:
         path = self.folder.rank_journal(rank) if rank else self.folder.journal
@@ -243,7 +252,10 @@ def test_rank_that_leaves_the_loop_is_the_one_that_has_not_arrived(job: Job) -> 
     limits = {"least_s": 6.0, "first_step_s": 600, "times_longest": 1.5}
     job.start(range(3), 3, meets=True, leaves_at=[2, 30], rules={"rank_hang": limits})
     wait_for(lambda: job.step(1) == 30, "the last step")
-    (alert,) = wait_for(lambda: job.alerts("rank_hang")[-1:], "the alert")
+    try:
+        (alert,) = wait_for(lambda: job.alerts("rank_hang")[-1:], "the alert")
+    except AssertionError:
+        raise AssertionError(job.describe()) from None
     assert alert["title"].startswith("Rank 2 "), alert["title"]
     assert "2 ranks wait in backward" in alert["title"], alert["title"]
     wait_for(lambda: sum(len(group.ranks) for group in read_stacks(job.folder)) == 3, "the stacks of all ranks")
