@@ -131,7 +131,7 @@ def test_pictures_are_compared_in_the_viewer(page: Page, dashboard: Callable[...
     expect(viewer.locator("img")).to_have_count(1)
     expect(viewer.locator("svg rect")).to_have_count(2)
     canvas = viewer.locator("canvas")
-    colours = "c => [8, 50].map(x => c.getContext('2d').getImageData(x, 8, 1, 1).data[3])"
+    colours = "c => [8, 50].map(x => c.getContext('2d', {willReadFrequently: true}).getImageData(x, 8, 1, 1).data[3])"
     wait_for(lambda: canvas.evaluate(colours) == [255, 0], "the mask covers its half")
     viewer.get_by_label("Lowest score").fill("0.5")
     expect(viewer.locator("svg rect")).to_have_count(1)

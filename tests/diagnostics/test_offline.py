@@ -205,6 +205,8 @@ def test_recorded_hang_is_kept_offline(logs):
         run.log(train_loss=1.0, step=0)
         run.flush()
         wait_for(lambda: b'"rule":"hang"' in run.folder.journal.read_bytes(), "the alert")
+        # The evidence that is captured is no progress of the training.
+        wait_for(lambda: b'"event":"dump"' in run.folder.journal.read_bytes(), "the dump")
     assert [alert.rule for alert in tachograph.diagnose("x", logs).alerts] == ["hang"]
     assert "1 alert" in tacho("ls", "--log-dir", logs)
 

@@ -59,7 +59,21 @@ EXPECTED_CHANGE = "expected_change"
 _INTERRUPTIONS = frozenset({"validation", "test", "checkpoint", "epoch"})
 """Kinds of records after which the duration of the next step contains more than a step."""
 
-_NOT_PROGRESS = frozenset({"system", "profile", "alert", "telemetry_error", "control_change", "end"})
+_NOT_PROGRESS = frozenset(
+    {
+        "system",
+        "profile",
+        "energy",
+        "code",
+        "alert",
+        "dump",
+        "media",
+        "histograms",
+        "telemetry_error",
+        "control_change",
+        "end",
+    }
+)
 """Kinds of records that telemetry writes on its own, also while the training code hangs."""
 
 _MAX_STEPS_NAMES = (
