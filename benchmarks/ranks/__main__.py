@@ -1,18 +1,26 @@
 """False alarms, detection and cost of the rules about ranks, as tables.
 
-``make bench-ranks``, or ``python -m benchmarks.ranks [PART …]`` with `cost`, `detection`, `alarms`.
+``make bench-ranks``, or ``python -m benchmarks.ranks [PART …]`` with the parts `cost`, `collectives`, `read`,
+`detection` and `alarms`.
 """
 
 from __future__ import annotations
 
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
+from benchmarks.ranks.files import write_job
 from benchmarks.ranks.jobs import LENGTH, NOISES, SimulatedJob, observe, slow_rank
 from tachograph.diagnostics import RuleEngine, resolve_rules
+from tachograph.journal import RunFolder
+from tachograph.reader import read_rank_heat, read_ranks, read_stacks
 
 # By number of ranks: how many jobs of how many windows.
 ALARM_JOBS = {4: (10, 100), 8: (10, 100), 64: (4, 250), 1_024: (1, 1_000), 10_000: (1, 1_000)}
@@ -25,6 +33,8 @@ EXPECTED = {  # of the rule's design, with 64 ranks: share in percent / median s
     "AR(1) 3 %": "33  100/336  100/80  100/48  100/48  100/48",
     "lognormal 0.3": "0  3  87/768  100/768  100/192  100/104",
 }
+LAYOUTS = {"8 ranks per file": (144, 8), "a file per rank": (40, 1)}
+"""By name of a layout, windows of each rank and ranks per file. A day has 144 windows of ten minutes."""
 RULES = ("straggler", "slow_communication", "unequal_work", "step_outliers")
 
 
@@ -106,10 +116,75 @@ def measure_cost() -> None:
         print(f"{num_ranks:>7}  {times}  {memory_mb:>5.0f} MB", flush=True)
 
 
+def measure_collectives() -> None:
+    """Print what a call of `torch.distributed` costs more if it is counted and timed."""
+    import torch
+    import torch.distributed
+
+    from tachograph.recorder.collectors.collectives import CollectiveCounter
+
+    counter = CollectiveCounter(lambda kind, fields: None)
+    tensor = torch.ones(8)
+
+    def call(argument: torch.Tensor) -> None:
+        pass
+
+    wrapper = counter._wrapper("all_reduce", torch.distributed.ProcessGroup, torch.compiler)(call)
+    rounds = []
+    for _ in range(20):
+        times = []
+        for function in (call, wrapper):
+            first_s = time.process_time()
+            for _ in range(10_000):
+                function(tensor)
+            times.append(time.process_time() - first_s)
+        rounds.append((times[1] - times[0]) / 10_000)
+        counter.wait_in_iteration(0.0, time.perf_counter())
+    counter.forget()
+    print(f"\nA collective takes {1e6 * statistics.median(rounds):.2f} µs longer (at most 3 µs)")
+
+
+def measure_reading() -> None:
+    """Print how long it takes to read the files of large jobs, which the machine has in memory."""
+    print("\nReading a job of 10,000 ranks that runs: processor time and elapsed time, the best of five\n")
+    print("files                      ranks (1 s with stacks)  stacks       heat map (0.5 s, 250 kB)    show (2 s)")
+    for name, (num_windows, ranks_per_host) in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as path:
+            folder = RunFolder(Path(path) / "job")
+            num_bytes = write_job(folder.path, 10_000, num_windows, ranks_per_host=ranks_per_host)
+            heat = read_rank_heat(folder)
+            heat_kb = 0.0 if heat is None else len(heat.cells) / 1e3
+            readers: list[Callable[[RunFolder], object]] = [read_ranks, read_stacks, read_rank_heat]
+            ranks, stacks, heat_times = (_best_times(read, folder) for read in readers)
+            first_s = time.perf_counter()
+            command = [sys.executable, "-m", "tachograph", "show", "job", "--log-dir", path]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            show_s = time.perf_counter() - first_s
+            print(
+                f"{name:<16} {num_bytes / 1e6:>4.0f} MB  {ranks:<23}  {stacks}  {heat_times} {heat_kb:>4.0f} kB"
+                f"      {show_s:>8.2f} s",
+                flush=True,
+            )
+
+
+def _best_times(read: Callable[[RunFolder], object], folder: RunFolder) -> str:
+    processor_s, elapsed_s = [], []
+    for _ in range(5):
+        first = time.process_time(), time.perf_counter()
+        read(folder)
+        processor_s.append(time.process_time() - first[0])
+        elapsed_s.append(time.perf_counter() - first[1])
+    return f"{min(processor_s):.2f} {min(elapsed_s):.2f} s"
+
+
 if __name__ == "__main__":
-    parts = sys.argv[1:] or ["cost", "detection", "alarms"]
+    parts = sys.argv[1:] or ["cost", "collectives", "read", "detection", "alarms"]
     if "cost" in parts:
         measure_cost()
+    if "collectives" in parts:
+        measure_collectives()
+    if "read" in parts:
+        measure_reading()
     if "detection" in parts:
         detect()
     if "alarms" in parts:

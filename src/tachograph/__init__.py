@@ -194,6 +194,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tachograph' has no attribute {name!r}")
     from importlib import import_module
 
+    from tachograph._base.importing import import_on_first_use
+
+    import_on_first_use(_MODULE_OF[name])
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 

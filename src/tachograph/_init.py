@@ -133,6 +133,8 @@ def init(
         for sink in sinks:
             sink.cancel()
         raise
+    if run_settings.enabled and not records_run and resolve_mode(run_settings) is Mode.CLOUD:
+        _send_from_node(run, run_settings)
     if run.folder is not None:
         _print_destination(run, run_settings, is_online=is_online)
         if channels is not None:
@@ -209,6 +211,18 @@ def _start_sender(settings: Settings) -> SinkProcess:
         "allow_plain_http": settings.allow_plain_http,
     }
     return SinkProcess("server", options, factory="tachograph.remote:ServerSink")
+
+
+def _send_from_node(run: Run, settings: Settings) -> None:
+    """On another rank than 0: send the ranks of this machine if they do not find the folder of rank 0."""
+    from tachograph.remote import NodeCollector, NodeFollower
+
+    files = getattr(run.backend, "files", None)
+    if files is None:
+        return
+    follower = NodeFollower(lambda: files.node_folder, lambda: _start_sender(settings), run.report_follower_error)
+    run.add_follower(follower)
+    run.collectors.append(NodeCollector(follower))
 
 
 def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> dict[str, Any]:

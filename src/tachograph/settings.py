@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from tachograph._base.config import parse_yaml
 from tachograph._base.guard import faults
-from tachograph._base.typed import convert, decode_json
+from tachograph._base.typed import convert, decode_json, field_types
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
@@ -395,7 +395,7 @@ def convert_setting(name: str, value: Any, origin: str) -> Any:
         return _parse_word(value, origin, _BLACK_BOX_WORDS)
     if name == "media_keep":
         return _parse_media_keep(value, origin)
-    setting_type = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
+    setting_type = field_types(Settings)[name]
     original = value
     if setting_type.__origin__ is bool:
         value = parse_switch(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import textwrap
 
+import certifi
 import pytest
 
 from tests.conftest import HANG_S
@@ -15,7 +17,8 @@ from tests.conftest import HANG_S
 def exit_codes(source: str, *arguments: str, num_programs: int) -> list[int]:
     """Run a program several times at once, and return how each one ended."""
     command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
-    programs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(num_programs)]
+    environment = {**os.environ, "SSL_CERT_FILE": certifi.where()}  # with many certificates, which take time to load
+    programs = [subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) for _ in range(num_programs)]
     return [(program.communicate(timeout=HANG_S), program.returncode)[1] for program in programs]
 
 

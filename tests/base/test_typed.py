@@ -90,3 +90,42 @@ def test_forked_process_does_not_wait_for_another_thread():
     release.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_signal_handler_may_wait_for_a_thread_that_decodes(script):
+    """At every line of the first use of a class."""
+    script(
+        """
+        import signal, sys, threading
+        import msgspec
+        from tachograph._base import typed
+
+        num_lines = 0
+
+        def decode_new_class():
+            kind = msgspec.defstruct("Other", [("value", int)])
+            assert typed.decode_json(b'{"value": 2}', kind).value == 2
+
+        def handle(number, frame):
+            decode_new_class()
+            thread = threading.Thread(target=decode_new_class)
+            thread.start()
+            thread.join()
+
+        def trace(frame, event, argument):
+            global num_lines
+            if event == "line" and frame.f_code.co_filename == typed.__file__:
+                num_lines += 1
+                if num_lines == line_number:
+                    signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        signal.signal(signal.SIGUSR1, handle)
+        for line_number in range(30):
+            kind, num_lines = msgspec.defstruct("Kind", [("value", int)]), 0
+            sys.settrace(trace)
+            assert typed.decode_json(b'{"value": 1}', kind).value == 1
+            sys.settrace(None)
+        """,
+        preload="tachograph",
+    ).ok()

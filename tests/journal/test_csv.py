@@ -77,7 +77,7 @@ def test_keys_in_any_order_go_to_their_columns(logs):
     assert {(row["a"], row["b"], row["lr"]) for row in rows} == {("1.0", "2.0", "3.0"), ("", "2.0", "")}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.dictionaries(

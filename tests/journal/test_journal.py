@@ -430,7 +430,8 @@ def test_git_commit_is_recorded(logs, tmp_path, script):
     subprocess.run([*git, "commit", "-qm", "x"], cwd=repository, check=True)
     subprocess.run([*git, "remote", "add", "origin", "https://me:secret@host/x.git"], cwd=repository, check=True)
     (repository / "a").write_text("2")
-    script("import sys, tachograph; tachograph.init('x', log_dir=sys.argv[1]).finish()", logs, cwd=repository).ok()
+    program = "import sys, tachograph; tachograph.init('x', log_dir=sys.argv[1]).finish()"
+    script(program, logs, cwd=repository, env={"TACHO_GIT": ""}).ok()
     git_facts = lines_of(logs / "x")[0]["git"]
     assert (git_facts["branch"], git_facts["dirty"]) == ("trunk", True)
     assert len(git_facts["commit"]) == 40
@@ -497,6 +498,25 @@ def test_records_that_share_or_span_lines_are_invalid(logs, lines):
     history = read(path)
     assert sum(history.counts.values()) == num_records
     assert history.num_bad_lines == lines.count(b"\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="holes of files cannot be found on this system")
+@pytest.mark.parametrize("ends_with_record", [False, True])
+def test_hole_of_a_terabyte_is_not_read(logs, ends_with_record):
+    path = record_some(logs)
+    num_records = sum(read(path).counts.values())
+    with path.open("r+b") as file:
+        last_line = file.readlines()[-1]
+        file.truncate(1 << 40)  # to read the zeros would take half an hour
+        if ends_with_record:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n" + last_line)
+    history = read(path)
+    assert sum(history.counts.values()) == num_records + ends_with_record
+    assert history.num_bad_lines >= 1
+    complete_bytes = (1 << 40) + 1 + len(last_line)
+    assert (JournalFollower.complete_bytes(path) == complete_bytes) == ends_with_record
+    assert JournalFollower.from_end(path, 1 << 39).poll() == ([json.loads(last_line)] if ends_with_record else [])
 
 
 def test_unexpected_field_types_do_not_break_readers(logs):

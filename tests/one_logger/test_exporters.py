@@ -239,14 +239,14 @@ def test_logger_exporter_lines_can_be_parsed(configure, caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "telemetry"]
     assert lines[0].startswith('[type="start" | start_event.name="span_start"')
     assert [LoggerExporter.deserialize_log(line) for line in lines] == exported()
-    with pytest.raises(ExportError, match="not a LoggerExporter line"):
+    with pytest.raises(ExportError, match="Log string must be enclosed in square brackets"):
         LoggerExporter.deserialize_log("[type=")
 
 
 def test_standalone_exporter_checks_its_state(tmp_path):
     exporter = FileExporter(tmp_path / "deep" / "by_hand.jsonl")
     span = Span.create("x")
-    with pytest.raises(ExportError, match="not initialized"):
+    with pytest.raises(ExportError, match=r"Exporter not initialized\. Call initialize first"):
         exporter.export_start(span)
     exporter.initialize()
     exporter.export_start(span)
@@ -256,6 +256,8 @@ def test_standalone_exporter_checks_its_state(tmp_path):
     exporter.export_stop(span)
     exporter.close()
     assert exporter.closed and not exporter.ready
+    with pytest.raises(ExportError, match="Exporter is closed and cannot be used anymore"):
+        exporter.export_start(span)
     records = [json.loads(line) for line in (tmp_path / "deep" / "by_hand.jsonl").read_text().splitlines()]
     assert [record["type"] for record in records] == ["start", "stop"]
 
@@ -518,9 +520,11 @@ class TypedExporter(CollectingExporter):
     def __init__(self) -> None:
         super().__init__()
         self.attributes: dict[str, Attributes] = {}
+        self.updated: dict[str, set[str]] = {}
 
     def export_stop(self, span: Span) -> None:
         self.attributes[span.name_str] = span.attributes
+        self.updated[span.name_str] = set(span.updated_attributes)
 
     def export_event(self, event: Event, span: Span) -> None:
         self.attributes[event.name_str] = event.attributes
@@ -538,3 +542,27 @@ def test_exporters_receive_typed_attributes(configure):
     assert found["save_checkpoint_success"].checkpoint_strategy is CheckPointStrategy.SYNC
     assert found["checkpoint_save_sync"].save_checkpoint_attempt_count == 1
     assert found["own"]["a"].value == 1
+
+
+def test_exported_spans_tell_initial_from_added_attributes(configure):
+    exporter = TypedExporter()
+    provider = configure(exporter)
+    with timed_span("long", {"a": 1, "b": 1}) as span:
+        provider.recorder.run.flush()  # the start is exported by itself
+        span.add_attributes(Attributes({"b": 2, "c": 3}))
+        with checkpoint_save(3):
+            pass
+    provider.recorder.run.flush()
+    wait_for(lambda: "long" in exporter.updated)
+    assert exporter.updated["long"] == {"b", "c", "duration_msec"}
+    assert exporter.updated["checkpoint_save_sync"] == {"duration_msec"}
+
+
+def test_events_of_the_recorder_itself_are_not_exported(configure):
+    exporter = CollectingExporter()
+    provider = configure(exporter)
+    for name in ("baseline_speed", "collectives", "rank_mesh"):
+        provider.recorder.run.add_record("event", {"name": name})
+    provider.recorder.run.add_record("event", {"name": "mine"})
+    provider.reset()
+    assert [name for kind, name in exporter.calls if kind == "event"] == ["mine"]

@@ -22,18 +22,22 @@ from tachograph.one_logger import (
     OneLoggerError,
     OneLoggerErrorHandlingStrategy,
     OneLoggerProvider,
+    Span,
     StandardTrainingJobSpanName,
     TelemetryConfig,
     TelemetryDataError,
     TracingTimestamp,
+    TrainingRecorder,
     TrainingTelemetryAttributes,
     TrainingTelemetryConfig,
     TrainingTelemetryProvider,
     application,
+    get_recorder,
     on_app_end,
     on_app_start,
     on_model_init_end,
     on_model_init_start,
+    on_save_checkpoint_success,
     on_train_end,
     on_train_start,
     on_training_single_iteration_end,
@@ -149,7 +153,7 @@ def test_provider_attaches_to_active_run(configure, logs):
 def test_provider_rejects_new_config_while_run_is_active(configure, provider):
     configure()
     with application():
-        with pytest.raises(OneLoggerError, match="its run is still running"):
+        with pytest.raises(OneLoggerError, match="can be called only before configure_provider is called"):
             provider.with_base_config(OneLoggerConfig(application_name="b", session_tag_or_fn="s", world_size_or_fn=1))
     configure(application_name="b")
     assert provider.config.application_name == "b"
@@ -199,7 +203,11 @@ def test_config_overrides_replace_fields(provider, tmp_path):
         (TrainingTelemetryConfig, {**TRAINING, "global_batch_size_or_fn": 0}, "global_batch_size_or_fn=0"),
         (TrainingTelemetryConfig, {**TRAINING, "flops_per_sample_or_fn": "abc"}, "flops_per_sample_or_fn='abc'"),
         (TrainingTelemetryConfig, {**TRAINING, "save_checkpoint_strategy": "banana"}, "'banana'"),
-        (TrainingTelemetryConfig, {**TRAINING, "is_log_throughput_enabled_or_fn": True}, "requires the FLOPs"),
+        (
+            TrainingTelemetryConfig,
+            {**TRAINING, "is_log_throughput_enabled_or_fn": True},
+            "flops_per_sample must be set",
+        ),
         (LoggerConfig, {"log_level": "LOUD"}, "log_level='LOUD'"),
     ],
 )
@@ -209,15 +217,17 @@ def test_invalid_config_raises(kind, fields, message):
 
 
 def test_invalid_provider_setup_raises(provider):
-    with pytest.raises(OneLoggerError, match="call with_base_config"):
+    with pytest.raises(OneLoggerError, match=r"No configuration was provided\. Please provide a base config"):
         provider.configure_provider()
     with pytest.raises(OneLoggerError, match="expects a OneLoggerConfig, got dict"):
         provider.with_base_config({})
     with pytest.raises(OneLoggerError, match="expects an Exporter, got str"):
         provider.with_exporter("file")
-    with pytest.raises(OneLoggerError, match="is not configured"):
+    with pytest.raises(OneLoggerError, match="before accessing the config"):
         _ = provider.config
-    with pytest.raises(OneLoggerError, match="there is no active run"):
+    with pytest.raises(OneLoggerError, match="before accessing the recorder"):
+        _ = provider.recorder
+    with pytest.raises(OneLoggerError, match="before setting the training config"):
         provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
 
 
@@ -229,6 +239,75 @@ def test_config_has_one_logger_defaults(provider):
     assert (training.log_every_n_train_iterations, training.perf_tag) == (50, "perf")
     assert training.save_checkpoint_strategy is CheckPointStrategy.SYNC
     assert training.is_save_checkpoint_enabled is True
+
+
+def test_disabled_rank_logs_critical_errors_only_unless_told_otherwise(configure, provider):
+    strict = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+    for fields, level in (
+        ({}, "CRITICAL"),
+        ({"logger_config": {"log_format": "x"}}, "CRITICAL"),
+        ({"logger_config": {"log_level": "DEBUG"}}, "DEBUG"),
+        ({"logger_config": LoggerConfig(log_level="DEBUG")}, "DEBUG"),
+        ({"error_handling_strategy": strict}, "INFO"),
+    ):
+        config = OneLoggerConfig(
+            application_name="a", session_tag_or_fn="s", world_size_or_fn=1, enable_for_current_rank=False, **fields
+        )
+        assert config.logger_config.log_level == level, fields
+    with pytest.raises(OneLoggerError, match="expected a LoggerConfig"):
+        OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1, logger_config="INFO")
+    logger = logging.getLogger("tachograph")
+    level_before = logger.level
+    configure(enable_for_current_rank=False)
+    assert logger.level == logging.CRITICAL
+    provider.reset()
+    assert logger.level == level_before
+
+
+def test_provider_returns_one_recorder(configure, provider):
+    configure()
+    assert provider.recorder is provider.recorder
+    provider.reset()
+    config = OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1)
+    recorder = TrainingRecorder(config)
+    provider.configure(config, recorder)
+    assert provider.recorder is recorder
+
+
+def test_closed_recorder_raises_in_strict_mode(provider):
+    strict = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+    config = OneLoggerConfig(
+        application_name="a", session_tag_or_fn="s", world_size_or_fn=1, error_handling_strategy=strict
+    )
+    recorder = DefaultRecorder([FileExporter("out.jsonl")])
+    provider.configure(config, recorder)
+    span = recorder.start("x")
+    recorder.close()
+    for use in (
+        lambda: recorder.start("y"),
+        lambda: recorder.stop(span),
+        lambda: recorder.event(span, Event.create("e")),
+        lambda: recorder.error(span, "bad"),
+        lambda: recorder.telemetry_data_error("bad"),
+    ):
+        with pytest.raises(OneLoggerError, match="has ended"):
+            use()
+
+
+def test_recorder_of_the_provider_raises_after_close_in_strict_mode(provider):
+    strict = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+    with tachograph.init("outer"):  # a run that goes on
+        config = OneLoggerConfig(
+            application_name="a", session_tag_or_fn="s", world_size_or_fn=1, error_handling_strategy=strict
+        )
+        provider.configure(config)
+        recorder = provider.recorder
+        recorder.close()
+        with pytest.raises(OneLoggerError, match="Recorder is already closed"):
+            recorder.start("x")
+        with pytest.raises(OneLoggerError, match="Recorder is already closed"):
+            recorder.telemetry_data_error("bad")
+        assert provider.recorder is not None
 
 
 def test_logger_config_sets_log_file(configure, provider, tmp_path):
@@ -253,7 +332,7 @@ def test_force_disable_logging_stops_recording(configure, provider):
 def test_error_handling_strategy_raises_or_reports(configure, provider):
     configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
     with application():
-        with pytest.raises(OneLoggerError, match="no open span"):
+        with pytest.raises(OneLoggerError, match="span named training_loop but found 0"):
             on_train_end()
     provider.reset()
     configure(session_tag_or_fn="quiet")
@@ -261,7 +340,7 @@ def test_error_handling_strategy_raises_or_reports(configure, provider):
         on_train_end()
         on_train_end()
     reasons = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
-    assert reasons == ["no open span 'training_loop' to stop; was its start callback called?"]
+    assert reasons == ["Expected to have one and only one span named training_loop but found 0: call its start first"]
 
 
 def test_reset_detaches_from_foreign_run(configure, provider, logs):
@@ -384,10 +463,10 @@ def test_overrides_alone_are_a_config(provider):
 
 def test_parts_that_are_set_once_raise_the_second_time(provider):
     config = OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1)
-    with pytest.raises(OneLoggerError, match="with_base_config was called before"):
+    with pytest.raises(OneLoggerError, match="You can only call with_base_config once"):
         provider.with_base_config(config).with_base_config(config)
     names = (ExportCustomizationMode.BLACKLIST_SPANS, ["x"])
-    with pytest.raises(OneLoggerError, match="with_export_customization was called before"):
+    with pytest.raises(OneLoggerError, match="You can only call with_export_customization once"):
         provider.with_export_customization(*names).with_export_customization(*names)
     with pytest.raises(TypeError, match="cannot be instantiated directly"):
         TrainingTelemetryProvider()
@@ -397,7 +476,7 @@ def test_configure_takes_config_and_recorder(provider):
     config = OneLoggerConfig(application_name="app", session_tag_or_fn="session", world_size_or_fn=1)
     recorder = DefaultRecorder([FileExporter("out.jsonl")], ExportCustomizationMode.WHITELIST_SPANS, ["kept"])
     assert OneLoggerProvider.instance().configure(config, recorder) is None
-    with pytest.raises(OneLoggerError, match="configure: the provider is already configured"):
+    with pytest.raises(OneLoggerError, match="OneLoggerProvider already configured! You must call configure"):
         OneLoggerProvider.instance().configure(config, recorder)
     span = recorder.start("kept")
     with timed_span("skipped"):
@@ -479,17 +558,47 @@ def start_twice() -> None:
     on_model_init_start()
 
 
+def start_application_twice() -> None:
+    on_app_start()  # inside of `application()`
+
+
+def complete_unknown_save() -> None:
+    on_save_checkpoint_success(1)
+
+
+def stop_nothing() -> None:
+    get_recorder().stop(None)
+
+
+def stop_foreign_span() -> None:
+    get_recorder().stop(Span.create("foreign"))
+
+
+def add_event_to_nothing() -> None:
+    get_recorder().event(None, Event.create("e"))
+
+
+def add_error_to_nothing() -> None:
+    get_recorder().error(None, "bad")
+
+
 def restart_loop() -> None:
     on_train_start(0)
     on_train_start(0)
 
 
 MISUSES = {
-    overlap_iterations: "'training_single_iteration' started while another one was open",
-    nest_iterations: "'training_single_iteration' started while another one was open",
-    start_twice: "'model_initialization' started again before its end",
+    overlap_iterations: "'training_single_iteration' started while another one is already active",
+    nest_iterations: "'training_single_iteration' started while another one is already active",
+    start_twice: "Cannot start span model_initialization while one with the same name is already active",
+    start_application_twice: "Cannot start span application while one with the same name is already active",
     restart_loop: "on_train_start was called again before on_train_end",
-    on_model_init_end: "no open span 'model_initialization'",
+    on_model_init_end: "one and only one span named model_initialization but found 0",
+    complete_unknown_save: "one and only one span named checkpoint_save_sync but found 0",
+    stop_nothing: "No span to stop",
+    stop_foreign_span: "Span 'foreign' not found",
+    add_event_to_nothing: "No span to add event to",
+    add_error_to_nothing: "No span to add error to",
 }
 
 

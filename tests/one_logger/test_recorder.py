@@ -86,7 +86,7 @@ def test_default_recorder_exports_without_a_provider(provider, monkeypatch, tmp_
         run.finish()
         errors = [record for record in lines_of(folders[0]) if record["event"] == "telemetry_error"]
         assert [error["reason"] for error in errors] == [
-            "the recorder is closed: its exporters receive nothing any more"
+            "Recorder is already closed: its exporters receive nothing more"
         ]
 
 

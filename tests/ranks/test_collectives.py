@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from tachograph.records import RankWindow
 from tests.conftest import HANG_S, Script, wait_for, whole_lines
 
 PROGRAM = """
@@ -43,6 +46,59 @@ PROGRAM = """
     run.finish()
     assert dist.all_reduce is original
 """
+
+DDP_PROGRAM = """
+    import sys, time
+    import torch
+    import torch.distributed as dist
+    import tachograph as tacho
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    run = tacho.init("job", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, ranks="collectives")
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model = DistributedDataParallel(layers)
+    if sys.argv[2]:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        model.register_comm_hook(None, getattr(default_hooks, sys.argv[2]))
+
+    def compute_slowly(grad):
+        time.sleep(0.06 if rank == 1 else 0.02)
+
+    with tacho.training_loop(train_iterations_start=0):
+        for step in range(40):
+            with tacho.training_iteration():
+                with tacho.forward():
+                    hidden = model(torch.ones(2, 4))
+                hidden.register_hook(compute_slowly)  # of the backward pass, before its gradients
+                with tacho.backward():
+                    hidden.sum().backward()
+    grads = [float(parameter.grad.sum()) for parameter in model.parameters()]
+    run.finish()
+    model(torch.ones(2, 4)).sum().backward()  # the hook stays, and does nothing more
+    print(grads)
+"""
+
+
+@pytest.mark.parametrize("hook", ["", "fp16_compress_hook"])
+def test_waiting_inside_the_backward_pass_of_ddp_is_measured(
+    script: Callable[..., Script], ranks: list[dict[str, str]], logs: Path, hook: str
+) -> None:
+    programs = [script(DDP_PROGRAM, logs, hook, env=environment, preload="torch") for environment in ranks]
+    grads = {program.ok() for program in programs}
+    assert len(grads) == 1  # the hook averages them as DDP does
+    windows = []
+    for path in (logs / "job" / "metrics.jsonl", logs / "job" / "ranks" / "00001.jsonl"):
+        records = [record for record in whole_lines(path) if record["event"] == "rank"]
+        assert [record["seq"] > 0 for record in records] == [True, True, True]
+        windows += [window for record in records[1:2] if (window := RankWindow.from_record(record)) is not None]
+    fast, slow = windows
+    assert fast.wait is not None and slow.wait is not None
+    # Rank 1 computes 40 ms longer, in its backward pass; rank 0 waits for it.
+    assert slow.own.median_s - fast.own.median_s > 0.02
+    assert fast.wait.median_s - slow.wait.median_s > 0.02
 
 
 def test_calls_are_counted_and_functions_restored(

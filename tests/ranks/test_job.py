@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from tachograph import diagnose
 from tachograph.cli._main import main
-from tachograph.reader import read, read_stacks
+from tachograph.reader import StackGroup, read, read_stacks
 from tachograph.records import RankWindow
 from tests.conftest import HANG_S, Script, reserve_port, wait_for, whole_lines
 
@@ -40,7 +41,7 @@ PROGRAM = """
             time.sleep(3600)
 
     run = tacho.init("job", log_dir=folder, flush_interval_s=0.05, console=False,
-                     rules={"rank_hang": {"least_s": 1.0, "first_step_s": 600, "times_longest": 1.5}})
+                     rules={"rank_hang": {"least_s": 3.0, "first_step_s": 600, "times_longest": 1.5}})
     with tacho.training_loop(train_iterations_start=0):
         for step in range(num_steps):
             with tacho.training_iteration():
@@ -132,17 +133,27 @@ def test_ranks_record_windows_that_line_up(start_job: StartJob, logs: Path) -> N
 
 def test_job_that_hangs_names_the_rank_it_waits_for(start_job: StartJob, logs: Path) -> None:
     programs = start_job("stuck")
-    (alert,) = wait_for(lambda: [alert for alert in alerts_of(logs) if alert["rule"] == "rank_hang"], "the alert")
+
+    def last_alert() -> dict[str, Any] | None:
+        # A busy machine may also stop the job before that, for longer than the limit; then it continues.
+        alerts = [alert for alert in alerts_of(logs) if alert["rule"] == "rank_hang"]
+        is_last = bool(alerts) and alerts[-1]["status"] == "opened" and alerts[-1]["evidence"]["step"] == 20
+        return alerts[-1] if is_last else None
+
+    alert = wait_for(last_alert, "the alert")
     assert "Rank 2 " in alert["title"]
     assert "has not arrived: " in alert["title"]
     assert "3 ranks wait in backward" in alert["title"]
     assert alert["evidence"]["ranks"] == [2]
     folder = read("job", logs).folder
-    wait_for(lambda: sum(len(group.ranks) for group in read_stacks(folder)) == 4, "the stacks of all ranks")
-    groups = read_stacks(folder)
-    stuck = next(group for group in groups if 2 in group.ranks)
-    assert stuck.ranks == [2]
-    assert "in load" in "".join(stuck.lines)
+
+    def stuck_group() -> StackGroup | None:
+        groups = read_stacks(folder)
+        group = next((group for group in groups if 2 in group.ranks), None)
+        is_complete = group is not None and sum(len(other.ranks) for other in groups) == 4
+        return group if is_complete and group is not None and "in load" in "".join(group.lines) else None
+
+    assert wait_for(stuck_group, "the stacks of all ranks").ranks == [2]
     shown = CliRunner().invoke(main, ["show", "job", "--log-dir", str(logs), "--ranks"])
     assert "rank 2 hung in" in shown.output
     assert "time.sleep(3600)" in shown.output
@@ -164,9 +175,11 @@ def test_killed_rank_is_the_headline(start_job: StartJob, logs: Path) -> None:
     assert end["reason"].startswith("rank 2 (")
     assert "was killed or crashed after iteration 21; the other ranks ended because of it" in end["reason"]
     assert end["first_failed_rank"]["rank"] == 2
-    for command in (["show", "job"], ["ls", "--columns", "name,state,reason"], ["doctor", "job"]):
+    for command in (["show", "job"], ["ls"], ["ls", "--columns", "name,state,reason"], ["doctor", "job"]):
         shown = CliRunner().invoke(main, [*command, "--log-dir", str(logs)], env={"COLUMNS": "200"})
-        assert "rank 2 (" in shown.output.lower(), command
+        assert re.search(r"rank 2( \(.*?\))? was killed or crashed", shown.output), command
+    failure = read("job", logs).failure
+    assert failure is not None and failure.message == end["reason"]  # the title in the dashboard
 
 
 def test_rank_that_raised_first_is_the_headline(start_job: StartJob, logs: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tachograph.catalog import Catalog
 from tachograph.cli._main import main
 from tachograph.journal import RunFolder
-from tachograph.reader import read_ranks, read_stacks, summarise_ranks
+from tachograph.reader import read_rank_heat, read_ranks, read_stacks, summarise_ranks
 from tachograph.records import PhaseTime, RankWindow
 from tests.conftest import Script, wait_for
 from tests.ranks.written_job import write_job
@@ -122,3 +122,29 @@ def test_stacks_of_a_rank_that_holds_the_interpreter_lock_are_shown(script: Call
     assert pruned.exit_code == 0, pruned.output
     assert read_stacks(folder) == []
     assert not native.exists() and not text.exists()
+
+
+def test_ranks_are_compared_with_those_of_their_stage(tmp_path: Path) -> None:
+    """The ranks of the second stage have twice the work, and none of them is slow."""
+    write_job(tmp_path / "job", stages=2)
+    folder = RunFolder(tmp_path / "job")
+    for rank in (1, 3, 5):
+        path = folder.rank_journal(rank)
+        path.write_text(path.read_text().replace('"ms":[100.0,', '"ms":[200.0,'))
+    views = read_ranks(folder)
+    assert [view.mesh["pipeline"] for view in views] == [0, 1, 0, 1, 0, 1]
+    assert [round(view.score or 0, 2) for view in views] == [1, 1, 1, 1, 0.77, 1]
+    heat = read_rank_heat(folder)
+    assert heat is not None
+    rows = [heat.cells[5 * rank : 5 * rank + 5] for rank in range(6)]
+    assert len(set(rows)) == 2 and rows.count(rows[4]) == 1  # only rank 4 differs
+
+
+def test_long_journal_keeps_host_and_mesh_of_its_start(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", stages=2)
+    folder = RunFolder(tmp_path / "job")
+    path = folder.rank_journal(1)
+    first, *windows, last = path.read_text().splitlines(keepends=True)
+    path.write_text(first + "".join(windows) * 1000 + last)
+    view = read_ranks(folder)[1]
+    assert (view.mesh, view.num_iterations, str(view.state)) == ({"pipeline": 1}, 80, "finished")

@@ -110,5 +110,24 @@ def test_state_is_bounded() -> None:
     windows = RankWindows(0)
     windows._length = 1 << 20
     for _ in range(4000):
-        windows.add([0.1], [(0, PHASES)])
-    assert max(len(sample) for sample in (windows._durations, windows._own, *windows._by_phase.values())) <= 512
+        windows.add([0.1], [(0, PHASES)], [0.05])
+    own = (windows._outside_backward.own, windows._outside_collectives.own)
+    assert max(len(sample) for sample in (windows._durations, *own, *windows._by_phase.values())) <= 512
+
+
+def test_timed_collectives_separate_own_from_wait() -> None:
+    windows = RankWindows(0)
+    windows.num_collectives = 32
+    windows.add([0.1] * 16, [(index, PHASES) for index in range(16)], [0.03] * 16)
+    window = windows.take()
+    assert window is not None and window.wait is not None
+    assert (round(window.own.median_s, 6), round(window.wait.median_s, 6), window.collective) == (0.07, 0.03, 32)
+    # A loop without phases has them, too.
+    windows.add([0.1] * 16, [], [0.03] * 16)
+    window = windows.take()
+    assert window is not None and window.wait is not None and round(window.own.median_s, 6) == 0.07
+    # Without the waits of some iterations, the phases count.
+    windows.add([0.1] * 8, [(index, PHASES) for index in range(8)], [0.03] * 8)
+    windows.add([0.1] * 8, [(index, PHASES) for index in range(8)])
+    window = windows.take()
+    assert window is not None and window.collective is None

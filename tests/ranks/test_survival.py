@@ -34,7 +34,17 @@ PROGRAM = """
         wall_time = time.time
         time.time = lambda: wall_time() * (1 + 50e-6) + options["clock_s"]
 
+    if "hostname" in options:
+        import socket
+        socket.gethostname = lambda: options["hostname"]
+
     import tachograph as tacho
+
+    if "max_rank_files" in options:
+        from tachograph.recorder import _host_files
+        _host_files.MAX_RANK_FILES = options["max_rank_files"]
+        _host_files._STALLED_S = 1.0
+        _host_files._SOCKETS = options["sockets"]
 
     def note(step):
         (notes / f"next-{rank}").write_text(str(step))
@@ -59,6 +69,9 @@ PROGRAM = """
     with tacho.training_loop(train_iterations_start=0):
         while not (notes / "stop").exists():
             with tacho.training_iteration():
+                with tacho.data_loading():
+                    while [rank, step] == options.get("stuck_at") and not (notes / "stop").exists():
+                        time.sleep(0.05)
                 with tacho.forward():
                     time.sleep(0.01)
                 note(step)

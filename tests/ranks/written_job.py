@@ -25,13 +25,27 @@ def _window(number: int, own_s: float) -> dict[str, Any]:
     return {"event": "rank", "time": 1_000.0 + number, **times.to_fields()}
 
 
-def write_job(folder: Path) -> None:
-    """Write a run of which rank 4 is 30 % slower from its third window on, and ranks 0 to 2 hung, rank 2 alone."""
-    records = [START, *(step(i, loss=1.0) for i in range(20)), *(_window(number, 0.1) for number in range(5)), END]
+def write_job(folder: Path, stages: int = 0) -> None:
+    """Write a run of which rank 4 is 30 % slower from its third window on, and ranks 0 to 2 hung, rank 2 alone.
+
+    Args:
+        folder: its folder.
+        stages: the number of pipeline stages; ranks with an even number are in the first one of two.
+    """
+
+    def mesh(rank: int) -> dict[str, Any]:
+        return {"mesh": {"pipeline": rank % stages}} if stages else {}
+
+    records = [
+        {**START, **mesh(0)},
+        *(step(i, loss=1.0) for i in range(20)),
+        *(_window(number, 0.1) for number in range(5)),
+        END,
+    ]
     write(folder, records)
     (folder / "ranks").mkdir()
     for rank in range(1, NUM_RANKS):
-        start = {"event": "start", "time": 999.0, "rank": rank, "world_size": NUM_RANKS}
+        start = {"event": "start", "time": 999.0, "rank": rank, "world_size": NUM_RANKS, **mesh(rank)}
         own_s = [0.13 if rank == 4 and number >= 2 else 0.1 for number in range(5)]
         lines = [start, *(_window(number, own_s[number]) for number in range(5))]
         lines.append({"event": "end", "time": 1_010.0, "status": "finished"})

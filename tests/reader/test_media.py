@@ -138,3 +138,38 @@ def test_stored_run_has_the_same_index_after_a_commit(tmp_path):
     assert view(again.media) == view(fresh.media) == view(tachograph.read(run)._media_index)
     assert None not in view(fresh.media)[2]
     assert fresh.digest.counts["media"] == 30
+
+
+def test_texts_histograms_and_completions_are_media_too(tmp_path):
+    """Of facades and importers, and of journals from before there was media."""
+    at = {"event": "event", "time": 1.0, "global_step": 3}
+    counts = {"counts": [1, 2], "edges": [0.0, 1.0, 2.0], "num_not_finite": 4}
+    rows = [{"step": 5, "prompt": "2 + 2", "answer": "4"}, {"step": 7, "prompt": "3 + 3"}]
+    run = tmp_path / "r"
+    records = [
+        START,
+        step(1, loss=1.0),
+        {**at, "name": "text", "tag": "note", "text": "**all good**"},
+        {**at, "name": "histogram", "tag": "layer", **counts},
+        {**at, "name": "histogram", "tag": "broken", "counts": [1], "edges": "none"},
+        {**at, "name": "text", "tag": "none"},
+        {"event": "completions", "time": 2.0, "table": "answers", "rows": rows},
+        END,
+    ]
+    folder = write(run, records)
+    history = tachograph.read(run)
+    stored = opened(folder)
+    assert stored.digest.counts == {"start": 1, "step": 1, "event": 4, "completions": 1, "end": 1}
+    assert all("_media_place" not in record for record in stored.digest.latest("event"))
+    for index in (stored.media, history._media_index):
+        names = index.names()
+        assert {name: (entry.kind, entry.steps, entry.num_items) for name, entry in names.items()} == {
+            "note": ("text", [3], 1),
+            "answers": ("table", [7], 1),
+        }
+        assert index.histogram_names() == {"layer": 1, "broken": 1}
+        assert index.num_records == {"media": 2, "histograms": 2}
+    (histogram,) = history.histograms("layer")
+    assert (histogram.step, histogram.counts, histogram.num_values, histogram.num_not_finite) == (3, [1, 2], 3, 4)
+    assert history.histograms("broken") == []
+    assert next(history.media.items("note")).step == 3

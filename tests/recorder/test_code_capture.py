@@ -86,7 +86,13 @@ def test_a_run_captures_its_code(repository: Path):
     (repository / "data.bin").write_bytes(b"\0" * 10)
     # torch sets variables of its own in a process that ran other tests
     environment = {name: value for name, value in os.environ.items() if "TORCH" not in name}
-    environment |= {"NCCL_DEBUG": "INFO", "MY_SECRET": "hunter2", "TACHO_CODE": "1", "PYTHONHASHSEED": "7"}
+    environment |= {
+        "NCCL_DEBUG": "INFO",
+        "MY_SECRET": "hunter2",
+        "TACHO_CODE": "1",
+        "TACHO_GIT": "",
+        "PYTHONHASHSEED": "7",
+    }
     for _ in range(2):
         command = [sys.executable, "train.py", "--token", "hunter2"]
         subprocess.run(command, cwd=repository, env=environment, check=True, timeout=HANG_S)
@@ -120,7 +126,7 @@ def test_a_run_captures_its_code(repository: Path):
 
 
 def test_code_can_be_turned_off(repository: Path):
-    environment = {**os.environ, "TACHO_CODE": "0"}
+    environment = {**os.environ, "TACHO_CODE": "0", "TACHO_GIT": ""}
     subprocess.run([sys.executable, "train.py"], cwd=repository, env=environment, check=True, timeout=HANG_S)
     assert [line["event"] for line in lines_of(repository / "logs" / "x")] == ["start", "step", "end"]
     assert not (repository / "logs" / ".tachograph").exists()
@@ -206,7 +212,7 @@ def test_nothing_writes_after_the_end_of_a_run(
 
 def test_the_capture_ends_with_the_training_process(repository: Path, hanging_git: Callable[[str], Path]):
     pids = hanging_git("status --porcelain=v2")
-    environment = {**os.environ, "TACHO_CODE": "1"}
+    environment = {**os.environ, "TACHO_CODE": "1", "TACHO_GIT": ""}
     with subprocess.Popen([sys.executable, "train.py"], cwd=repository, env=environment) as process:
         wait_for(pids.exists, "the git command")
         process.kill()
@@ -361,7 +367,7 @@ def test_a_folder_with_an_odd_name_is_harmless(tmp_path: Path):
     odd.mkdir()
     git(odd, "init", "-q")
     (odd / "train.py").write_text(TRAIN.replace("import helper, ", "import "))
-    environment = {**os.environ, "TACHO_CODE": "1", "TACHO_LOG_DIR": str(tmp_path / "logs")}
+    environment = {**os.environ, "TACHO_CODE": "1", "TACHO_GIT": "", "TACHO_LOG_DIR": str(tmp_path / "logs")}
     source = (odd / "train.py").read_text().replace('log_dir="logs", ', "")
     subprocess.run([sys.executable, "-c", source], cwd=odd, env=environment, check=True, timeout=HANG_S)
     (code,) = (line for line in lines_of(tmp_path / "logs" / "x") if line["event"] == "code")

@@ -185,7 +185,8 @@ def test_failing_rule_stops_diagnosis_only(logs, monkeypatch):
     assert sum(record["event"] == "step" for record in records) == 100
     (error,) = [record for record in records if record["event"] == "telemetry_error"]
     assert error["kind"] == "diagnosis_stopped"
-    assert error["reason"] == "ZeroDivisionError: in a rule"
+    line = broken.__code__.co_firstlineno + 1
+    assert error["reason"] == f"ZeroDivisionError: in a rule (line {line} of test_live_alerts.py, in broken)"
 
 
 def test_hang_dumps_stacks_of_all_threads(logs, script):
@@ -205,8 +206,9 @@ def test_hang_dumps_stacks_of_all_threads(logs, script):
     )
 
     def last_alert():
-        found = alerts_of(logs / "x") if (logs / "x" / "metrics.jsonl").exists() else []
-        return found and found[-1]["global_step"] == 29 and found[-1]["status"] == "opened" and found[-1]
+        alerts = alerts_of(logs / "x") if (logs / "x" / "metrics.jsonl").exists() else []
+        opened = [alert for alert in alerts if alert["status"] == "opened"]  # later ones may name the cause
+        return opened and opened[-1]["global_step"] == 29 and opened[-1]
 
     alert = wait_for(last_alert, "the alert")
     assert alert["severity"] == "critical"
@@ -225,7 +227,8 @@ def test_progress_resolves_the_hang(logs):
         wait_for(lambda: b'"rule":"hang"' in run.folder.journal.read_bytes(), "the alert")
         run.log(train_loss=1.0, step=1)
         wait_for(lambda: b'"status":"resolved"' in run.folder.journal.read_bytes(), "its end")
-    assert [alert["status"] for alert in alerts_of(logs / "x")][:2] == ["opened", "resolved"]
+    statuses = [alert["status"] for alert in alerts_of(logs / "x") if alert["status"] != "updated"]  # with the cause
+    assert statuses[:2] == ["opened", "resolved"]
 
 
 def test_steps_waiting_in_a_window_are_not_a_hang(logs):

@@ -115,6 +115,7 @@ def test_processor_time_includes_grandchildren(script):
         child.wait()
         """,
         burn,
+        preload="",  # so that it is a child of this process
     )
     assert parent.process.stdout.readline() == "burnt\n"
     assert _cpu_s(parent.process.pid) >= 1

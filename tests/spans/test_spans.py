@@ -358,7 +358,7 @@ def test_misuse_is_reported_once(tacho_run, caplog):
     for _ in range(3):
         recorder.close_span(span)
     (error,) = records_of(tacho_run, "telemetry_error")
-    assert "'x' has already stopped" in error["reason"]
+    assert error["reason"] == "Span 'x' not found: it has already stopped"
     assert caplog.text.count("has already stopped") == 1
 
 

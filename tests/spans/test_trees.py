@@ -184,7 +184,6 @@ def test_any_program_records_a_valid_tree(program, exports_all, every, finishes,
     check_times(history, records)
 
 
-@settings(max_examples=50)
 @given(programs=st.lists(st.tuples(PROGRAMS, st.integers(0, 80)), min_size=2, max_size=4))
 def test_killed_attempts_are_kept_apart(programs):
     journal: list[dict] = []

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tachograph
@@ -65,7 +65,6 @@ def test_trainer_never_writes_the_cache(tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_cache_may_be_deleted_at_any_time(expected, chance):
     data = lines(RECORDS)
@@ -107,14 +106,15 @@ def damaged(data, chance):
 
 @pytest.mark.slow
 @pytest.mark.timeout(HANG_S)
-def test_damaged_segment_is_ignored(tmp_path, expected):
+@pytest.mark.parametrize("num_copies", [40, pytest.param(150, marks=pytest.mark.long)])
+def test_damaged_segment_is_ignored(tmp_path, expected, num_copies):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder, 1)
     (name,) = segments(folder)
     data = (folder.cache / name).read_bytes()
     chance = random.Random(3)
     believed, failed = [], []
-    for number in range(150):
+    for number in range(num_copies):
         (folder.cache / name).unlink(missing_ok=True)  # a new file: open segments are never modified
         (folder.cache / name).write_bytes(damaged(data, chance))
         try:

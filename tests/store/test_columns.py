@@ -122,7 +122,7 @@ def check(run: StoredRun, folder: RunFolder) -> None:
         assert kinds == counts
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(journals())
 def test_columns_match_the_lines_of_any_journal(journal):
     with fresh_folder() as path:
@@ -130,7 +130,7 @@ def test_columns_match_the_lines_of_any_journal(journal):
         check(opened(folder), folder)
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(journals(), st.randoms(use_true_random=False), st.sampled_from([1, 200, 1_000]))
 def test_columns_match_when_read_in_parts_and_segments(journal, chance, segment_bytes):
     data = lines(journal)
@@ -176,7 +176,7 @@ def long_journals(draw):
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(long_journals())
 def test_steps_are_the_same_however_they_are_decoded(journal):
     compact = lines(journal)

@@ -8,13 +8,12 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tachograph.journal import RunFolder
 from tests.store import END, START, append, fresh_folder, opened, points, segments, step, write
 
-FEW = settings(max_examples=80)
 NUM_LONG = 300_000
 """More points than the limit above which queries use summaries."""
 FINITE = st.floats(-1e9, 1e9)
@@ -105,7 +104,6 @@ def check_gaps(line, row_of, is_bad):
     assert not is_broken
 
 
-@FEW
 @given(
     st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 1_000, 0]), VALUES), min_size=1, max_size=400),
     st.sampled_from([16, 17, 40, 500]),
@@ -142,7 +140,6 @@ def test_view_has_extremes_ends_and_only_recorded_points(items, num_points, size
 
 
 @pytest.mark.slow
-@FEW
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from([16, 100, 2_000]), st.sampled_from(["step", "time", "epoch"]))
 @example(0.0, 1.0, 2_000, "step")
 @example(0.0, 1.0, 16, "time")
@@ -203,7 +200,6 @@ def test_inverted_view_has_at_most_two_points(long_run):
     assert len(run.series("a", low=5_000.0, high=100.0)[0][0].x) <= 2
 
 
-@FEW
 @given(
     st.lists(st.tuples(st.integers(-20, 20), VALUES), min_size=2, max_size=300),
     st.sampled_from([16, 100]),

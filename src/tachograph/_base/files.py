@@ -21,7 +21,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,6 +37,7 @@ __all__ = [
     "exclusive_lock",
     "is_trusted",
     "link_file",
+    "link_user_file",
     "make_folder",
     "make_link",
     "make_temporary_folder",
@@ -49,6 +50,7 @@ __all__ = [
     "open_to_update",
     "open_user_file",
     "read_small",
+    "read_small_files",
     "replace_file",
     "replacing",
     "temporary_path",
@@ -193,6 +195,20 @@ def read_small(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
         if os.fstat(file.fileno()).st_size > max_bytes:
             raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes", str(path))
         return file.read(max_bytes)
+
+
+def read_small_files(folder: Path, names: Iterable[str], max_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of small regular files of one folder, several times faster than `read_small` for many.
+
+    Leaves out files that cannot be read, are not regular or have more than `max_bytes`.
+    """
+    with suppress(OSError), _resolve(folder / "names", folder) as entry:
+        for name in names:
+            try:
+                data = _read_whole(entry.sibling(folder / name), max_bytes)
+            except faults(OSError):
+                continue
+            yield name, data
 
 
 def open_user_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> BinaryIO:
@@ -368,6 +384,17 @@ def link_file(path: Path, new: Path, *, below: Path) -> None:
             )
 
 
+def link_user_file(source: str, path: Path, *, below: Path) -> None:
+    """Give a file of the user a second name (a hard link); see `open_user_file`.
+
+    Raises:
+        FileExistsError: if there is anything at the path.
+        OSError: if the file system has no hard links, or the file lies on another one or belongs to another user.
+    """
+    with _resolve(path, below) as entry:
+        os.link(os.path.realpath(source), entry.name, dst_dir_fd=entry.folder, follow_symlinks=False)
+
+
 def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
     """Create a folder, and the folders between it and `below`, if they do not exist.
 
@@ -476,6 +503,21 @@ def _open_or_create(
             with suppress(FileExistsError):
                 return _open(entry, flags | os.O_CREAT | os.O_EXCL, mode)
     raise OSError(errno.EAGAIN, "is created and deleted by another process all the time", str(path))
+
+
+def _read_whole(entry: _DirEntry, max_bytes: int) -> bytes:
+    descriptor = _open(entry, os.O_RDONLY, 0)
+    try:
+        status = os.fstat(descriptor)
+        _check_kind(status, entry.path)
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes", str(entry.path))
+        data = os.read(descriptor, status.st_size)
+        while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
 
 
 def _open(entry: _DirEntry, flags: int, mode: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tachograph._base.guard import reraise_from_signal_handler
 
-__all__ = ["group_rank", "job_id", "local_rank", "rank", "stated_rank", "world_size"]
+__all__ = ["group_rank", "is_beside_rank_0", "job_id", "local_rank", "rank", "stated_rank", "world_size"]
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -68,6 +68,12 @@ def local_rank() -> int | None:
         _parse_count(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
     )
     return next((local for local in ranks if local is not None), None)
+
+
+def is_beside_rank_0() -> bool:
+    """Return whether the launcher states that rank 0 runs on this machine."""
+    local_size = _parse_count("LOCAL_WORLD_SIZE")
+    return _parse_count("GROUP_RANK") == 0 or (local_size is not None and local_size >= world_size())
 
 
 def job_id() -> str:

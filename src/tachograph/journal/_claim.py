@@ -97,12 +97,15 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
 
 
 @contextlib.contextmanager
-def lock_run_folder(folder: RunFolder) -> Iterator[bool]:
-    """Lock a run folder against writers for the duration of a block; yield False if a writer holds it."""
+def lock_run_folder(folder: RunFolder, *, is_shared: bool = False) -> Iterator[bool]:
+    """Lock a run folder against writers for the duration of a block; yield False if a writer holds it.
+
+    Processes that share the lock exclude all others from the folder, and not each other.
+    """
     key = os.path.realpath(folder.path)
     make_folder(folder.private, below=folder.path)
     with _claim_mutex:
-        is_ours = key not in _lock_descriptors and _lock(folder, key)
+        is_ours = key not in _lock_descriptors and _lock(folder, key, is_shared=is_shared)
     try:
         yield is_ours
     finally:
@@ -177,11 +180,11 @@ def _lock_soon(folder: RunFolder, key: str) -> bool:
     return True
 
 
-def _lock(folder: RunFolder, key: str) -> bool:
+def _lock(folder: RunFolder, key: str, *, is_shared: bool = False) -> bool:
     descriptor = open_lock(folder.lock, below=folder.path)
     if fcntl is not None:
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except faults(OSError) as error:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 os.close(descriptor)

@@ -47,7 +47,7 @@ MAX_BYTES = 64 << 10
 MAX_NAMES = 256
 LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
 PROFILE_STEPS_MAX = 1000
-REQUESTS = ("checkpoint_now", "profile_steps", "stop")
+REQUESTS = ("checkpoint_now", "dump_now", "profile_steps", "stop")
 """Names that request an action, not a value."""
 NOT_CONTROLS = frozenset({"timestamp", "source", "sources", "ids", "replaced"})
 _MAX_REPLACED = 200

@@ -41,6 +41,7 @@ __all__ = [
     "journal_size",
     "open_journal",
     "restore_journal",
+    "skip_hole",
     "stat_journal",
 ]
 
@@ -119,13 +120,43 @@ def journal_size(path: str | os.PathLike[str]) -> int:
             return file.seek(0, os.SEEK_END)
 
 
+def skip_hole(file: BinaryIO, offset: int) -> int:
+    """Return where the next bytes of a plain file are that were written: `offset` unless it is in a hole.
+
+    A file that a fault has made longer has a hole of any size, which reads as zeros.
+    """
+    return _seek_to(file, offset, "SEEK_DATA", otherwise=offset)
+
+
+def _find_hole(file: BinaryIO, offset: int, size: int) -> int:
+    """Return where the next hole of a plain file begins; its size without one."""
+    return max(_seek_to(file, offset, "SEEK_HOLE", otherwise=size), offset + 1)
+
+
+def _seek_to(file: BinaryIO, offset: int, whence: str, *, otherwise: int) -> int:
+    """Return the next position of a kind in a plain file, or its size; `otherwise` if that cannot be found."""
+    if isinstance(getattr(file, "raw", file), _CompressedJournal) or not hasattr(os, whence):
+        return otherwise
+    fd = file.fileno()
+    position = os.lseek(fd, 0, os.SEEK_CUR)  # a buffered file relies on it
+    try:
+        return os.lseek(fd, offset, getattr(os, whence))
+    except faults(OSError) as fault:
+        return os.fstat(fd).st_size if fault.errno == errno.ENXIO else otherwise
+    finally:
+        os.lseek(fd, position, os.SEEK_SET)
+
+
 def complete_size(file: BinaryIO) -> int:
     """Return the size of an open file up to the end of its last complete line.
 
     Raises:
         OSError: if it cannot be read.
     """
-    end = file.seek(0, os.SEEK_END)
+    size = file.seek(0, os.SEEK_END)
+    end = 0  # of the last bytes that were written
+    while (start := skip_hole(file, end)) < size:
+        end = _find_hole(file, start, size)
     while end > 0:
         start = max(0, end - _LAST_LINE_BYTES)
         file.seek(start)

@@ -104,7 +104,7 @@ class RunFolder:
 
     @property
     def ranks(self) -> Path:
-        """`ranks`: small journals of all ranks except rank 0."""
+        """`ranks`: small journals of all ranks except rank 0; see `_rank_journals`."""
         return self.path / "ranks"
 
     def rank_journal(self, rank: int) -> Path:
@@ -118,6 +118,14 @@ class RunFolder:
         except faults(OSError):
             return []
         return sorted({int(match[1]) for match in matches if match})
+
+    def host_journal(self, rank: int) -> Path:
+        """`ranks/host-00012.jsonl`: the journal of the ranks of a host, in a large job; this rank writes it."""
+        return self.ranks / f"host-{rank:05d}.jsonl"
+
+    def host_heartbeat(self, rank: int) -> Path:
+        """`.tacho/ranks/host-00012.json`: the last heartbeats of the ranks of a host."""
+        return self.private / "ranks" / f"host-{rank:05d}.json"
 
     def rank_stacks(self, rank: int) -> Path:
         """`ranks/00001.stacks.txt`: the Python stacks of a rank that hung."""

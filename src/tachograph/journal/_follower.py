@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.guard import faults
-from tachograph.journal._files import MemberCache, open_journal
+from tachograph.journal._files import MemberCache, complete_size, open_journal, skip_hole
 from tachograph.records import decode, decode_block
 
 __all__ = ["JournalFollower", "count_records", "read_records"]
@@ -106,23 +106,14 @@ class JournalFollower:
                 return cls(path)
             file.seek(size - num_bytes - 1)
             while (rest_of_line := file.readline(1 << 20)) and not rest_of_line.endswith(b"\n"):
-                pass  # a damaged file may have no end of a line for gigabytes
+                file.seek(skip_hole(file, file.tell()))  # a damaged file may have no end of a line for gigabytes
             return cls(path, file.tell())
 
     @staticmethod
     def complete_bytes(path: Path) -> int:
         """Return the offset after the last complete line."""
         with open_journal(path) as file:
-            end = file.seek(0, os.SEEK_END)
-            position = end
-            while position > 0:
-                start = max(0, position - 65_536)
-                file.seek(start)
-                newline = file.read(position - start).rfind(b"\n")
-                if newline >= 0:
-                    return start + newline + 1
-                position = start
-        return 0
+            return complete_size(file)
 
     def move(self, path: str | os.PathLike[str]) -> None:
         """Continue in another file with the same content."""
@@ -153,8 +144,8 @@ class JournalFollower:
                 return b""
             if size >= _MAX_LINE_BYTES:  # not a record: skip it, or every poll would read it again
                 self._count_bad(self.offset)
-                self._offset += len(block)
-                self._last_line = block[-256:]
+                self._offset = max(self.offset + len(block), skip_hole(file, self.offset + len(block)))
+                self._last_line = _read_at(file, 256, self.offset - 256)
             else:
                 size *= 4
 

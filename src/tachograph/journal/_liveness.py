@@ -30,11 +30,15 @@ from tachograph._base.guard import faults
 from tachograph._base.typed import convert, decode_json
 
 __all__ = [
+    "MAX_HEARTBEAT_BYTES",
+    "REMOTE_NAMESPACE",
     "Heartbeat",
     "ProcessIdentity",
     "RunState",
     "infer_state",
     "infer_writer_state",
+    "parse_heartbeat",
+    "process_started",
     "read_heartbeat",
     "state_at_end",
     "this_process",
@@ -43,7 +47,9 @@ __all__ = [
 ]
 
 STALE_AFTER_S = 20.0
-_MAX_HEARTBEAT_BYTES = 64 << 10
+REMOTE_NAMESPACE = "remote:"
+"""The pid namespace of a process begins with this if its heartbeat came from another machine through a server."""
+MAX_HEARTBEAT_BYTES = 64 << 10
 
 
 _INTERRUPTS = frozenset({"KeyboardInterrupt", "SIGINT", "killed by SIGINT", "killed by signal 2 (SIGINT)"})
@@ -69,7 +75,7 @@ class RunState(str, enum.Enum):
         return self.value
 
 
-class ProcessIdentity(msgspec.Struct, frozen=True):
+class ProcessIdentity(msgspec.Struct, frozen=True, gc=False):
     """Identifies one process permanently, unlike a pid, which is reused."""
 
     host: str
@@ -79,8 +85,13 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Clock ticks since boot (Linux), else milliseconds since the epoch."""
     pid_namespace: str = ""
 
+    @property
+    def at_home(self) -> ProcessIdentity:
+        """The identity as the machine of the process states it, although it came from there through a server."""
+        return msgspec.structs.replace(self, pid_namespace=self.pid_namespace.removeprefix(REMOTE_NAMESPACE))
 
-class Heartbeat(msgspec.Struct, frozen=True):
+
+class Heartbeat(msgspec.Struct, frozen=True, gc=False):
     """The last heartbeat of the writer."""
 
     run_id: str
@@ -107,12 +118,16 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The wall time since when it has been doing that in this iteration, to about the interval of heartbeats."""
     collective: str = ""
     """The function of `torch.distributed` that it is in; empty if it is in none."""
+    last_collective: str = ""
+    """The last one that returned, with its number in its group, if calls are counted."""
     media_pending: int = 0
     """Records of media that are not stored yet; if the process is killed, they are lost."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
     energy_kwh: dict[str, float] = {}
     """The energy counters that this rank has read since it started; see `tachograph.recorder.collectors.energy`."""
+    is_gone: bool = False
+    """Whether the process has ended, as its own machine reports to others."""
 
 
 def this_process() -> ProcessIdentity:
@@ -136,8 +151,16 @@ def uptime_s() -> float:
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat, or None if it is missing or invalid."""
     try:
-        return decode_json(read_small(path, _MAX_HEARTBEAT_BYTES), Heartbeat)
-    except faults(OSError, msgspec.MsgspecError):
+        return parse_heartbeat(read_small(path, MAX_HEARTBEAT_BYTES))
+    except faults(OSError):
+        return None
+
+
+def parse_heartbeat(data: bytes) -> Heartbeat | None:
+    """Return a heartbeat from the content of its file, or None if it is invalid."""
+    try:
+        return decode_json(data, Heartbeat)
+    except msgspec.MsgspecError:
         return None
 
 
@@ -169,6 +192,8 @@ def infer_writer_state(
         heartbeat = None
     if process is None:
         return RunState.STALE
+    if heartbeat is not None and heartbeat.is_gone:
+        return RunState.CRASHED
     if (
         process.host == caller.host
         and process.boot_id != caller.boot_id
@@ -195,6 +220,14 @@ def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> P
     try:
         return convert(start.get("process"), ProcessIdentity)
     except faults(msgspec.ValidationError):
+        return None
+
+
+def process_started(pid: int) -> int | None:
+    """Return the start time of a process of this machine, which distinguishes it from a later one with the same pid."""
+    try:
+        return _pid_started(pid)
+    except faults(OSError):
         return None
 
 

@@ -57,7 +57,7 @@ class AttributeField:
             value = attributes[self.name].value
             return self.kind(value) if isinstance(self.kind, type) and value in list(self.kind) else value
         if self.is_mandatory and not self.may_be_unknown:
-            raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
+            raise TachographError(f"{type(attributes).__name__}: {self.name} is required.")
         return None
 
 
@@ -77,20 +77,22 @@ class AttributeSet(Attributes):
         """Create a set; an optional attribute that is None is left out, and a dict becomes a list of ``name:value``.
 
         Raises:
-            ConfigError: if a required attribute is missing, or an unknown one is given.
+            ConfigError: if a required attribute is None.
+            TypeError: if one is not passed, or one is passed that does not exist.
         """
         fields = cls.fields()
         if len(values) > len(fields):
-            raise ConfigError(f"{cls.__name__} takes at most {len(fields)} values, got {len(values)}")
+            raise TypeError(f"{cls.__name__} takes at most {len(fields)} values, got {len(values)}")
         value_of = dict(zip(fields, values, strict=False))
         for name, value in values_by_name.items():
             if name not in fields or name in value_of:
                 problem = "is given twice" if name in value_of else f"is not one of {', '.join(fields)}"
-                raise ConfigError(f"{cls.__name__}: {name!r} {problem}")
+                raise TypeError(f"{cls.__name__}: {name!r} {problem}")
             value_of[name] = value
         missing = [name for name, field in fields.items() if field.is_mandatory and value_of.get(name) is None]
         if missing:
-            raise ConfigError(f"{cls.__name__}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required")
+            kind = ConfigError if all(name in value_of for name in missing) else TypeError
+            raise kind(f"{cls.__name__}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required.")
         return cls.from_json({name: _flatten(value) for name, value in value_of.items() if value is not None})
 
 

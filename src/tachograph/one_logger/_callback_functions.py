@@ -14,6 +14,7 @@ from tachograph.one_logger._span_edges import (
     close_overlapping_loop,
     end_span,
     find_open,
+    find_save,
     start_span,
 )
 from tachograph.recorder import process_state
@@ -23,6 +24,7 @@ from tachograph.spans import (
     SpanName,
     SpanScope,
     StandardSpanName,
+    active_recorder,
     application,
     checkpoint_load,
     checkpoint_scope,
@@ -109,7 +111,8 @@ def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
 
 def on_app_start(start_time_msec: float | None = None) -> Span:
     """Start the application span, and a run if none is running."""
-    return application().start_at(start_time_msec)
+    recorder = active_recorder(None)
+    return start_span(recorder, application(), recorder.times.of_msec(start_time_msec, "start_time_msec"))
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
@@ -251,7 +254,7 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
     if process_state.is_disabled:
         return
     recorder = get_recorder()
-    span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
+    span = find_save(recorder)
     at_s = recorder.times.of_msec(time_msec, "time_msec")
     recorder.add_checkpoint(step_of(global_step, recorder), span, at_s=at_s)
 

@@ -8,6 +8,7 @@ from tachograph.one_logger._span_edges import (
     close_overlapping_loop,
     end_span,
     find_open,
+    find_save,
     start_span,
 )
 from tachograph.spans import (
@@ -49,7 +50,8 @@ class RecorderCallbacks:
     def on_app_start(self, start_time: TracingTimestamp | None = None) -> Span:
         """Start the application span."""
         recorder = self.span_recorder
-        return application(run=recorder.run).start(recorder, recorder.times.of_timestamp(start_time, "start_time"))
+        scope = application(run=recorder.run)
+        return start_span(recorder, scope, recorder.times.of_timestamp(start_time, "start_time"))
 
     def on_app_end(self, stop_time: TracingTimestamp | None = None) -> None:
         """Stop the application span and all open spans, and finish the run if the application started it."""
@@ -165,7 +167,7 @@ class RecorderCallbacks:
         """Record that a checkpoint is complete; see `on_save_checkpoint_success`."""
         recorder = self.span_recorder
         at_s = recorder.times.of_timestamp(timestamp, "timestamp")
-        span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
+        span = find_save(recorder)
         recorder.add_checkpoint(step_of(current_iteration, recorder), span, at_s=at_s)
 
     def on_save_checkpoint_end(self, stop_time: TracingTimestamp | None = None) -> None:

@@ -169,6 +169,11 @@ class _Config:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
 
+def _may_be_positive(value: object) -> bool:
+    """Return whether a value is a number above 0, or is checked later because it is something else."""
+    return value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value > 0)
+
+
 def _value_reader(field: str) -> Callable[[_Config], Any]:
     def read(config: _Config) -> Any:
         value = config.__dict__[field]
@@ -223,15 +228,18 @@ class TrainingTelemetryConfig(_Config):
     def check(self) -> None:
         """Raise if a value, other than a function, is invalid."""
         for name in ("global_batch_size_or_fn", "log_every_n_train_iterations"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}=None: expected an integer above 0")
+            if not _may_be_positive(getattr(self, name)):
+                raise ConfigError(
+                    f"{name.removesuffix('_or_fn')} must be set to a positive value: {name}={getattr(self, name)!r}"
+                )
+        flops = self.flops_per_sample_or_fn
+        if self.is_log_throughput_enabled_or_fn is True and not _may_be_positive(flops):
+            raise ConfigError(
+                "flops_per_sample must be set to a positive value when is_log_throughput_enabled is True: "
+                f"flops_per_sample_or_fn={flops!r}; set it, or do not enable the throughput"
+            )
         ParameterSource().update(self.parameters())  # raises if a value is invalid
         self.__dict__["save_checkpoint_strategy"] = CheckPointStrategy(self.save_checkpoint_strategy)
-        if self.is_log_throughput_enabled_or_fn is True and self.flops_per_sample_or_fn is None:
-            raise ConfigError(
-                "flops_per_sample_or_fn=None: throughput requires the FLOPs per sample; "
-                "set them or remove is_log_throughput_enabled_or_fn"
-            )
 
     def parameters(self) -> dict[str, Any]:
         """Return them as arguments for `SpanRecorder.configure`."""
@@ -258,7 +266,11 @@ class OneLoggerConfig(_Config):
     def check(self) -> None:
         """Raise if a value, other than a function, is invalid."""
         if not isinstance(self.application_name, str) or not self.application_name.strip():
-            raise ConfigError(f"application_name={self.application_name!r}: expected a name")
+            raise ConfigError(
+                f"application_name cannot be empty or whitespace-only: application_name={self.application_name!r}"
+            )
+        if not _may_be_positive(self.world_size_or_fn):
+            raise ConfigError(f"world_size must be set to a positive value: world_size_or_fn={self.world_size_or_fn!r}")
         ParameterSource().update({"world_size_or_fn": self.world_size_or_fn})  # raises if it is invalid
         try:  # a file has the text of it
             self.__dict__["error_handling_strategy"] = OneLoggerErrorHandlingStrategy(self.error_handling_strategy)
@@ -268,9 +280,21 @@ class OneLoggerConfig(_Config):
                 f"expected one of {', '.join(str(choice) for choice in OneLoggerErrorHandlingStrategy)}"
             ) from None
         if any(not str(key).strip() for key in self.custom_metadata or ()):
-            raise ConfigError("custom_metadata: a key is empty")
-        if self.logger_config is None:
-            self.__dict__["logger_config"] = LoggerConfig()
+            raise ConfigError("custom_metadata keys must be non-empty strings")
+        logger_config = self.logger_config
+        if isinstance(logger_config, Mapping):
+            logger_config = LoggerConfig(**logger_config)
+        if logger_config is None or isinstance(logger_config, LoggerConfig):
+            self.__dict__["logger_config"] = self._with_level(logger_config or LoggerConfig())
+        else:
+            raise ConfigError(f"logger_config={logger_config!r:.80}: expected a LoggerConfig")
+
+    def _with_level(self, logger_config: LoggerConfig) -> LoggerConfig:
+        """Return a logging config: a disabled rank logs only critical errors, unless a level or a strategy is set."""
+        is_silenced = not self.enable_for_current_rank and not self.is_set("error_handling_strategy")
+        if is_silenced and not logger_config.is_set("log_level"):
+            return logger_config.model_copy(update={"log_level": "CRITICAL"})
+        return logger_config
 
     @property
     def propagate_exceptions(self) -> bool:

@@ -37,7 +37,7 @@ class ErrorEvent(Event, standard_name=StandardEventName.ERROR):
         attributes: Attributes | None = None,
     ) -> None:
         if exception_type is not None and exception_message is None:
-            raise ConfigError(f"exception_type={exception_type!r} needs an exception_message")
+            raise ConfigError(f"exception_message must be provided when exception_type is set: {exception_type!r}")
         error_attributes = Attributes.merge(attributes)
         values = (error_message, exception_type, exception_message, exception_traceback)
         for name, value in zip(_ERROR_FIELDS, values, strict=True):

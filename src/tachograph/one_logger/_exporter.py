@@ -95,4 +95,9 @@ class BaseExporter(Exporter):
 
     def _check_state(self) -> None:
         if self._state is not _State.READY:
-            raise ExportError(f"{type(self).__name__} is {self._state.value}; call initialize() first")
+            problem = (
+                "is closed and cannot be used anymore, unless you initialize it again"
+                if self.closed
+                else "not initialized. Call initialize first"
+            )
+            raise ExportError(f"{type(self).__name__} {problem}")

@@ -163,7 +163,9 @@ class LoggerExporter(BaseJsonExporter):
                 _unflatten(record, text[start:equals], value)
                 start = end + 3 if text.startswith(" | ", end) else end
         except (ValueError, IndexError) as error:
-            raise ExportError(f"not a LoggerExporter line: {text[:80]!r}") from error
+            raise ExportError(
+                f"Log string must be enclosed in square brackets: {text[:80]!r}, and consist of name=value parts"
+            ) from error
         return record
 
 

@@ -36,6 +36,8 @@ from tachograph.spans import (
 
 __all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
 
+_NOT_CONFIGURED = "You need to call OneLoggerProvider.instance().configure() once in your application"
+
 
 class TrainingTelemetryProvider:
     """Sets up telemetry from a config, exporters and filters; `instance()` returns the only one.
@@ -52,7 +54,7 @@ class TrainingTelemetryProvider:
 
     def __init__(self) -> None:
         name = type(self).__name__
-        raise TypeError(f"{name} cannot be instantiated directly, because there is only one: use {name}.instance()")
+        raise TypeError(f"{name} cannot be instantiated directly. Use {name}.instance() instead.")
 
     @classmethod
     def instance(cls) -> TrainingTelemetryProvider:
@@ -73,6 +75,10 @@ class TrainingTelemetryProvider:
         """The run to attach to, if one was chosen."""
         self._recorder: SpanRecorder | None = None
         self._handlers: list[logging.Handler] = []
+        self._previous_level: int | None = None
+        """The level of our logger before the config set it."""
+        self._chosen_recorder: TrainingRecorder | None = None
+        """The recorder that `configure` got, or the last one that `recorder` returned."""
         self._drivers: list[SinkDriver] = []
         self._is_disabled = False
 
@@ -90,6 +96,8 @@ class TrainingTelemetryProvider:
         for handler in self._handlers:
             logging.getLogger("tachograph").removeHandler(handler)
             handler.close()
+        if self._previous_level is not None:
+            logging.getLogger("tachograph").setLevel(self._previous_level)
         set_run_factory(None)
         self._clear()
 
@@ -100,7 +108,7 @@ class TrainingTelemetryProvider:
         if self._config is not None:
             if self._recorder is not None and self._recorder.run.status == "running":
                 raise TachographError(
-                    f"{method}: the provider is already configured and its run is still running; "
+                    f"{method} can be called only before configure_provider is called. The run is still running: "
                     "call on_app_end() or reset() first"
                 )
             self.reset()
@@ -113,7 +121,7 @@ class TrainingTelemetryProvider:
         self._start_building("with_base_config")
         if self._base is not None:
             raise ConfigError(
-                "with_base_config was called before: use with_config_override({...}) to change fields, "
+                "You can only call with_base_config once: use with_config_override({...}) to change fields, "
                 "or reset() to start over"
             )
         self._base = one_logger_config
@@ -128,6 +136,7 @@ class TrainingTelemetryProvider:
 
     def with_config_override_from_json_file(self, file_path: str | os.PathLike[str]) -> TrainingTelemetryProvider:
         """Override fields of the config from a JSON file."""
+        self._start_building("with_config_override_from_json_file")
         try:
             values = json.loads(Path(file_path).read_text(encoding="utf-8"))
         except faults(OSError) as error:
@@ -171,7 +180,7 @@ class TrainingTelemetryProvider:
         self._start_building("with_export_customization")
         if self._filter is not None:
             raise ConfigError(
-                "with_export_customization was called before: pass all names in one call, or reset() to start over"
+                "You can only call with_export_customization once: pass all names in one call, or reset() to start over"
             )
         self._filter = (export_customization_mode, span_name_filter)
         return self
@@ -188,13 +197,19 @@ class TrainingTelemetryProvider:
         """
         if recorder is not None and not isinstance(recorder, (DefaultRecorder, SpanRecorder)):
             raise ConfigError(f"configure expects a DefaultRecorder, got {type(recorder).__name__}")
-        self._start_building("configure")
+        if self.one_logger_ready and self._recorder is not None and self._recorder.run.status == "running":
+            raise TachographError(
+                "OneLoggerProvider already configured! You must call configure() once and only once: "
+                "call on_app_end() or reset() first"
+            )
         try:
             self.with_base_config(config)
             if isinstance(recorder, (RunRecorder, SpanRecorder)):
                 self._run = recorder.run
             elif recorder is not None:
                 exporters, export_filter = recorder.hand_over()
+                if isinstance(recorder, TrainingRecorder):
+                    self._chosen_recorder = recorder
                 self._exporters += exporters
                 self.with_export_customization(*export_filter)
             self.configure_provider()
@@ -208,15 +223,23 @@ class TrainingTelemetryProvider:
         Raises:
             ConfigError: if the config is missing or invalid.
         """
+        if self.one_logger_ready and self._recorder is not None and self._recorder.run.status == "running":
+            raise TachographError(
+                "You can only call configure_provider once per application: call on_app_end() or reset() first"
+            )
         self._start_building("configure_provider")
         if self._base is None and not self._overrides:
             raise ConfigError(
-                "configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) "
-                "or with_config_override({...}) first"
+                "No configuration was provided. Please provide a base config and/or config overrides: "
+                "with_base_config(OneLoggerConfig(...)) or with_config_override({...})"
             )
-        config = self._merge(self._base)
         try:
-            if config.is_set("logger_config"):
+            config = self._merge(self._base)
+        except ConfigError as error:
+            raise ConfigError(f"Invalid configuration! {error}") from error
+        try:
+            if config.is_set("logger_config") or not config.enable_for_current_rank:
+                self._previous_level = logging.getLogger("tachograph").level
                 _set_logging(config.logger_config, self._handlers)
             if not config.enable_for_current_rank:
                 self._exporters = []
@@ -299,16 +322,31 @@ class TrainingTelemetryProvider:
     def config(self) -> OneLoggerConfig:
         """The active config."""
         if self._config is None:
-            raise TachographError("the provider is not configured: call configure_provider() first")
+            raise TachographError(f"{_NOT_CONFIGURED} before accessing the config. configure_provider() does so")
         return self._config
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """The recorder of the current span, else of the current run."""
+        """The recorder of the current span, else of the current run.
+
+        Raises:
+            TachographError: if the provider is not configured and no run is running.
+        """
+        run = latest_run()
+        if self._config is None and (run is None or run.status != "running"):
+            raise TachographError(
+                f"{_NOT_CONFIGURED} before accessing the recorder. configure_provider() does so, or start a run with "
+                "tachograph.init(...)"
+            )
         span_recorder = get_recorder().span_recorder
-        if self._filter is None:
-            return RunRecorder(span_recorder, self._exporters)
-        return RunRecorder(span_recorder, self._exporters, self._filter)
+        chosen = self._chosen_recorder
+        if chosen is None or (isinstance(chosen, RunRecorder) and not chosen.records_with(span_recorder)):
+            if self._filter is None:
+                chosen = RunRecorder(span_recorder, self._exporters)
+            else:
+                chosen = RunRecorder(span_recorder, self._exporters, self._filter)
+            self._chosen_recorder = chosen
+        return chosen
 
     @property
     def one_logger_ready(self) -> bool:
@@ -335,7 +373,10 @@ class TrainingTelemetryProvider:
             )
         run = latest_run()
         if self._config is None and (run is None or run.status != "running"):
-            raise TachographError("there is no active run: call configure_provider() first, or tachograph.init(...)")
+            raise TachographError(
+                f"{_NOT_CONFIGURED} before setting the training config. configure_provider() does so, or start a run "
+                "with tachograph.init(...)"
+            )
         recorder = self.recorder.span_recorder
         # Before the application they belong to the application, which records them when it starts.
         record: Literal["now", "later"] = "now" if recorder.current.name else "later"

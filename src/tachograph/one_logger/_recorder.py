@@ -18,6 +18,7 @@ from tachograph.recorder import Run
 from tachograph.sinks import SinkDriver
 from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
+    DISABLED_SPAN,
     Attributes,
     Event,
     ExportCustomizationMode,
@@ -85,7 +86,7 @@ class DefaultRecorder(RecorderCallbacks):
         """The span recorder of the current span, else of the current run."""
         if self._closed_recorder is not None:  # a new run would surprise, and its exporters are closed
             if self._closed_recorder.run.status == "running":
-                self._closed_recorder.report_misuse("the recorder is closed: its exporters receive nothing any more")
+                self._closed_recorder.report_misuse("Recorder is already closed: its exporters receive nothing more")
             return self._closed_recorder
         if not self._is_configured and self._attached_run is None:
             with self._lock:
@@ -133,28 +134,38 @@ class DefaultRecorder(RecorderCallbacks):
 
     def stop(
         self,
-        span: Span,
+        span: Span | None,
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """Stop a span."""
         recorder = self.span_recorder
-        stop_s = recorder.times.of_timestamp(stop_time, "stop_time")
-        recorder.close_span(span, stop_s, stop_attributes=stop_event_attributes)
+        recorder.check_run()
+        if not isinstance(span, Span):
+            recorder.report_misuse(f"No span to stop: expected a span, got {span!r:.80}")
+        elif span.recorder is not None:
+            stop_s = recorder.times.of_timestamp(stop_time, "stop_time")
+            span.recorder.close_span(span, stop_s, stop_attributes=stop_event_attributes)
+        elif span is not DISABLED_SPAN:
+            recorder.report_misuse(f"Span {span.name_str!r} not found: it was not started by a recorder")
 
-    def event(self, span: Span | Event, event: Event | None = None) -> Event:
+    def event(self, span: Span | Event | None, event: Event | None = None) -> Event:
         """Record an event of a span, or of the current span if only the event is given."""
         return self.span_recorder.event(span, event)
 
-    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
+    def error(self, span: Span | None, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
         """Record an error of the training code in a span."""
         event = ErrorEvent.create(error_message, exception)
+        if not isinstance(span, Span):
+            self.span_recorder.report_misuse(f"No span to add error to: expected a span, got {span!r:.80}")
+            return event
         self.event(span, event)
         return event
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
         """Record that telemetry data is missing or invalid."""
         recorder = self.span_recorder
+        recorder.check_run()
         with recorder.guarded("recording a telemetry error"):
             fields: dict[str, Any] = {"kind": "telemetry_data_error", "field": "", "reason": error_message}
             if attributes:
@@ -226,15 +237,21 @@ class RunRecorder(TrainingRecorder):
         self._exporters = list(exporters)
         self._export_customization_mode, self._span_name_filter = export_filter
         self._is_configured = True
+        self._closed_recorder: SpanRecorder | None = None
 
     @property
     def span_recorder(self) -> SpanRecorder:
         """The span recorder of the run."""
-        return self._span_recorder
+        return self._span_recorder if self._closed_recorder is None else super().span_recorder
+
+    def records_with(self, span_recorder: SpanRecorder) -> bool:
+        """Return whether it records with a span recorder."""
+        return self._span_recorder is span_recorder
 
     def close(self) -> None:
         """Stop all open spans and stop recording."""
         self._span_recorder.close()
+        self._closed_recorder = self._span_recorder
 
 
 def get_recorder() -> TrainingRecorder:

@@ -29,7 +29,7 @@ from tachograph.one_logger._attribute_sets import ATTRIBUTE_SETS
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
 from tachograph.one_logger._exporter import Exporter, UnreachableError
 from tachograph.recorder import Run
-from tachograph.records import RESERVED_FIELDS, finite_or_none
+from tachograph.records import BASELINE_SPEED, COLLECTIVES, RANK_MESH, RESERVED_FIELDS, finite_or_none
 from tachograph.sinks import SinkDriver
 from tachograph.spans import (
     EVENT_FIELDS,
@@ -50,6 +50,8 @@ _MAX_ATTEMPTS = 6
 _PAUSE_S = 0.05
 _MAX_ENDED_SPANS = 1_000
 _RUN_SPAN_NAME = "run"
+_RECORDER_EVENTS = frozenset({BASELINE_SPEED, COLLECTIVES, RANK_MESH})
+"""Events that the recorder adds for its own rules; an exporter written for One Logger does not expect them."""
 _STANDARD: dict[str, Enum] = {
     str(name): name
     for names in (StandardSpanName, StandardTrainingJobSpanName, StandardTrainingJobEventName)
@@ -184,6 +186,8 @@ class ExporterSink:
             span = self._start_span(record)
             self._stop_span(span, record)
             return [lambda: exporter.export_start(span), lambda: exporter.export_stop(span)]
+        if event == "event" and record.get("name") in _RECORDER_EVENTS:
+            return []
         if event in {"event", "error"} and not _is_excluded(record) and not self._is_repeated(record):
             owner = self._spans.get(str(record.get("span_id"))) or self._application()
             return self._event_calls(record, owner) if owner is not None else self._run_event_calls(record)
@@ -260,7 +264,10 @@ class ExporterSink:
     def _stop_span(self, span: Span, record: dict[str, Any]) -> None:
         if span.stop_s is not None:
             return
-        span.add_attributes(_section_attributes(record, "attributes"))
+        initial_attributes = span.attributes
+        for name, attribute in _section_attributes(record, "attributes").items():
+            if initial_attributes.get(name) != attribute:  # `updated_attributes` are those added or changed later
+                span.add_attribute(name, attribute.value)
         if record.get("status"):
             span.add_attribute("status", str(record["status"]))
         stop_s = (span.start_s or 0.0) + max(0.0, _number(record, "duration_s"))
@@ -344,5 +351,5 @@ def _error_event(record: dict[str, Any]) -> ErrorEvent:
 def _data_error(record: dict[str, Any], kind: TelemetryDataError.ErrorType) -> TelemetryDataError:
     reason = str(record.get("reason", ""))
     if record.get("kind") != "telemetry_data_error":  # not reported by the program, with a message of its own
-        reason = f"{record.get('kind', '?')}: {record.get('field', '')} {reason}"
+        reason = " ".join(filter(None, (f"{record.get('kind', '?')}:", str(record.get("field", "")), reason)))
     return TelemetryDataError(_timestamp(record), kind, reason, _section_attributes(record, "attributes"))

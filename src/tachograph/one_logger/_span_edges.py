@@ -6,6 +6,7 @@ An end stops the innermost open span of its name: in the current thread or task,
 from __future__ import annotations
 
 from tachograph.spans import (
+    CheckPointStrategy,
     Span,
     SpanName,
     SpanRecorder,
@@ -15,7 +16,15 @@ from tachograph.spans import (
 )
 from tachograph.spans import StandardTrainingJobSpanName as Names
 
-__all__ = ["SAVES", "close_overlapping_iteration", "close_overlapping_loop", "end_span", "find_open", "start_span"]
+__all__ = [
+    "SAVES",
+    "close_overlapping_iteration",
+    "close_overlapping_loop",
+    "end_span",
+    "find_open",
+    "find_save",
+    "start_span",
+]
 
 SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 
@@ -23,7 +32,8 @@ SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 def start_span(recorder: SpanRecorder, scope: SpanScope, start_s: float | None) -> Span:
     """Start a span. One of the same name that is still open in this thread or task lacks its end."""
     if recorder.find_open(scope.name, inside=Names.TRAINING_SINGLE_ITERATION) is not None:
-        recorder.report_misuse(f"span {text_of(scope.name)!r} started again before its end callback was called")
+        name = text_of(scope.name)
+        recorder.report_misuse(f"Cannot start span {name} while one with the same name is already active: call its end")
     return scope.start(recorder, start_s)
 
 
@@ -40,8 +50,17 @@ def find_open(recorder: SpanRecorder, *names: SpanName) -> Span | None:
         span = recorder.find_open(name)
         if span is not None:
             return span
-    recorder.report_misuse(f"no open span {text_of(names[0])!r} to stop; was its start callback called?")
+    name = text_of(names[0])
+    recorder.report_misuse(f"Expected to have one and only one span named {name} but found 0: call its start first")
     return None
+
+
+def find_save(recorder: SpanRecorder) -> Span | None:
+    """Return the open span of a synchronous save; report the misuse if saves are synchronous and none is open."""
+    span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
+    if span is None and recorder.parameters.save_checkpoint_strategy == CheckPointStrategy.SYNC:
+        find_open(recorder, *SAVES)
+    return span
 
 
 def close_overlapping_iteration(recorder: SpanRecorder, name: SpanName, loop: SpanName) -> None:

@@ -25,13 +25,13 @@ class Timer:
     def start(self, start_time: TracingTimestamp | None = None) -> None:
         """Start the timer."""
         if self._start_s is not None:
-            raise TachographError("the timer is already running; stop it first")
+            raise TachographError("start called when the timer was already running; stop it first")
         self._start_s = start_time.perf_counter_seconds if start_time else time.perf_counter()
 
     def stop(self, reset: bool = False) -> float:
         """Stop the timer and return the elapsed seconds; with `reset`, set them back to 0."""
         if self._start_s is None:
-            raise TachographError("the timer is not running; start it first")
+            raise TachographError("stop called when the timer was not running; start it first")
         self._elapsed_s += time.perf_counter() - self._start_s
         self._start_s = None
         elapsed_s = self._elapsed_s

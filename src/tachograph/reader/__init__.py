@@ -25,14 +25,30 @@ from tachograph.reader._media import (
     MediaName,
     RecordedHistogram,
     RunMedia,
-    has_media,
-    is_media_file,
+    histogram_edges,
     locate_histograms,
     locate_media,
-    open_media,
+    locate_other_records,
     read_histograms,
+    read_media_items,
     read_media_records,
     read_table_rows,
+    scan_media,
+    table_cell_files,
+)
+from tachograph.reader._media_export import MediaExportError, animate_pictures, contact_sheet, zip_media
+from tachograph.reader._media_files import (
+    MediaFileName,
+    file_size,
+    has_media,
+    is_media_file,
+    list_packed_media,
+    media_entry,
+    media_pack,
+    media_path,
+    media_size,
+    open_media,
+    parse_media_entry,
 )
 from tachograph.reader._metrics import (
     NOT_METRICS,
@@ -54,6 +70,13 @@ from tachograph.reader._rank_heat import RankHeat, read_rank_heat
 from tachograph.reader._rank_stacks import StackGroup, read_stacks
 from tachograph.reader._ranks import RankTotals, RankView, read_rank_samples, read_ranks, summarise_ranks, worst_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
+from tachograph.reader._thumbnails import (
+    ThumbnailError,
+    has_thumbnail,
+    make_thumbnail,
+    read_thumbnail,
+    remove_thumbnail,
+)
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
 
 __all__ = [
@@ -104,9 +127,31 @@ __all__ = [
     "find_parent",
     "find_readable_run",
     "has_media",
+    "histogram_edges",
     "is_media_file",
     "locate_histograms",
     "locate_media",
+    "media_path",
+    "MediaFileName",
+    "ThumbnailError",
+    "file_size",
+    "has_thumbnail",
+    "list_packed_media",
+    "make_thumbnail",
+    "media_entry",
+    "media_pack",
+    "media_size",
+    "parse_media_entry",
+    "read_thumbnail",
+    "scan_media",
+    "MediaExportError",
+    "animate_pictures",
+    "contact_sheet",
+    "read_media_items",
+    "zip_media",
+    "remove_thumbnail",
+    "table_cell_files",
+    "locate_other_records",
     "open_media",
     "read_histograms",
     "read_media_records",

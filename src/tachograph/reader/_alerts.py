@@ -42,6 +42,9 @@ class Alert(msgspec.Struct):
     resolved_step: int | None = None
     outcome: str = ""
     """Why it was resolved."""
+    cause: dict[str, Any] = {}
+    """What caused the fault, if a dump shows it: `text`, `confidence` (`certain`, `likely` or `possible`), `kind`, and
+    the name of the `dump`."""
     is_open: bool = True
     """False if it was resolved, or if its attempt ended and the run was resumed."""
 
@@ -111,7 +114,10 @@ def _update(alert: Alert, record: AlertRecord) -> None:
     alert.outcome = record.outcome or alert.outcome
     if record.advice is not None:
         alert.advice = record.advice
+    alert.cause = record.cause or alert.cause
     is_resolved = record.status == "resolved"
+    if is_resolved and not alert.is_open and alert.resolved_time is not None:
+        return  # it has been resolved before: this record adds the cause
     if record.evidence is not None:
         # The evidence of a resolution adds to the evidence of the fault; any other evidence replaces it.
         alert.evidence = {**(alert.evidence if is_resolved else {}), **record.evidence}

@@ -210,10 +210,10 @@ class RunDigest:
             return None
         last = self._attempts[-1]
         started_at = time_of(last.start)
-        errors, logs = (
-            [each for each in self.latest(kind) if time_of(each) >= started_at] for kind in ("error", "log")
+        errors, logs, dumps = (
+            [each for each in self.latest(kind) if time_of(each) >= started_at] for kind in ("error", "log", "dump")
         )
-        failure = failure_of(last.end, errors, logs, last.last_step)
+        failure = failure_of(last.end, errors, logs, last.last_step, dumps)
         if last.end is None and not failure.message and self.state is RunState.CRASHED:
             failure.message = self._crash_reason(last)
         return failure

@@ -21,7 +21,7 @@ import msgspec
 from tachograph._base.timeline import Timeline
 from tachograph.journal import RunState
 from tachograph.reader._spans import RecordedSpan
-from tachograph.records import finite_or_none
+from tachograph.records import STALL_RULES, finite_or_none
 
 __all__ = ["Goodput", "GoodputMeter"]
 
@@ -39,7 +39,6 @@ _MIN_WALL_S = 60.0
 """In a shorter run, most of the time is startup, whatever the training does."""
 _MAX_WINDOWS = 20_000
 _MAX_SPANS = 20_000
-_STALL_RULES = ("hang", "rank_hang", "rank_gone")  # not a set: the field of a journal may be unhashable
 _UNSUCCESSFUL_STATES = {RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED}
 
 
@@ -151,7 +150,7 @@ class GoodputMeter:
             self._add_window(attempt, record, time_s)
         elif event == "span_start":
             _add_span_start(attempt, record, time_s)
-        elif event == "alert" and record.get("rule") in _STALL_RULES:
+        elif event == "alert" and record.get("rule") in STALL_RULES:
             _add_stall(attempt, record, time_s)
         elif event == "event" and record.get("name") == "save_checkpoint_success":
             self._add_checkpoint_save(attempt, record, time_s)

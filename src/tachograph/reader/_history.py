@@ -156,7 +156,8 @@ class RunHistory(RunDigest):
     @property
     def _media_index(self) -> MediaIndex:
         """The index of media; the journal is read for it only if it has media, and again once it has more."""
-        state = (self._num_restarts, self._counts.get("media", 0), self._counts.get("histograms", 0))
+        kinds = ("media", "histograms", "completions", "event")  # some events are texts and histograms
+        state = (self._num_restarts, *(self._counts.get(kind, 0) for kind in kinds))
         if self._media is None or self._media[0] != state:
             self._media = (state, scan_media(self.folder.journal) if any(state[1:]) else MediaIndex())
         return self._media[1]

@@ -3,16 +3,13 @@
 A journal may have tens of thousands of such records, and some are large. `MediaIndex` keeps only where each one is, its
 name, step and counts, and the hashes of its files; records are read again from the journal when they are needed.
 
-Files are in ``media/<first two digits>/<sha256>.<ext>``. They may be missing: copied runs and pruned runs lack them.
+`_media_files` opens the files. They may be missing: copied runs and pruned runs lack them.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-import os
-import re
-import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from tachograph._base.files import open_to_read
-from tachograph._base.guard import faults, suppress
+from tachograph._base.guard import faults
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, open_journal
+from tachograph.reader._media_files import has_media, is_media_file, media_path, open_media
 from tachograph.records import decode, finite_or_none, restore_non_finite, step_of
 
 __all__ = [
@@ -35,24 +32,23 @@ __all__ = [
     "MediaName",
     "RecordedHistogram",
     "RunMedia",
-    "has_media",
-    "is_media_file",
+    "histogram_edges",
     "locate_histograms",
     "locate_media",
-    "media_path",
-    "open_media",
+    "locate_other_records",
     "read_histograms",
+    "read_media_items",
     "read_media_records",
     "read_table_rows",
     "scan_media",
+    "table_cell_files",
 ]
 
 _MAX_LOCATIONS = 100_000
 _MAX_FILES = 200_000
 _MAX_TEXT = 200
 _MAX_TABLE_BYTES = 64 << 20
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_EXTENSION = re.compile(r"[a-z0-9]{1,10}(\.[a-z0-9]{1,10})?")
+_MEDIA_WORDS = (b'"media"', b'"histograms"', b'"histogram"', b'"text"', b'"completions"')
 
 
 class MediaLocation(msgspec.Struct, array_like=True):
@@ -114,6 +110,47 @@ def locate_histograms(record: dict[str, Any], offset: int, size_bytes: int) -> H
     return HistogramLocation(offset, size_bytes, step_of(record) or 0, names)
 
 
+def locate_other_records(
+    record: dict[str, Any], offset: int, size_bytes: int
+) -> MediaLocation | HistogramLocation | None:
+    """Return the location of a record of another kind that is shown as media; None if it is none.
+
+    These are completions, and the events `text` and `histogram` that facades and importers write.
+    """
+    media = _as_media(record)
+    if media is not None:
+        return locate_media(media, offset, size_bytes)
+    tag = record.get("tag")
+    if record.get("event") == "event" and record.get("name") == "histogram" and isinstance(tag, str):
+        return HistogramLocation(offset, size_bytes, step_of(record) or 0, [tag[:_MAX_TEXT]])
+    return None
+
+
+def _as_media(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a `media` record as it is, and a text or a table of completions in the form of one; None for others."""
+    event = record.get("event")
+    if event == "media":
+        return record
+    at: dict[str, Any] = {name: record[name] for name in ("time", "global_step") if name in record}
+    if event == "event" and record.get("name") == "text" and isinstance(record.get("text"), str):
+        item = {"index": 0, "text": record["text"]}
+        return {"event": "media", **at, "name": record.get("tag", "text"), "kind": "text", "items": [item]}
+    if event == "completions" and isinstance(record.get("rows"), list):
+        rows = [row for row in record["rows"] if isinstance(row, dict)]
+        steps = [step for row in rows if (step := step_of({"global_step": row.get("step")})) is not None]
+        columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+        item = {"index": 0, "columns": columns, "num_rows": len(rows), "rows": rows}
+        return {
+            "event": "media",
+            **at,
+            **({"global_step": max(steps)} if steps and "global_step" not in at else {}),
+            "name": record.get("table", "completions"),
+            "kind": "table",
+            "items": [item],
+        }
+    return None
+
+
 def _items_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     items = record.get("items")
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
@@ -137,16 +174,6 @@ def _files_of_cells(part: Any) -> Iterator[tuple[str, str]]:
         for cell in row.values() if isinstance(row, dict) else ():
             if isinstance(cell, dict) and is_media_file(cell.get("sha256"), cell.get("ext")):
                 yield cell["sha256"], cell["ext"]
-
-
-def is_media_file(sha256: Any, extension: Any) -> bool:
-    """Return whether hash and extension may name a file: nothing else ever becomes part of a path."""
-    return (
-        isinstance(sha256, str)
-        and isinstance(extension, str)
-        and _SHA256.fullmatch(sha256) is not None
-        and _EXTENSION.fullmatch(extension) is not None
-    )
 
 
 class MediaName(msgspec.Struct):
@@ -184,6 +211,18 @@ class MediaIndex:
         location.files = []
         self._media.append(location)
 
+    def add_location(self, location: MediaLocation | HistogramLocation) -> None:
+        """Add a record, or one of histograms."""
+        if isinstance(location, HistogramLocation):
+            self.add_histograms(location)
+        else:
+            self.add(location)
+
+    @property
+    def num_records(self) -> dict[str, int]:
+        """The number of records that are shown as media, and as histograms."""
+        return {"media": len(self._media), "histograms": len(self._histograms)}
+
     def add_histograms(self, location: HistogramLocation) -> None:
         """Add a record of histograms."""
         if self._histograms and self._histograms[-1].names == location.names:
@@ -208,7 +247,7 @@ class MediaIndex:
 
     def file(self, sha256: str) -> MediaFile | None:
         """Return the file with a hash, if the journal lists it."""
-        return self._files.get(bytes.fromhex(sha256)) if _SHA256.fullmatch(sha256) else None
+        return self._files.get(bytes.fromhex(sha256)) if is_media_file(sha256, "any") else None
 
     def names(self) -> dict[str, MediaName]:
         """Return a summary of each name, in order of appearance."""
@@ -233,11 +272,11 @@ def scan_media(journal: Path) -> MediaIndex:
         offset = follower.offset - len(lines)
         for line in lines.split(b"\n"):
             # Look for the word first: most lines are steps, and decoding all of them would take long.
-            record = _decode_or_none(line) if b'"media"' in line or b'"histograms"' in line else None
-            if record is not None and record["event"] == "media":
-                index.add(locate_media(record, offset, len(line)))
-            elif record is not None and record["event"] == "histograms":
+            record = _decode_or_none(line) if any(word in line for word in _MEDIA_WORDS) else None
+            if record is not None and record["event"] == "histograms":
                 index.add_histograms(locate_histograms(record, offset, len(line)))
+            elif record is not None and (location := locate_other_records(record, offset, len(line))) is not None:
+                index.add_location(location)
             offset += len(line) + 1
     return index
 
@@ -255,8 +294,9 @@ def read_media_records(journal: Path, locations: Iterable[MediaLocation]) -> Ite
     `items` of a yielded record is a list of dicts; everything else is as recorded.
     """
     for line in _read_lines(journal, ((location.offset, location.size_bytes) for location in locations)):
-        record = _decode_or_none(line)
-        if record is not None and record["event"] == "media":  # otherwise the journal was replaced
+        decoded = _decode_or_none(line)
+        record = None if decoded is None else _as_media(decoded)
+        if record is not None:  # otherwise the journal was replaced
             yield {**record, "items": _items_of(record), "global_step": step_of(record) or 0}
 
 
@@ -290,6 +330,8 @@ class RecordedHistogram(msgspec.Struct):
     std: float | None = None
     is_sampled: bool = False
     """Whether only a part of the values was counted."""
+    is_shard: bool = False
+    """Whether only the part of a distributed tensor was counted that rank 0 has."""
 
 
 class _HistogramsRecord(msgspec.Struct):
@@ -299,6 +341,9 @@ class _HistogramsRecord(msgspec.Struct):
     values: dict[str, msgspec.Raw] = {}
     time: Any = None
     global_step: Any = None
+    name: Any = None
+    tag: Any = None
+    """The name of the histogram of an event."""
 
 
 def read_histograms(journal: Path, locations: Iterable[HistogramLocation], name: str) -> Iterator[RecordedHistogram]:
@@ -306,19 +351,30 @@ def read_histograms(journal: Path, locations: Iterable[HistogramLocation], name:
     for line in _read_lines(journal, ((location.offset, location.size_bytes) for location in locations)):
         try:
             record = decode_json(line, _HistogramsRecord)
-            values = decode_json(bytes(record.values[name]), dict) if name in record.values else None
+            values: dict[str, Any] | None
+            if record.event == "event" and record.name == "histogram" and str(record.tag)[:_MAX_TEXT] == name:
+                values = _values_of_event(decode(line))
+            else:
+                values = decode_json(bytes(record.values[name]), dict) if name in record.values else None
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-        if record.event == "histograms" and values is not None:
+        if record.event in {"histograms", "event"} and values is not None:
             step = step_of({"global_step": record.global_step}) or 0
             histogram = _histogram_of(restore_non_finite(values), step, finite_or_none(record.time))
             if histogram is not None:
                 yield histogram
 
 
+def _values_of_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the event `histogram` under the names of a `histograms` record."""
+    counts = event.get("counts")
+    numbers = [finite_or_none(count) or 0 for count in counts] if isinstance(counts, list) else []
+    return {**event, "n": round(sum(numbers)), "nonfinite": event.get("num_not_finite")}
+
+
 def _histogram_of(values: dict[str, Any], step: int, time: float | None) -> RecordedHistogram | None:
     counts = values.get("counts")
-    edges = values.get("edges") if "edges" in values else _power_edges(values.get("exp2"))
+    edges = histogram_edges(values)
     if not isinstance(counts, list) or not isinstance(edges, list):
         return None
     if not all(finite_or_none(value) is not None for value in (*counts, *edges)) or len(edges) != len(counts) + 1:
@@ -335,6 +391,7 @@ def _histogram_of(values: dict[str, Any], step: int, time: float | None) -> Reco
         finite_or_none(values.get("mean")),
         finite_or_none(values.get("std")),
         is_sampled=values.get("sampled") is True,
+        is_shard=values.get("shard") is True,
     )
 
 
@@ -342,8 +399,14 @@ def _count_of(value: Any) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
+def histogram_edges(values: dict[str, Any]) -> list[float] | None:
+    """Return the edges of a recorded histogram: a list, or powers of two."""
+    edges = values.get("edges") if "edges" in values else _power_edges(values.get("exp2"))
+    return edges if isinstance(edges, list) else None
+
+
 def _power_edges(powers: Any) -> list[float] | None:
-    """Return the edges of signed powers of two: ``-2^high … -2^low, 2^low … 2^high``; the middle bin holds zeros."""
+    """Return the edges of signed powers of two: ``-2^high … -2^low, 2^low … 2^high``."""
     if not isinstance(powers, list) or len(powers) != 2 or not all(type(power) is int for power in powers):
         return None
     low, high = powers
@@ -356,30 +419,9 @@ def _power_edges(powers: Any) -> list[float] | None:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def media_path(folder: RunFolder, sha256: str, extension: str) -> Path:
-    """Return the path of a media file of a run.
-
-    Raises:
-        ValueError: if the hash or the extension is invalid.
-    """
-    if not is_media_file(sha256, extension):
-        raise ValueError(f"no media file has the name {sha256!r}.{extension!r}")
-    return folder.path / "media" / sha256[:2] / f"{sha256}.{extension}"
-
-
-def open_media(folder: RunFolder, sha256: str, extension: str) -> BinaryIO | None:
-    """Open a media file of a run, or return None. Follows no links, so no other file can be read this way."""
-    try:
-        return open_to_read(media_path(folder, sha256, extension), below=folder.path)
-    except faults(OSError, ValueError):
-        return None
-
-
-def has_media(folder: RunFolder, sha256: str, extension: str) -> bool:
-    """Return whether a media file is there."""
-    with suppress(OSError, ValueError):
-        return stat.S_ISREG(os.lstat(media_path(folder, sha256, extension)).st_mode)
-    return False
+def table_cell_files(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield hash and extension of each file in the cells of a table."""
+    yield from _files_of_cells(list(rows))
 
 
 def read_table_rows(file: BinaryIO, max_bytes: int = _MAX_TABLE_BYTES) -> tuple[list[dict[str, Any]], bool]:
@@ -412,19 +454,34 @@ class MediaItem(msgspec.Struct):
     caption: str | None
     meta: dict[str, Any]
     path: Path | None
-    """The stored file; None if the item has none, or if it is missing."""
+    """The stored file; None if the item has none, or if it is missing or packed: `open` also reads those."""
     problem: str | None
     """Why there is no data: the reason of the recorder, or that the file is missing."""
     fields: dict[str, Any]
     """Everything that was recorded about the item, such as `width`, `text`, `boxes` or `rows`."""
+    folder: RunFolder
+    """The folder of the run."""
+
+    @property
+    def prompt_id(self) -> str:
+        """Joins the same prompt at different steps and in different runs; by default the index."""
+        return str(self.meta.get("prompt_id", self.index))
+
+    def open(self) -> BinaryIO | None:
+        """Open the stored file, also one that `tacho compact` has packed; None if there is none."""
+        sha256, extension = self.fields.get("sha256"), self.fields.get("ext")
+        if not is_media_file(sha256, extension) or self.fields.get("kept") is False:
+            return None
+        return open_media(self.folder, str(sha256), str(extension))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of a table, up to 64 MB of them."""
         if isinstance(self.fields.get("rows"), list):
             return [row for row in self.fields["rows"] if isinstance(row, dict)]
-        if self.kind != "table" or self.path is None:
+        file = self.open() if self.kind == "table" else None
+        if file is None:
             return []
-        with open(self.path, "rb") as file:
+        with file:
             return read_table_rows(file)[0]
 
 
@@ -452,27 +509,36 @@ class RunMedia:
     def items(self, name: str | None = None, *, step: int | None = None) -> Iterator[MediaItem]:
         """Yield all items, or the ones of a name or a step, oldest first."""
         locations = [location for location in self._index.locations(name) if step in (None, location.step)]
-        for record in read_media_records(self._folder.journal, locations):
-            for index, item in enumerate(record["items"]):
-                yield self._item(record, item, index)
+        yield from read_media_items(self._folder, locations)
 
-    def _item(self, record: dict[str, Any], item: dict[str, Any], index: int) -> MediaItem:
-        sha256, extension = item.get("sha256"), item.get("ext")
-        has_file = is_media_file(sha256, extension) and item.get("kept") is not False
-        path = media_path(self._folder, str(sha256), str(extension)) if has_file else None
-        problem = item.get("problem") if isinstance(item.get("problem"), str) else None
-        if path is not None and not has_media(self._folder, str(sha256), str(extension)):
-            problem, path = f"its file is missing: {path}", None
-        number, caption, meta = item.get("index"), item.get("caption"), item.get("meta")
-        return MediaItem(
-            str(record.get("name", "media")),
-            str(record.get("kind", "unknown")),
-            record["global_step"],
-            finite_or_none(record.get("time")),
-            number if type(number) is int else index,
-            caption if isinstance(caption, str) else None,
-            meta if isinstance(meta, dict) else {},
-            path,
-            problem,
-            item,
-        )
+
+def read_media_items(folder: RunFolder, locations: Iterable[MediaLocation]) -> Iterator[MediaItem]:
+    """Yield the items of the records at some locations."""
+    for record in read_media_records(folder.journal, locations):
+        for index, item in enumerate(record["items"]):
+            yield _media_item(folder, record, item, index)
+
+
+def _media_item(folder: RunFolder, record: dict[str, Any], item: dict[str, Any], index: int) -> MediaItem:
+    sha256, extension = item.get("sha256"), item.get("ext")
+    has_file = is_media_file(sha256, extension) and item.get("kept") is not False
+    path = media_path(folder, str(sha256), str(extension)) if has_file else None
+    problem = item.get("problem") if isinstance(item.get("problem"), str) else None
+    if path is not None and not has_media(folder, str(sha256), str(extension)):
+        problem, path = f"its file is missing: {path}", None
+    elif path is not None and not path.is_file():
+        path = None  # packed
+    number, caption, meta = item.get("index"), item.get("caption"), item.get("meta")
+    return MediaItem(
+        str(record.get("name", "media")),
+        str(record.get("kind", "unknown")),
+        record["global_step"],
+        finite_or_none(record.get("time")),
+        number if type(number) is int else index,
+        caption if isinstance(caption, str) else None,
+        meta if isinstance(meta, dict) else {},
+        path,
+        problem,
+        item,
+        folder,
+    )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.journal import JournalFollower, RunFolder
-from tachograph.records import RankWindow
+from tachograph.journal import RankJournal, RunFolder, list_rank_journals
+from tachograph.reader._rank_lines import rank_of_host_line, read_ends_of_journal
+from tachograph.reader._ranks import mesh_of_line
 
 __all__ = ["RankHeat", "read_rank_heat"]
 
 _MAX_BYTES = 64 << 20
 _MAX_RANK_BYTES = 4 << 20
+_MAX_HOST_BYTES = 32 << 20
+_HEAD_BYTES = 16 << 10
+_HOST_HEAD_BYTES = 64 << 10
 _MAX_ROWS = 500
 _MAX_COLUMNS = 480
 _LOW, _HIGH = -0.1, 0.5
@@ -22,7 +27,7 @@ Quantity = Literal["own", "wait", "data"]
 class RankHeat(NamedTuple):
     """How much longer each rank took than the others, over the iterations of a run.
 
-    A cell is 0 without data. 1 to 255 stand for -10 % to +50 % of the median of all ranks in the same column. A cell
+    A cell is 0 without data. 1 to 255 stand for -10 % to +50 % of the median of the ranks in the same column. A cell
     that covers several ranks or windows has the highest of them, so one slow rank among many stays visible.
     """
 
@@ -35,42 +40,84 @@ class RankHeat(NamedTuple):
     """Row by row."""
 
 
+_INDEX = {"own": 0, "wait": 2, "data": 4}
+"""Where the median of a quantity is in `ms`; see `RankWindow`."""
+
+
 def read_rank_heat(folder: RunFolder, quantity: Quantity = "own") -> RankHeat | None:
-    """Return the matrix of a run; None if no rank has recorded windows. Of very long runs, the end is read."""
+    """Return the matrix of a run; None if no rank has recorded windows. Of very long runs, the end is read.
+
+    A rank is compared with the ranks of the same pipeline stage.
+    """
     import numpy as np
 
-    ranks = [0, *folder.other_ranks()]
-    num_bytes = min(_MAX_RANK_BYTES, _MAX_BYTES // len(ranks))
-    rows: list[int] = []
-    ends: list[int] = []
-    values: list[float] = []
-    for row, rank in enumerate(ranks):
-        path = folder.rank_journal(rank) if rank else folder.journal
-        with suppress(OSError):
-            follower = JournalFollower.from_end(path, num_bytes)
-            while lines := follower.poll_lines():
-                matching = b"\n".join(line for line in lines.split(b"\n") if line.startswith(b'{"event":"rank"'))
-                for record in follower.parse(matching, follower.offset - len(lines)):
-                    times = RankWindow.from_record(record)
-                    phase = getattr(times, quantity) if times is not None and times.wait is not None else None
-                    if times is not None and phase is not None:
-                        rows.append(row)
-                        ends.append(times.last_iteration)
-                        values.append(phase.median_s)
-    if not values:
+    from tachograph.reader._window_columns import parse_windows  # it loads numpy
+
+    journals = [RankJournal(0, False, folder.journal), *list_rank_journals(folder)]
+    num_bytes = min(
+        _MAX_HOST_BYTES if len(journals) > 1 and journals[1].is_host else _MAX_RANK_BYTES, _MAX_BYTES // len(journals)
+    )
+    heads: list[tuple[int | None, bytes]] = []
+
+    def tails() -> Iterator[tuple[int | None, bytes]]:
+        for journal in journals:
+            head_bytes = _HOST_HEAD_BYTES if journal.is_host else _HEAD_BYTES
+            head, tail = b"", b""
+            with suppress(OSError):
+                head, tail = read_ends_of_journal(journal.path, num_bytes, head_bytes)
+            head = head or tail[:head_bytes]
+            file_rank = None if journal.is_host else journal.number
+            heads.append((file_rank, head[: head.rfind(b"\n") + 1]))
+            yield file_rank, tail
+
+    window_ranks, ends, value = parse_windows(tails(), _INDEX[quantity])
+    if not len(value):
         return None
-    end, value = np.array(ends), np.array(values)
-    windows, window = np.unique(end, return_inverse=True)
+    stage_by_rank = _stages(heads)
+    ranks = sorted(stage_by_rank.keys() | set(np.unique(window_ranks).tolist()))
+    row = np.searchsorted(np.array(ranks), window_ranks)
+    stages = np.array([stage_by_rank.get(rank, -1) for rank in ranks])
+    stage = np.unique(stages, return_inverse=True)[1][row]
+    windows = np.unique(ends)
+    window = np.searchsorted(windows, ends)
     num_columns = min(_MAX_COLUMNS, len(windows))
     column = window * num_columns // len(windows)
-    reference = np.ones(num_columns)
-    for index in range(num_columns):
-        inside = value[column == index]
-        reference[index] = np.median(inside) if len(inside) else 1.0
-    excess = np.clip(value / np.maximum(reference[column], 1e-9) - 1, _LOW, _HIGH)
+    reference = _group_medians(stage * num_columns + column, value)
+    excess = np.clip(value / np.maximum(reference, 1e-9) - 1, _LOW, _HIGH)
     cells = np.zeros((min(len(ranks), _MAX_ROWS), num_columns), np.uint8)
     height = -(-len(ranks) // len(cells))
     codes = (1 + np.round(254 * (excess - _LOW) / (_HIGH - _LOW))).astype(np.uint8)
-    np.maximum.at(cells, (np.array(rows) // height, column), codes)
+    np.maximum.at(cells, (row // height, column), codes)
     num_rows = len(ranks[::height])
     return RankHeat(ranks[::height], int(windows[0]), int(windows[-1]), num_columns, cells[:num_rows].tobytes())
+
+
+def _stages(heads: list[tuple[int | None, bytes]]) -> dict[int, int]:
+    """Return the pipeline stage of each rank that has lines in the beginning of its files, -1 without one."""
+    from tachograph.reader._window_columns import split_first_lines
+
+    first_lines = split_first_lines(heads)
+    stage_by_rank = dict.fromkeys([*first_lines.window_ranks, *(rank for rank, _ in heads if rank is not None)], -1)
+    for file_rank, line in first_lines.others:
+        rank = rank_of_host_line(line) if file_rank is None else file_rank
+        if rank is not None:
+            stage = mesh_of_line(line).get("pipeline", -1) if b'"pipeline"' in line else -1
+            stage_by_rank[rank] = stage if stage >= 0 else stage_by_rank.get(rank, -1)
+    return stage_by_rank
+
+
+def _group_medians(group: Any, value: Any) -> Any:
+    """Return for each value the median of its group; groups are numbered from 0."""
+    import numpy as np
+
+    by_value = np.argsort(value)
+    sorted_group = group[by_value]
+    num_groups = int(group.max()) + 1
+    small_type = np.uint16 if num_groups <= 1 << 16 else np.int64  # numbers of 16 bits are sorted in linear time
+    order = by_value[np.argsort(sorted_group.astype(small_type), kind="stable")]
+    count = np.bincount(group, minlength=num_groups)
+    first = np.cumsum(count) - count
+    middle_values = [
+        value[order[np.minimum(first + offset, len(order) - 1)]] for offset in ((count - 1) // 2, count // 2)
+    ]
+    return ((middle_values[0] + middle_values[1]) / 2)[group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,14 +41,14 @@ def read_stacks(folder: RunFolder) -> list[StackGroup]:
     return [StackGroup(ranks=ranks, lines=list(lines)) for lines, ranks in ordered]
 
 
-def _stack_files(folder: Path) -> dict[int, Path]:
+def _stack_files(folder: Path) -> dict[int, str]:
     with suppress(OSError):
-        matches = [(_STACKS_FILE.fullmatch(path.name), path) for path in folder.iterdir()]
-        return {int(match[1]): path for match, path in matches if match is not None}
+        matches = [_STACKS_FILE.fullmatch(name) for name in os.listdir(folder)]
+        return {int(match[1]): os.path.join(folder, match[0]) for match in matches if match is not None}
     return {}
 
 
-def _read_stack(path: Path | None, native_path: Path | None) -> tuple[str, ...]:
+def _read_stack(path: str | None, native_path: str | None) -> tuple[str, ...]:
     """Return the stack of the main thread of a rank from its two files; see `HangStacks`.
 
     The timer of `faulthandler` fires at about the time at which a writer thread that can run writes its file, which has
@@ -57,15 +58,17 @@ def _read_stack(path: Path | None, native_path: Path | None) -> tuple[str, ...]:
     written_at = float("-inf")
     with suppress(OSError):
         if path is not None:
-            stack, written_at = _main_stack(_read_text(path)), path.stat().st_mtime
+            stack, written_at = _main_stack(_read_text(path)), os.stat(path).st_mtime
     with suppress(OSError):
-        if native_path is not None and native_path.stat().st_mtime > written_at + _TIMER_TOLERANCE_S:
+        # Each rank has this file while it runs; it is empty unless the timer has fired.
+        status = os.stat(native_path) if native_path is not None else None
+        if native_path and status and status.st_size and status.st_mtime > written_at + _TIMER_TOLERANCE_S:
             stack = _native_main_stack(_read_text(native_path)) or stack
     return stack
 
 
-def _read_text(path: Path) -> str:
-    return read_small(path, _MAX_BYTES).decode("utf-8", "replace")
+def _read_text(path: str) -> str:
+    return read_small(Path(path), _MAX_BYTES).decode("utf-8", "replace")
 
 
 def _main_stack(text: str) -> tuple[str, ...]:

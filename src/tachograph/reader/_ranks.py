@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from tachograph._base.guard import suppress
 from tachograph.journal import (
+    Heartbeat,
     JournalFollower,
+    ProcessIdentity,
+    RankHeartbeats,
     RunFolder,
     RunState,
-    infer_state,
+    infer_writer_state,
+    list_rank_journals,
     read_heartbeat,
     state_at_end,
+    this_process,
     writer_of,
 )
-from tachograph.records import RANK_MESH, RankWindow, finite_or_none
+from tachograph.reader._rank_lines import decode_lines, decode_many, read_lines_of_rank_0, read_rank_lines
+from tachograph.records import RANK_MESH, finite_or_none, window_times
 
-__all__ = ["RankTotals", "RankView", "read_rank_samples", "read_ranks", "summarise_ranks", "worst_ranks"]
+__all__ = [
+    "RankTotals",
+    "RankView",
+    "mesh_of_line",
+    "read_rank_samples",
+    "read_ranks",
+    "summarise_ranks",
+    "worst_ranks",
+]
 
 _SAMPLES_BYTES = 1 << 20
-_VIEW_BYTES = 256 << 10
+_NUM_RANKS_AT_ONCE = 500
+"""Ranks whose records are in memory at the same time."""
 
 
-class RankView(msgspec.Struct, kw_only=True):
+class RankView(msgspec.Struct, kw_only=True, gc=False):
     """State, progress and errors of one rank in its last attempt."""
 
     rank: int
@@ -46,7 +62,9 @@ class RankView(msgspec.Struct, kw_only=True):
     wait_s: float | None = None
     """The rest, in which it may have waited for other ranks."""
     score: float | None = None
-    """The usual own time of all ranks divided by the one of this rank: 1 is typical, 0.8 is a quarter slower."""
+    """The usual own time of the ranks with the same pipeline stage divided by the own time of this rank: 1 is typical,
+    0.8 is a quarter slower.
+    """
     phase: str | None = None
     """What it is doing, while it runs."""
     phase_since: float | None = None
@@ -95,15 +113,48 @@ def summarise_ranks(ranks: list[RankView]) -> RankTotals | None:
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
     """Return the ranks of a run, rank 0 first; empty for a run of one process."""
-    ranks = folder.other_ranks()
-    if not ranks:
+    journals = list_rank_journals(folder)
+    if not journals:
         return []
-    views = [_view(0, folder.journal, folder.heartbeat)]
-    for rank in ranks:
-        with suppress(OSError):
-            views.append(_view(rank, folder.rank_journal(rank), folder.rank_heartbeat(rank)))
-    _add_scores(views)
-    return views
+    caller = this_process()
+    views: dict[int, RankView] = {}
+    with suppress(OSError):
+        records = _in_order(decode_lines(read_lines_of_rank_0(folder.journal).select()))
+        views[0] = _view(0, records, lambda: read_heartbeat(folder.heartbeat), caller)
+    lines_by_rank = read_rank_lines(journals)
+    heartbeats = _LazyHeartbeats(folder)
+    ranks = list(lines_by_rank)
+    for first in range(0, len(ranks), _NUM_RANKS_AT_ONCE):
+        some_ranks = ranks[first : first + _NUM_RANKS_AT_ONCE]
+        decoded = decode_many([lines_by_rank[rank].select() for rank in some_ranks])
+        for rank, records in zip(some_ranks, decoded, strict=True):
+            views[rank] = _view(rank, _in_order(records), functools.partial(heartbeats.get, rank, some_ranks), caller)
+    in_order = [views[rank] for rank in sorted(views)]
+    _add_scores(in_order)
+    return in_order
+
+
+class _LazyHeartbeats:
+    """The heartbeats of the other ranks; nothing is read if all ranks have ended."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._heartbeats: RankHeartbeats | None = None
+        self._ranks: list[int] = []
+        self._by_rank: dict[int, Heartbeat] = {}
+
+    def get(self, rank: int, ranks: list[int]) -> Heartbeat | None:
+        """Return the last heartbeat of a rank, or None if it is missing or invalid.
+
+        Args:
+            rank: the rank.
+            ranks: the ranks whose heartbeats are read together, this one among them.
+        """
+        if self._heartbeats is None:
+            self._heartbeats = RankHeartbeats(self._folder)
+        if self._ranks is not ranks:
+            self._ranks, self._by_rank = ranks, self._heartbeats.get_all(ranks)
+        return self._by_rank.get(rank)
 
 
 def worst_ranks(ranks: list[RankView]) -> list[RankView]:
@@ -116,28 +167,45 @@ def worst_ranks(ranks: list[RankView]) -> list[RankView]:
 def read_rank_samples(folder: RunFolder) -> dict[int, list[dict[str, Any]]]:
     """Return the last `system` records of each rank other than 0; only the end of each journal is read."""
     samples: dict[int, list[dict[str, Any]]] = {}
-    for rank in folder.other_ranks():
+    for journal in list_rank_journals(folder):
         with suppress(OSError):
-            follower = JournalFollower.from_end(folder.rank_journal(rank), _SAMPLES_BYTES)
-            samples[rank] = []
+            follower = JournalFollower.from_end(journal.path, _SAMPLES_BYTES)
+            if not journal.is_host:
+                samples.setdefault(journal.number, [])
             while lines := follower.poll_lines():
                 system_lines = b"\n".join(line for line in lines.split(b"\n") if b'"system"' in line)
-                records = follower.parse(system_lines, follower.offset - len(lines))
-                samples[rank] += [record for record in records if record["event"] == "system"]
+                for record in follower.parse(system_lines, follower.offset - len(lines)):
+                    rank = record.get("from_rank") if journal.is_host else journal.number
+                    if record["event"] == "system" and type(rank) is int:
+                        samples.setdefault(rank, []).append(record)
     return samples
 
 
-def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
-    """Return the view of a rank, from the end of its journal and its heartbeat."""
-    heartbeat = read_heartbeat(heartbeat_path)
+def _view(
+    rank: int,
+    records: list[dict[str, Any]],
+    read_last_heartbeat: Callable[[], Heartbeat | None],
+    caller: ProcessIdentity,
+) -> RankView:
+    """Return the view of a rank, from records of its journal and its heartbeat.
+
+    Args:
+        rank: the rank.
+        records: its `start` record, its last records and its last windows.
+        read_last_heartbeat: returns the heartbeat; called if the rank has not ended.
+        caller: the calling process.
+    """
     start: dict[str, Any] = {}
     end: dict[str, Any] | None = None
     view = RankView(rank=rank, state=RunState.STALE)
-    for record in JournalFollower.from_end(journal, _VIEW_BYTES).poll():
+    for record in records:
         kind = record["event"]
         view.last_time = finite_or_none(record.get("time")) or view.last_time
         if kind == "start":
-            start, end, view.num_errors, view.error = record, None, 0, None
+            process = record.get("process")
+            is_same = process is not None and start.get("process") == process  # it continues in another file
+            start, end = record, None
+            view.num_errors, view.error = (view.num_errors, view.error) if is_same else (0, None)
             local_rank = record.get("local_rank")
             view.local_rank, view.mesh = local_rank if type(local_rank) is int else None, _mesh_of(record)
         elif kind == "end":
@@ -153,13 +221,14 @@ def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
             latest = record.get("current_iteration")
             view.num_iterations = latest + 1 if isinstance(latest, int) else None
             view.mean_iteration_s = finite_or_none(record.get("window_iteration_sec_mean"))
+    heartbeat = read_last_heartbeat() if end is None or not start else None
     process = writer_of(start, heartbeat)
     if process is not None:
         view.host, view.pid = process.host, process.pid
     if end is not None:
-        view.state, view.reason = state_at_end(end), end.get("reason")
+        view.state, view.reason = state_at_end(end), str(end["reason"]) if end.get("reason") else None
         return view
-    view.state = infer_state(start or None, heartbeat)
+    view.state = infer_writer_state(process, heartbeat, caller)
     if heartbeat is not None and heartbeat.process == process:
         if heartbeat.iteration is not None:
             view.num_iterations = max(view.num_iterations or 0, heartbeat.iteration)
@@ -169,29 +238,41 @@ def _view(rank: int, journal: Path, heartbeat_path: Path) -> RankView:
     return view
 
 
+def _in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if sum(record["event"] == "start" for record in records) > 1:  # perhaps from several files
+        records.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
+    return records
+
+
+def mesh_of_line(line: bytes) -> dict[str, int]:
+    """Return the position in the mesh that a line of a rank states; empty without one."""
+    return _mesh_of(next(iter(decode_lines([line])), {}))
+
+
 def _mesh_of(record: dict[str, Any]) -> dict[str, int]:
     mesh = record.get("mesh")
     return {name: value for name, value in mesh.items() if type(value) is int} if isinstance(mesh, dict) else {}
 
 
 def _add_window(view: RankView, record: dict[str, Any]) -> None:
-    window = RankWindow.from_record(record)
-    if window is None:
+    times = window_times(record)
+    if times is None:
         return
-    view.num_iterations = window.last_iteration + 1
-    if window.wait is None:  # such as the few iterations after the last whole window
-        view.mean_iteration_s = window.own.median_s
+    view.num_iterations = times.last_iteration + 1
+    if times.wait_s is None:  # such as the few iterations after the last whole window
+        view.mean_iteration_s = times.own_s
         return
-    view.own_s, view.wait_s = window.own.median_s, window.wait.median_s
+    view.own_s, view.wait_s = times.own_s, times.wait_s
     view.mean_iteration_s = view.own_s + view.wait_s
 
 
 def _add_scores(views: list[RankView]) -> None:
-    """Compare the own time of each rank with the median of all."""
-    own_s = sorted(view.own_s for view in views if view.own_s)
-    if len(own_s) < 2:
-        return
-    reference_s = statistics.median(own_s)
+    """Compare the own time of each rank with the median of the ranks with the same pipeline stage."""
+    by_stage: dict[int | None, list[RankView]] = {}
     for view in views:
         if view.own_s:
-            view.score = reference_s / view.own_s
+            by_stage.setdefault(view.mesh.get("pipeline"), []).append(view)
+    for cohort in by_stage.values():
+        reference_s = statistics.median(view.own_s or 0.0 for view in cohort)
+        for view in cohort if len(cohort) > 1 else ():
+            view.score = reference_s / (view.own_s or reference_s)

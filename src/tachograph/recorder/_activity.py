@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
+from tachograph._base.program_code import is_program_file
+
 __all__ = ["Activity", "ActivityObserver"]
 
 _MAX_FRAMES = 200
-
-_LIBRARIES = tuple({*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))})
-"""Folders of installed packages, and our own."""
 
 _COLLECTIVES_FILE = "torch/distributed/distributed_c10d.py"
 
@@ -55,6 +53,8 @@ class Activity(NamedTuple):
     """The function of `torch.distributed` that it is in, with its number if calls are counted; empty if in none."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
+    last_collective: str = ""
+    """The last call of `torch.distributed` that returned, with its number, if calls are counted."""
 
 
 class ActivityObserver:
@@ -118,7 +118,7 @@ def _location(frame: FrameType | None) -> str:
         if frame is None:
             break
         path = frame.f_code.co_filename
-        if not path.startswith(_LIBRARIES) and not path.startswith("<"):
+        if is_program_file(path) and not path.startswith("<"):
             return f"{os.path.basename(path):.80}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

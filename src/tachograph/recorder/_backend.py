@@ -20,6 +20,10 @@ class Backend(Protocol):
     losses: LossCounter
     loop_position: Callable[[], tuple[int | None, str]]
     """Returns how many iterations are complete, and the phase of an open span such as a validation."""
+    collective_wait: Callable[[float, float], tuple[float, int] | None] | None
+    """Returns how long the rank waited in collectives between two times, and the number of collectives so far; None if
+    that is not known. The function is None unless collectives are timed.
+    """
 
     @property
     def is_late(self) -> bool:

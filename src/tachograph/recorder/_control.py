@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tachograph.exceptions import ControlError, did_you_mean
@@ -85,6 +86,8 @@ class ControlPanel:
         self.stop: Request | None = None
         self.checkpoint: Request | None = None
         self.profile: Request | None = None
+        self.capture: Callable[[Callable[[str | None], object]], str] | None = None
+        """Begins a dump, given what to call with its path; returns why there will be none. None without a black box."""
         self.num_tracers = 0
         """How many tracers can record `profile_steps`: they know where a step ends."""
         self._acknowledged_stops: set[str] = set()
@@ -226,6 +229,8 @@ class ControlPanel:
             self._handle_profile(request)
         elif not isinstance(request.value, bool):
             self._reject(request, f"expected true or false, got {request.value!r:.80}")
+        elif request.name == "dump_now":
+            self._handle_dump(request)
         else:
             older = self.stop if request.name == "stop" else self.checkpoint
             if older is not None and older.id not in self._acknowledged_stops:
@@ -244,6 +249,23 @@ class ControlPanel:
             if older is not None:
                 self._supersede(older)
             self._acknowledge(request, "pending", value=request.value)
+
+    def _handle_dump(self, request: Request) -> None:
+        def on_written(path: str | None) -> None:
+            if path is None:
+                self._reject(request, "the dump could not be written")
+            else:
+                self._acknowledge(request, "applied", value=True, path="/".join(PurePath(path).parts[-2:]))
+
+        if not request.value:
+            self._acknowledge(request, "applied", value=False)
+        elif self.capture is None:
+            self._reject(request, "the black box of this run is off (black_box)")
+        else:
+            self._acknowledge(request, "pending", value=True)
+            problem = self.capture(on_written)
+            if problem:
+                self._reject(request, problem)
 
     def _release(self) -> None:
         for name in list(self._delayed_changes):

@@ -17,7 +17,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
 from tachograph._base.files import make_folder, replace_file
-from tachograph._base.guard import faults, reraise_from_signal_handler, suppress
+from tachograph._base.guard import faults, guard, reraise_from_signal_handler, suppress
 from tachograph.journal import (
     Appender,
     Claim,
@@ -31,6 +31,7 @@ from tachograph.journal import (
     this_process,
     uptime_s,
 )
+from tachograph.recorder._host_files import HostFile, has_host_files
 from tachograph.records import StepTable
 
 __all__ = ["Files", "RunFiles", "WriterState"]
@@ -58,6 +59,7 @@ class WriterState(NamedTuple):
     phase_since: float = 0.0
     collective: str = ""
     location: str = ""
+    last_collective: str = ""
     energy_kwh: Mapping[str, float] = {}
 
 
@@ -151,6 +153,8 @@ class RunFiles:
             self._mirror.load()  # before the journal grows: its cursor refers to the journal as the last writer left it
         self._appender = Appender(claim.folder.journal)
         self._start_bytes = self._appender.size_bytes
+        self._host: HostFile | None = None
+        """The file of the other ranks of this host, in a large job."""
         self._state = WriterState()
         self._mirror_fault = ""
         self._write_failed_at: float | None = None
@@ -171,12 +175,13 @@ class RunFiles:
     @property
     def has_pending(self) -> bool:
         """Whether data could not be written yet."""
-        return bool(self._appender.pending)
+        return bool(self._appender.pending) or (self._host is not None and bool(self._host.pending))
 
     @property
     def num_pending_lines(self) -> int:
         """The number of lines that could not be written yet."""
-        return self._appender.pending.count(b"\n")
+        num_host_lines = self._host.pending.count(b"\n") if self._host is not None else 0
+        return self._appender.pending.count(b"\n") + num_host_lines
 
     @property
     def can_append(self) -> bool:
@@ -187,9 +192,13 @@ class RunFiles:
 
     def append(self, data: bytes, records: Sequence[StepTable | dict[str, Any]]) -> int:
         """Append lines to the journal and their records to the mirror; return how many lines were dropped."""
-        if not data and not self.has_pending:
+        num_host_dropped = self._host.append() if self._host is not None else 0
+        return num_host_dropped + self._append(data, records)
+
+    def _append(self, data: bytes, records: Sequence[StepTable | dict[str, Any]]) -> int:
+        if not data and not self._appender.pending:
             return 0
-        follows_on = not self.has_pending
+        follows_on = not self._appender.pending
         start = self._appender.size_bytes
         fault = self._appender.append(data)
         num_dropped, self._appender.num_dropped_lines = self._appender.num_dropped_lines, 0
@@ -210,17 +219,20 @@ class RunFiles:
 
     def catch_up(self, *, budget_s: float, force: bool = False) -> None:
         """Let the CSV mirror catch up with the journal, within a time budget."""
-        if self._mirror is not None and not self.has_pending:
+        if self._mirror is not None and not self._appender.pending:
             with self._isolate(self._mirror):
                 self._mirror.catch_up(self._appender.size_bytes, budget_s=budget_s, force=force)
                 self._mirror_fault = ""
 
     def close(self) -> None:
         """Sync everything to disk and close the files; a mirror that is behind is completed by another process."""
+        if self._host is not None:
+            with guard("closing the file of the host"):
+                self._host.close()
         self._appender.sync()
         if self._mirror is not None:
             self._mirror.close()
-            if not self.has_pending and self._mirror.journal_bytes < self._appender.size_bytes:
+            if not self._appender.pending and self._mirror.journal_bytes < self._appender.size_bytes:
                 with suppress(OSError):  # the folder was deleted
                     self._complete_mirror_later(self._mirror)
         self._appender.close()
@@ -242,6 +254,8 @@ class RunFiles:
     def abandon(self) -> None:
         """In a forked child: leave the files to the parent."""
         self._appender.close()
+        if self._host is not None:
+            self._host.abandon()
 
     def _yield_to_writer(self) -> None:
         """Let the journal be written during a long task of the mirror; the mirror itself catches up afterwards."""
@@ -289,6 +303,14 @@ class RunFiles:
         )
         with suppress(OSError):  # a full disk; readers still have the pid
             replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)
+        self._check_host()
+
+    def _check_host(self) -> None:
+        """Open the file of this host once the job is known to be large."""
+        if self._host is not None:
+            self._host.check()
+        elif self._job and has_host_files(ranks.world_size()):
+            self._host = HostFile(self.folder, 0, self._job, ranks.world_size())
 
     def ensure_control_file(self, log_every: int) -> None:
         """Create `control.json` with the current values, once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,18 +92,25 @@ class LiveDiagnostics:
         """Number of open alerts, and how many of them are critical."""
         return self._engine.num_open if self._engine is not None else (0, 0)
 
+    @property
+    def open_alerts(self) -> list[dict[str, Any]]:
+        """The open alerts: id, rule, severity and title."""
+        return self._engine.open_alerts if self._engine is not None else []
+
     def _run_rules(self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Encodable]:
         with guard(_OPERATION, self._stop):
             alerts = method(*arguments)
             for alert in alerts:
                 if alert["status"] == "opened":
                     self._announce(alert, folder)
+                elif alert.get("cause"):
+                    self._print(f"cause ({alert['cause'].get('confidence')}): {alert['cause']['text']}")
             return [*alerts]
         return []
 
     def _stop(self, _operation: str, fault: Exception) -> None:
         self._engine = None
-        self.fault = f"{type(fault).__name__}: {fault}"
+        self.fault = f"{type(fault).__name__}: {fault}{_location(fault)}"
 
     def _announce(self, alert: dict[str, Any], folder: Path) -> None:
         if alert["rule"] == "hang" and self._num_dumps < _MAX_DUMPS:
@@ -111,8 +119,18 @@ class LiveDiagnostics:
             name = dump_stacks(path, folder)
             if name is not None:
                 alert["evidence"] = {**alert.get("evidence", {}), "stacks": name}
-        if (alert["severity"] != "info" or alert["rule"] == "no_training_loss") and self._num_lines < _MAX_LINES:
-            self._num_lines += 1
-            self._print_line(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
+        if alert["severity"] != "info" or alert["rule"] == "no_training_loss":
+            self._print(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
         if self._black_box is not None:
             self._black_box.on_alert(alert)
+
+    def _print(self, line: str) -> None:
+        if self._num_lines < _MAX_LINES:
+            self._num_lines += 1
+            self._print_line(line)
+
+
+def _location(fault: Exception) -> str:
+    """Return where a fault was raised, which tells which rule is to blame."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name}, in {frames[-1].name})" if frames else ""

@@ -30,6 +30,7 @@ from tachograph.recorder._run import Run
 __all__ = ["ProcessState", "latest_run", "live_runs", "on_run_start", "process_state", "watch"]
 
 _SIGNAL_TIMEOUT_S = 2.0
+_DUMP_TIMEOUT_S = 0.5
 
 on_run_start: list[Callable[[Run], None]] = []
 """Called with each run that starts in this process."""
@@ -255,7 +256,7 @@ def _sigterm(previous: Any) -> Any:
         with guard("recording SIGTERM"):
             for run in live_runs():
                 if is_first and run.status == "running":
-                    run.event("signal", signal="SIGTERM")
+                    _record_signal(run, "SIGTERM")
                 if callable(previous):
                     run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run continues
                 else:
@@ -271,6 +272,15 @@ def _sigterm(previous: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return handler
+
+
+def _record_signal(run: Run, name: str) -> None:
+    """Record a signal, and let the writer thread capture the progress since the last checkpoint."""
+    run.event("signal", signal=name)
+    if run.black_box is not None:
+        run.black_box.on_signal(name)
+        run.flush(_DUMP_TIMEOUT_S)  # of the last steps, which the dump contains; the next call waits for the dump
+        run.flush(_DUMP_TIMEOUT_S)
 
 
 class _FatalSignal:
@@ -295,7 +305,7 @@ class _FatalSignal:
         with guard(f"recording {name}"):
             for run in live_runs():
                 if run.status == "running":
-                    run.event("signal", signal=name)
+                    _record_signal(run, name)
                 if is_current:
                     run.finish("failed", reason=name, timeout_s=_SIGNAL_TIMEOUT_S)
                 else:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from gc import is_tracked
 from time import perf_counter
 from types import FrameType, MappingProxyType, TracebackType
@@ -24,6 +24,7 @@ import msgspec
 
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import faults, guard, reraise_from_signal_handler, suppress, warn
+from tachograph._base.importing import import_on_first_use
 from tachograph._base.paths import absolute_path
 from tachograph._base.printable import safe_lines
 from tachograph.black_box import BlackBox, DumpWriter, reason_word
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tachograph.artifacts import ArtifactVersion
     from tachograph.media import MediaRecorder
     from tachograph.recorder.collectors.artifacts import PendingArtifact
+    from tachograph.recorder.collectors.samples import SampleWatcher
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
@@ -64,11 +66,22 @@ _MAX_NESTED_CALLS = 8
 """Calls of `finish` on one thread, each in a signal handler that interrupted the one before."""
 
 _MAX_REPORTED_MISUSES = 20
+_NUM_NEWEST_ITEMS = 8
 _CAREFUL_AFTER_LARGE = 1024
 """Calls after a large step that look for large values."""
 
 _MEDIA_SHARE = 0.6
 """The share of the time limit of `finish` in which media is stored; the rest is for the records."""
+
+_SAMPLING_KEYS = frozenset(
+    {
+        *("config", "config_file", "config_file_list", "process", "training_folder"),  # AI Toolkit
+        *("sample_at_first", "sample_every_n_epochs", "sample_every_n_steps", "sample_prompts"),  # sd-scripts
+    }
+)
+"""A config without any of these names no folder of samples; see `collectors/sample_folders.py`."""
+
+_ARTIFACTS = "tachograph.recorder.collectors.artifacts"
 
 _NUMBERS = frozenset({float, int, bool, type(None)})
 
@@ -128,6 +141,7 @@ class Run:
         "_num_careful_calls",
         "_on_finish",
         "_reported_misuses",
+        "_sample_watcher",
         "_sampler",
         "_settings",
         "backend",
@@ -183,6 +197,7 @@ class Run:
         self._end: dict[str, _End] = {}
         self._closed_collectors: dict[int, object] = {}
         self._media: dict[str, MediaRecorder] = {}
+        self._sample_watcher: dict[str, SampleWatcher] = {}
         self._has_ended = False
         self.control_panel = ControlPanel(
             gap_s=settings.control_gap_s,
@@ -290,6 +305,7 @@ class Run:
             return
         recorder = self._media.get("recorder")
         if recorder is None:
+            import_on_first_use("tachograph.media")
             from tachograph.media import MediaRecorder
 
             recorder = self._media.setdefault("recorder", MediaRecorder(self))  # atomic: two threads may come here
@@ -486,27 +502,34 @@ class Run:
         Example:
             >>> version = run.log_artifact("model", "out/model.pt", type="model", aliases=["best"]).wait()
         """
+        import_on_first_use(_ARTIFACTS)
         from tachograph.recorder.collectors.artifacts import log_artifact
 
         return log_artifact(
             self, name, files, type=type, metadata=metadata, aliases=aliases, description=description, step=step
         )
 
-    def use_artifact(self, reference: str) -> ArtifactVersion:
-        """Return a version of an artifact of this log folder, and record that the run uses it.
+    def use_artifact(self, reference: str, *, from_server: bool = False) -> ArtifactVersion:
+        """Return a version of an artifact, and record that the run uses it.
+
+        It is looked up in the log folder. If that has no such version or alias, and the run is sent to a server, it is
+        looked up in the project on the server, which numbers versions itself; its files are downloaded when you ask
+        for them.
 
         Args:
             reference: ``model:v2``, ``model:best``, or ``model`` for the latest version.
+            from_server: do not look in the log folder, which may have older versions than the server.
 
         Raises:
-            ArtifactError: if there is none.
+            ArtifactError: if there is none, or the server cannot be reached or does not allow it.
 
         Example:
             >>> folder = run.use_artifact("model:best").download()
         """
+        import_on_first_use(_ARTIFACTS)
         from tachograph.recorder.collectors.artifacts import use_artifact
 
-        return use_artifact(self, reference)
+        return use_artifact(self, reference, from_server=from_server)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""
@@ -517,6 +540,23 @@ class Run:
         """Add values to the run's config, or change some: ``run.update_config({"lr": 1e-4})``. Secrets are masked."""
         with guard("updating the config"):
             self._add_values(CONFIG_CHANGED, "config", values)
+            self._watch_samples(values)
+
+    def _watch_samples(self, config: Any) -> None:
+        """Record the samples that a trainer writes to a folder of its own, if the config names one."""
+        keeps_media = self._settings.media and self._settings.media_keep != "off"
+        if self.folder is None or not keeps_media or not isinstance(config, Mapping) or self.status != "running":
+            return
+        if not _SAMPLING_KEYS.isdisjoint(config):
+            watcher = self._sample_watcher.get("watcher")
+            if watcher is None:
+                import_on_first_use("tachograph.recorder.collectors.samples")
+                from tachograph.recorder.collectors.samples import SampleWatcher
+
+                watcher = self._sample_watcher.setdefault("watcher", SampleWatcher(self))
+                self.collectors.append(watcher)
+                config = {**(self.facts.get("config") or {}), **config}
+            watcher.add_config(config)
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Record results of the whole run, such as ``{"best_accuracy": 0.91}``; later values replace earlier ones."""
@@ -562,7 +602,8 @@ class Run:
         Args:
             path: the file.
             name: the name to list it by; by default, the name of the file.
-            keep: store a copy in the run's folder. Otherwise only the path, the size and the hash are recorded.
+            keep: store a copy in the run's folder. Otherwise its path, size and hash are recorded, and a file of up to
+                100 MB gets a second name in the run's folder (a hard link), if the file system allows it.
             step: the step that it belongs to, by default the latest one.
 
         Example:
@@ -574,6 +615,7 @@ class Run:
             if self.status != "running" or self._is_forked:
                 self._warn_not_recording()
                 return
+            import_on_first_use("tachograph.media")
             from tachograph.media import File
 
             self._add_media({name or os.path.basename(os.fspath(path)): File(path, keep=keep)}, step)
@@ -598,8 +640,36 @@ class Run:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is on its way to the journal; None before the first one."""
-        return None if self.backend is None else self.backend.last_step
+        """The last step that was logged; None before the first one."""
+        if self.backend is None:
+            return None
+        for _, step, _ in self._buffered_steps():
+            if type(step) is int:
+                return step
+        return self.backend.last_step
+
+    def names_logged_since(self, steady_s: float) -> set[str]:
+        """Return names of metrics that were logged after a moment, as far as they still wait for the writer thread.
+
+        For an integration that observes a loop, so that it records no value a second time. Called by the thread that
+        trains.
+        """
+        names: set[str] = set()
+        for logged_s, _, metrics in self._buffered_steps():
+            if logged_s <= steady_s:
+                break
+            names.update(metrics)
+        return names
+
+    def _buffered_steps(self) -> Iterator[tuple[float, Any, dict[str, Any]]]:
+        """Yield the newest steps that wait for the writer thread, newest first."""
+        backend = self.backend
+        if backend is not None:
+            with suppress(IndexError):  # the writer has taken the rest
+                for position in range(1, _NUM_NEWEST_ITEMS + 1):
+                    item = backend.buffer[-position]
+                    if type(item) is tuple:
+                        yield item
 
     def report_error(self, kind: str, field: str, reason: str) -> None:
         """Record a fault of telemetry itself as a `telemetry_error`."""
@@ -879,7 +949,13 @@ class Run:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.finish()
         else:
-            self._fail(error)
+            try:
+                self._fail(error)
+            except BaseException as second_error:
+                # Of a signal handler: torch raises in one when a DataLoader worker was killed, often a moment after the
+                # loop has failed because of it.
+                self._fail(second_error)
+                raise
 
     def _fail(self, error: BaseException) -> None:
         """Record an exception that ends the run."""

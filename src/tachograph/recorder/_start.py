@@ -33,7 +33,7 @@ from tachograph.recorder.collectors.collectives import CollectiveCounter
 from tachograph.recorder.collectors.energy import energy_fields, read_rank_energy
 from tachograph.recorder.collectors.system import MemorySampler, SystemSampler
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
-from tachograph.settings import Settings
+from tachograph.settings import Mode, Settings, resolve_mode
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
 
@@ -191,6 +191,8 @@ def _add_black_box(run: Run, writer: Writer, folder: Callable[[], RunFolder | No
         rank=rank,
     )
     box = run.black_box = BlackBox(run.dump_writer, writer.wall_s, lambda: run.last_step)
+    box.open_alerts = lambda: [] if writer.diagnostics is None else writer.diagnostics.open_alerts
+    run.control_panel.capture = box.request_from_outside
     box.flush = lambda: run.flush(_LAST_FLUSH_S)
     box.divert_training = run._use_slow_path
     writer.black_box = box
@@ -219,6 +221,7 @@ def _add_collectors(run: Run, rules: Mapping[str, RuleSettings]) -> None:
     if settings.code:
         run.collectors.append(CodeCollector(run, str(run.facts.get("cwd") or os.curdir)))
     _add_memory_reporter(run)
+    run._watch_samples(run.facts.get("config"))
     if "slower_than_baseline" in rules or "step_time_change" in rules:
         run.collectors.append(BaselineReader(run, settings.log_dir))
 
@@ -251,6 +254,8 @@ def _count_collectives(run: Run, writer: Writer) -> None:
         counter = CollectiveCounter(run.add_record)
         run.collectors.append(counter)
         writer.describe_collective = counter.describe
+        writer.last_collective = lambda: counter.last_call
+        writer.collective_wait = counter.wait_in_iteration
 
 
 def _print_dashboard_hint(run: Run, log_dir: str) -> None:
@@ -274,8 +279,9 @@ def _start_rank(
     clock = SystemClock()
     anchor = WallAnchor(clock)
     builder = RecordBuilder(anchor, log_every=settings.log_every)
+    is_sent = resolve_mode(settings) is Mode.CLOUD
     writer = Writer(
-        lambda report_error, yield_to_writer: RankFiles(settings.log_dir, name, rank, clock),
+        lambda report_error, yield_to_writer: RankFiles(settings.log_dir, name, rank, clock, is_sent=is_sent),
         settings,
         builder,
         anchor,

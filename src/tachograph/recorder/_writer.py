@@ -42,7 +42,7 @@ from tachograph.recorder._files import Files, ReportError, WriterState
 from tachograph.recorder._hang_stacks import HangStacks
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
-from tachograph.recorder._rank_monitor import RankMonitor, explain_end, own_status
+from tachograph.recorder._rank_monitor import RankMonitor, explain_end, is_consequence, own_status
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder.collectors.system import memory_fields
 from tachograph.records import RANK_MESH, Encodable, StepTable, encode
@@ -66,6 +66,8 @@ _LAST_CATCH_UP_S = 1.0
 _FOLDER_POLL_S = 0.05
 _MAX_FOLDER_WAIT_S = 5.0
 _RETRY_SHARE = 0.8
+_MAX_NEWS_WAIT_S = 5.0
+_NEWS_POLL_S = 0.2
 _HEARTBEAT_S = 5.0
 _RANK_HEARTBEAT_S = 2.0
 """In a job of several ranks, heartbeats state what each rank is doing."""
@@ -78,6 +80,11 @@ _COLLECT_S = 0.9
 
 def _no_position() -> tuple[int | None, str]:
     return None, ""
+
+
+def _hang_thresholds(rules: Mapping[str, RuleSettings]) -> HangThresholds:
+    thresholds = rules.get("rank_hang")
+    return thresholds if isinstance(thresholds, HangThresholds) else HangThresholds()
 
 
 class _Batch:
@@ -136,13 +143,16 @@ class Writer:
         self._thread_id = threading.get_ident()
         self._activity: ActivityObserver | None = None
         self._hang_stacks: HangStacks | None = None
-        thresholds = (rules or {}).get("rank_hang")
-        self._hang_thresholds = thresholds if isinstance(thresholds, HangThresholds) else HangThresholds()
+        self._hang_thresholds = _hang_thresholds(rules or {})
         self._rank_monitor: RankMonitor | None = None
         self._last_error = ""
         self._mesh: dict[str, int] = {}
         self.loop_position: Callable[[], tuple[int | None, str]] = _no_position
         """Returns how many iterations are complete, and the phase of an open span such as a validation."""
+        self.collective_wait: Callable[[float, float], tuple[float, int] | None] | None = None
+        """Returns how long the rank waited in collectives between two times; see `Backend`."""
+        self.last_collective: Callable[[], str] = lambda: ""
+        """Returns the last collective that returned, with its number."""
         self.describe_collective: Callable[[str], str] = lambda name: name
         """Returns the call of a collective that the training thread is in, given the name of the function."""
         self.collect: Callable[[], None] = lambda: None
@@ -307,8 +317,13 @@ class Writer:
     def _tick(self) -> None:
         with guard("maintaining the run folder"):
             self._maintain()
+        box = self.black_box
+        has_signal = box is not None and bool(box.signal_name)  # before the steps that the dump is to contain
         self._write([])
         self._write_buffer()
+        if box is not None and has_signal:
+            box.write_signal_dump()
+            self._write_buffer()
         self._report_losses()
         if not self._stopping:  # or on a slow disk the mirror would take the time that the last records need
             with self.pressure.in_files():
@@ -533,7 +548,8 @@ class Writer:
         """Return the activity of the training thread, in a job of several ranks."""
         if self._activity is None:
             return Activity()
-        return self._activity.observe(*self.loop_position(), self._clock.wall_s())
+        activity = self._activity.observe(*self.loop_position(), self._clock.wall_s())
+        return activity._replace(last_collective=self.last_collective())
 
     def _describe_collective(self, name: str) -> str:
         return self.describe_collective(name)  # which is set after the thread has started
@@ -577,8 +593,17 @@ class Writer:
         if self._rank_monitor is None or end.fields.get("status") == "finished":
             return
         with guard("observing the other ranks"):
-            statuses = self._rank_monitor.poll(self.files.folder).statuses
-            explanation = explain_end(reason, self._last_error, statuses, self.loop_position()[0])
+            position, size = self.loop_position()[0], ranks.world_size()
+            now_s = time.monotonic()
+            wait_until_s = now_s + min((self._deadline_s - now_s) / 2, _MAX_NEWS_WAIT_S)
+            while True:
+                statuses = self._rank_monitor.poll(self.files.folder, grace_s=0).statuses
+                explanation = explain_end(reason, self._last_error, statuses, position, size)
+                # That a rank of another machine has died takes seconds to arrive through a server.
+                may_follow = self._rank_monitor.has_relayed and is_consequence(reason, self._last_error)
+                if explanation is not None or not may_follow or time.monotonic() >= wait_until_s:
+                    break
+                time.sleep(_NEWS_POLL_S)
             if explanation is not None:
                 end.fields["reason"], first = explanation
                 end.fields["first_failed_rank"] = {"rank": first.rank, "host": first.host}

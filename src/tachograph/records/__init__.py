@@ -16,7 +16,9 @@ from tachograph.records._kinds import (
     ARTIFACT,
     ARTIFACT_USED,
     BASELINE_SPEED,
+    COLLECTIVES,
     CONFIG_CHANGED,
+    FATAL_DUMPS,
     KINDS,
     METRIC_DEFINED,
     METRIC_KINDS,
@@ -27,13 +29,14 @@ from tachograph.records._kinds import (
     RUN_LABELED,
     SCHEMA_VERSION,
     SEVERITIES,
+    STALL_RULES,
     SUMMARY,
     severity_rank,
 )
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
-from tachograph.records._rank_window import PhaseTime, RankWindow
+from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, window_times
 from tachograph.records._signals import (
     LOSS_NAMES,
     SIGNALS,
@@ -68,8 +71,10 @@ __all__ = [
     "AlertRecord",
     "BASELINE_SPEED",
     "CLOCK_SET",
+    "COLLECTIVES",
     "CONFIG_CHANGED",
     "Encodable",
+    "FATAL_DUMPS",
     "KINDS",
     "LOSS_NAMES",
     "LazyValue",
@@ -90,10 +95,12 @@ __all__ = [
     "SEVERITIES",
     "SIGNALS",
     "SPLIT_FOLDERS",
+    "STALL_RULES",
     "SUMMARY",
     "StepTable",
     "ValueBudget",
     "ValueProblem",
+    "WindowTimes",
     "bounded_items",
     "check_run_name",
     "clock_jump_s",
@@ -126,4 +133,5 @@ __all__ = [
     "to_json",
     "to_plain",
     "wait_for_event",
+    "window_times",
 ]

@@ -34,6 +34,8 @@ class AlertRecord(msgspec.Struct, kw_only=True):
     """Facts about this occurrence of a fault that comes and goes."""
     absorbed_by: str | None = None
     """The rule whose alert now covers this fault."""
+    cause: dict[str, Any] | None = None
+    """What caused the fault, as far as the evidence of a dump shows it: `text`, `confidence`, `kind` and `dump`."""
     meaning: str | None = None
     advice: list[str] | None = None
 
@@ -50,6 +52,7 @@ class AlertRecord(msgspec.Struct, kw_only=True):
     def from_record(cls, record: dict[str, Any]) -> AlertRecord:
         """Parse a record, whatever wrote it: a field of the wrong type counts as missing."""
         advice, evidence, occurrence = record.get("advice"), record.get("evidence"), record.get("occurrence")
+        cause = record.get("cause")
         return cls(
             time=finite_or_none(record.get("time")),
             global_step=step_of(record),
@@ -63,6 +66,7 @@ class AlertRecord(msgspec.Struct, kw_only=True):
             evidence=evidence if isinstance(evidence, dict) else None,
             occurrence=occurrence if isinstance(occurrence, dict) else None,
             absorbed_by=_text_or_none(record.get("absorbed_by")),
+            cause=cause if isinstance(cause, dict) and cause.get("text") else None,
             meaning=_text_or_none(record.get("meaning")),
             advice=[str(line) for line in advice] if isinstance(advice, list) else None,
         )

@@ -37,6 +37,13 @@ SEVERITIES = ("info", "warning", "critical")
 """Severities of alerts, least severe first."""
 
 
+STALL_RULES = ("hang", "rank_hang", "rank_gone")
+"""Rules whose alerts say that training stands still. No set: the `rule` in a journal may be a value without a hash."""
+
+FATAL_DUMPS = ("exception", "gpu_error", "killed", "out_of_memory", "signal")
+"""Reasons of dumps that may say what ended a run."""
+
+
 def severity_rank(severity: str) -> int:
     """Return the position of a severity in `SEVERITIES`; an unknown one counts as a warning."""
     return SEVERITIES.index(severity if severity in SEVERITIES else "warning")
@@ -68,6 +75,9 @@ ARTIFACT_USED = "artifact_used"
 
 AB_ARM = "ab_arm"
 """Name of the event that states which arm of an A/B test is used from now on."""
+
+COLLECTIVES = "collectives"
+"""Name of the event with the totals of a rank's calls of collective functions."""
 
 RANK_MESH = "rank_mesh"
 """Name of the event that states the position of a rank in the mesh of its job, as `mesh`."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
 from tachograph.records._values import finite_or_none
 
-__all__ = ["PhaseTime", "RankWindow"]
+__all__ = ["PhaseTime", "RankWindow", "WindowTimes", "window_times"]
 
 _QUANTITIES = ("own", "wait", "data", "forward", "backward", "optimizer")
 _MS = 1e3
+_MAX_MS = 1e300
 
 
 class PhaseTime(NamedTuple):
@@ -46,7 +46,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     longest_iteration: int | None = None
     """The iteration with the longest own time."""
     collective: int | None = None
-    """The number of collectives called so far."""
+    """The number of collectives called so far, if `wait` is the time inside of them."""
     time: float | None = None
     """When it ended, in Unix seconds."""
 
@@ -72,12 +72,12 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
         times_ms, last, count = record.get("ms"), record.get("last"), record.get("n")
         if not (isinstance(times_ms, list) and isinstance(last, int) and isinstance(count, int)):
             return None
-        times_s = [value / _MS if isinstance(value, (int, float)) and value >= 0 else None for value in times_ms]
+        times_s = [value / _MS if _is_time(value) else None for value in times_ms]
         times_s += [None] * (2 * len(_QUANTITIES) - len(times_s))
         phases = {
             name: PhaseTime(median_s, times_s[2 * index + 1] or 0.0)
             for index, name in enumerate(_QUANTITIES)
-            if (median_s := times_s[2 * index]) is not None and median_s < math.inf
+            if (median_s := times_s[2 * index]) is not None
         }
         if "own" not in phases or last < 0 or count < 1:
             return None
@@ -100,3 +100,27 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
             backward=phases.get("backward"),
             optimizer=phases.get("optimizer"),
         )
+
+
+class WindowTimes(NamedTuple):
+    """The fields of a window that say how fast a rank is."""
+
+    last_iteration: int
+    own_s: float
+    wait_s: float | None
+
+
+def window_times(record: dict[str, Any]) -> WindowTimes | None:
+    """Return a few fields of what `RankWindow.from_record` returns, several times faster."""
+    times_ms, last, count = record.get("ms"), record.get("last"), record.get("n")
+    if not (isinstance(times_ms, list) and isinstance(last, int) and isinstance(count, int)):
+        return None
+    own_ms = times_ms[0] if times_ms else None
+    if not _is_time(own_ms) or last < 0 or count < 1:
+        return None
+    wait_ms = times_ms[2] if len(times_ms) > 2 else None
+    return WindowTimes(last, own_ms / _MS, wait_ms / _MS if _is_time(wait_ms) else None)
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and 0 <= value <= _MAX_MS

@@ -343,17 +343,28 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
 
 
 _LOSS_SIGNALS = ("loss", "adversarial_loss")
-_RESULT_SIGNALS = ("val_loss", "val_accuracy", "reward", *_LOSS_SIGNALS)
+_RESULT_SIGNALS = ("val_loss", "val_accuracy", "test_loss", "test_accuracy", "reward", *_LOSS_SIGNALS)
 
 
 def result_name_in(names: Iterable[str]) -> str | None:
-    """Return the metric that tells how good a run is: validation loss or accuracy, else reward, else training loss."""
+    """Return the metric that tells how good a run is.
+
+    That is the validation loss or accuracy, else the test loss or accuracy, else the reward, else the training loss.
+    """
     ranked_names = [
         (_RESULT_SIGNALS.index(signal[0]), signal[1], name)
         for name in names
-        if (signal := signal_of(name)) is not None and signal[0] in _RESULT_SIGNALS
+        if (signal := signal_of(name) or _test_signal_of(name)) is not None and signal[0] in _RESULT_SIGNALS
     ]
     return min(ranked_names)[2] if ranked_names else None
+
+
+def _test_signal_of(name: str) -> tuple[str, int] | None:
+    """Return whether a metric is the loss or the accuracy on a test set, as in many examples without validation."""
+    words = set(re.split("[/_]", plain_name(name))) - {""} - _AVERAGING_WORDS
+    if words == {"test", "loss"}:
+        return "test_loss", 0
+    return ("test_accuracy", 0) if words in ({"test", "accuracy"}, {"test", "acc"}) else None
 
 
 def is_loss(name: object) -> bool:

@@ -64,6 +64,10 @@ _ITERATION_PHASES = {"data", "forward", "backward", "optimizer"}
 """Phases whose time is training only if their iteration completes."""
 
 
+CollectiveWait = Callable[[float, float], tuple[float, int] | None]
+"""Returns how long the rank waited in collectives between two times, and the number of collectives so far."""
+
+
 class AggregatorTask:
     """A buffer item: an action of the aggregator that must run in order with the spans around it."""
 
@@ -94,6 +98,7 @@ class SpanAggregator:
         log_misuse: logs a mistake in the use of spans; returns False if that was done before.
         records_ranks: whether to record the windows of this rank, if the job has several.
         is_main_rank: whether the metrics of the job are recorded here. On other ranks, windows are all there is.
+        collective_wait: returns the function that times collectives, if there is one; see `Backend`.
     """
 
     ITEM_TYPES = (Span, ShortSpan, ObservedIteration, AggregatorTask)
@@ -108,10 +113,12 @@ class SpanAggregator:
         log_misuse: Callable[[str], bool],
         records_ranks: bool = False,
         is_main_rank: bool = True,
+        collective_wait: Callable[[], CollectiveWait | None] = lambda: None,
     ) -> None:
         self._wall_s = wall_s
         self._records_ranks = records_ranks
         self._is_main_rank = is_main_rank
+        self._collective_wait = collective_wait
         self._run_log_every = log_every
         self._add_loss = add_loss
         self._log_misuse = log_misuse
@@ -236,6 +243,7 @@ class SpanAggregator:
         first_s = stop_s = items[index].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
+        starts: list[float] = []
         observed_iterations: list[ObservedIteration] = []
         while index < last:
             span = items[index]
@@ -246,6 +254,7 @@ class SpanAggregator:
                 break
             stop_s = span.stop_s
             durations.append(stop_s - start_s)
+            starts.append(start_s)
             if type(span) is ObservedIteration:
                 observed_iterations.append(span)
             index += 1
@@ -255,13 +264,14 @@ class SpanAggregator:
             span = items[index]
             first_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
             durations.append(stop_s - first_s)
+            starts.append(first_s)
             index += 1
         try:
             loop.add(durations, first_s, stop_s, self.parameters)
             if observed_iterations:
                 phases += _add_observed(loop, observed_iterations)
             if loop.rank_windows is not None:
-                records += self._add_to_rank_window(loop.rank_windows, durations, phases, stop_s)
+                records += self._add_to_rank_window(loop.rank_windows, starts, durations, phases)
             if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
                 self._latest_metrics = latest[index - 1]
                 records += self._report(loop_span, loop, stop_s)
@@ -376,7 +386,7 @@ class SpanAggregator:
             loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
         records: list[PendingRecord] = []
         if loop.rank_windows is not None:
-            records += self._add_to_rank_window(loop.rank_windows, [stop_s - start_s], [(0, phases)], stop_s)
+            records += self._add_to_rank_window(loop.rank_windows, [start_s], [stop_s - start_s], [(0, phases)])
         return records + (self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else [])
 
     # Windows of this rank ------------------------------------------------------------------------------------------
@@ -388,12 +398,22 @@ class SpanAggregator:
     def _add_to_rank_window(
         self,
         windows: RankWindows,
+        starts: Sequence[float],
         durations: Sequence[float],
         phases: Sequence[tuple[int, Mapping[str, float]]],
-        stop_s: float,
     ) -> list[PendingRecord]:
-        windows.add(durations, phases)
-        return _rank_record(windows, stop_s) if windows.is_complete else []
+        waits: list[float] | None = None
+        collective_wait = self._collective_wait()
+        if collective_wait is not None:
+            timed_waits = [
+                collective_wait(start_s, start_s + duration_s)
+                for start_s, duration_s in zip(starts, durations, strict=True)
+            ]
+            if all(timed_waits):
+                waits = [timed_wait[0] for timed_wait in timed_waits if timed_wait is not None]
+                windows.num_collectives = max(timed_wait[1] for timed_wait in timed_waits if timed_wait is not None)
+        windows.add(durations, phases, waits)
+        return _rank_record(windows, starts[-1] + durations[-1]) if windows.is_complete else []
 
     @property
     def num_iterations(self) -> int | None:
@@ -575,7 +595,7 @@ class SpanAggregator:
 
 def overlap_text(iteration: Span) -> str:
     """Return the report of an iteration that overlaps with another one."""
-    return f"span {iteration.name_str!r} started while another one was open in the same loop; end an iteration first"
+    return f"span {iteration.name_str!r} started while another one is already active in the same loop; end it first"
 
 
 def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> list[tuple[int, dict[str, float]]]:

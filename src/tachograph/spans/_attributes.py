@@ -51,7 +51,10 @@ class Attribute:
             first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
             if not all(isinstance(item, first) for item in self.value):
                 kinds = ", ".join(sorted({type(item).__name__ for item in self.value}))
-                raise ConfigError(f"attribute {self.name!r}: the items of a list must be of one type, got {kinds}")
+                raise ConfigError(
+                    "All elements of a list attribute must be of primitive type, and of the same one: "
+                    f"attribute {self.name!r} has {kinds}"
+                )
 
 
 class Attributes(dict[str, Attribute]):
@@ -114,7 +117,7 @@ class Attributes(dict[str, Attribute]):
 
     def get_float_value(self, attribute_name: str) -> float | None:
         """Return a number, or None if there is no such attribute."""
-        value: float | None = self._get(attribute_name, (float, int), "a float or an integer")
+        value: float | None = self._get(attribute_name, (float, int), "a float")
         return value
 
     def get_str_value(self, attribute_name: str) -> str | None:
@@ -127,7 +130,7 @@ class Attributes(dict[str, Attribute]):
             return None
         value = self[name].value
         if not isinstance(value, kind):
-            raise TachographError(f"Attribute {name} must be {description}, got {value!r:.80}")
+            raise TachographError(f"Attribute {name} must be {description}. Got {str(value)[:80]}.")
         return value
 
 

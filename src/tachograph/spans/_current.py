@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from tachograph._base.importing import import_on_first_use
 from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run, latest_run, worker_run
 from tachograph.spans._recorder import SpanRecorder
@@ -79,6 +80,7 @@ def _start_run(name: str | None) -> SpanRecorder:
         return recorder_of(run)
     if _run_factories:
         return _run_factories[-1](name)
+    import_on_first_use("tachograph._init")
     from tachograph._init import init
 
     recorder = recorder_of(init(name))

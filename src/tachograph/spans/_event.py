@@ -40,7 +40,7 @@ class Event:
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | Mapping[str, Any] | None = None
     ) -> None:
         if not timestamp:
-            raise ConfigError(f"event {text_of(name)!r} needs a timestamp; Event.create uses the current time")
+            raise ConfigError(f"Event {text_of(name)} must have a valid timestamp; Event.create uses the current time")
         self._name = name
         self._timestamp = timestamp
         # A copy: the caller may reuse the attributes for the next event.
@@ -102,9 +102,11 @@ class Event:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Event:
         """Create an event from the result of `to_json`."""
-        if not data.get("name"):
-            raise TachographError(f"an event needs a 'name', got {data!r}")
-        timestamp = TracingTimestamp.from_json(data.get("timestamp") or {})
+        if not isinstance(data, Mapping) or not data:
+            raise TachographError(f"Event data must be a dictionary, got {data!r:.200}")
+        if not data.get("name") or not data.get("timestamp"):
+            raise TachographError(f"an Event must have a name and a timestamp: {data!r:.200}")
+        timestamp = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes"))
         subclass = Event._subclasses.get(data["name"])
         if subclass is not None:

@@ -33,14 +33,17 @@ class SpanFilter:
     ) -> None:
         if not isinstance(mode, ExportCustomizationMode):
             raise ConfigError(
-                f"export_customization_mode={mode!r}: one of {', '.join(map(str, ExportCustomizationMode))}"
+                f"Invalid export_customization_mode: {mode!r}; "
+                f"expected one of {', '.join(map(str, ExportCustomizationMode))}"
             )
         if isinstance(names, str):
             raise ConfigError(f"span_name_filter={names!r}: expected a list of span names")
         if mode is ExportCustomizationMode.EXPORT_ALL_SPANS and names:
-            raise ConfigError("span_name_filter: EXPORT_ALL_SPANS exports every span and accepts no names; remove it")
+            raise ConfigError("span_name_filter should not be set when export_customization_mode is EXPORT_ALL_SPANS")
         if mode is not ExportCustomizationMode.EXPORT_ALL_SPANS and not names:
-            raise ConfigError(f"span_name_filter: {mode.name} needs at least one span name")
+            raise ConfigError(
+                f"span_name_filter should be a non-empty list when export_customization_mode is {mode.name}"
+            )
         self._names = frozenset(map(text_of, names or ()))
         self._keeps_named = mode is ExportCustomizationMode.WHITELIST_SPANS
 

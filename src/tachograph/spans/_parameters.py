@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph._base.guard import reraise_from_signal_handler
-from tachograph._base.typed import convert
+from tachograph._base.typed import convert, field_types
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans._names import CheckPointStrategy
 
@@ -102,15 +102,15 @@ class ParameterSource:
 
 def _validate(name: str, value: Any, key: str | None = None) -> Any:
     key = key or name
-    field = next(field for field in msgspec.structs.fields(Parameters) if field.name == name)
+    field_type = field_types(Parameters)[name]
     if hasattr(value, "item") and not isinstance(value, (int, float)):
         value = value.item()  # numpy counts
-    if isinstance(value, bool) and field.type is not bool and "bool" not in str(field.type):
+    if isinstance(value, bool) and field_type is not bool and "bool" not in str(field_type):
         raise ConfigError(f"{key}={value!r}: expected a number")
-    if isinstance(value, float) and value.is_integer() and "int" in str(field.type):
+    if isinstance(value, float) and value.is_integer() and "int" in str(field_type):
         value = int(value)
     try:
-        return convert(value, field.type)
+        return convert(value, field_type)
     except msgspec.ValidationError as error:
         requirement = str(error).partition(", got ")[0].replace(" | null", "")
         if name == "save_checkpoint_strategy":

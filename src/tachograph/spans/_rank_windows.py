@@ -3,7 +3,7 @@
 The duration of an iteration is the same on all ranks, because each one waits for the slowest. What differs is the work
 before that. Data, forward pass and optimizer count as a rank's own work. The backward pass and everything between the
 phases may contain waiting, and so may the forward pass if the parameters are sharded; then the own work looks equal on
-all ranks, and no rank is called slow.
+all ranks, and no rank is called slow. If collectives are timed, the own work is everything outside of them.
 
 Windows end at multiples of their length, counted in iterations, so the windows of all ranks cover the same iterations
 without any exchange between them. The length starts at 16 and doubles every 16 windows, until a window lasts ten
@@ -62,6 +62,23 @@ class _Sample:
         return PhaseTime(middle, median([abs(value - middle) for value in self._values]))
 
 
+class _OwnTimes:
+    """The own work of iterations, and the waiting in them."""
+
+    def __init__(self) -> None:
+        self.own = _Sample()
+        self.wait = _Sample()
+        self.longest_s: float | None = None
+        self.longest_iteration: int | None = None
+
+    def add(self, iteration: int, own_s: float, wait_s: float) -> None:
+        """Add an iteration."""
+        self.own.add(own_s)
+        self.wait.add(wait_s)
+        if self.longest_s is None or own_s > self.longest_s:
+            self.longest_s, self.longest_iteration = own_s, iteration
+
+
 class RankWindows:
     """The windows of one training loop. Used by the writer thread only.
 
@@ -75,6 +92,8 @@ class RankWindows:
         self._num_left_out = _WARM_UP
         self._has_phases = False
         self._outer_data_s = 0.0
+        self.num_collectives = 0
+        """The collectives that were called so far, if they are timed."""
         self._start()
 
     def _start(self) -> None:
@@ -82,11 +101,10 @@ class RankWindows:
         self._total_s = 0.0
         self._durations = _Sample()
         self._left_out = _Sample()
-        self._own = _Sample()
-        self._wait = _Sample()
         self._by_phase = {phase: _Sample() for phase in _PHASES}
-        self._longest_own_s: float | None = None
-        self._longest_iteration: int | None = None
+        self._outside_backward = _OwnTimes()
+        self._outside_collectives = _OwnTimes()
+        self._num_timed = 0
 
     @property
     def num_remaining(self) -> int:
@@ -106,12 +124,18 @@ class RankWindows:
         """Add time in which the loop waited for data before its next iteration."""
         self._outer_data_s += data_s
 
-    def add(self, durations: Sequence[float], phases: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+    def add(
+        self,
+        durations: Sequence[float],
+        phases: Iterable[tuple[int, Mapping[str, float]]],
+        waits: Sequence[float] | None = None,
+    ) -> None:
         """Add consecutive iterations, at most `num_remaining` of them.
 
         Args:
             durations: how long each of them took.
             phases: the index of an iteration among them with the seconds of its phases, where they were measured.
+            waits: how long each of them waited in collectives, if that is known.
         """
         num_skipped = min(self._num_left_out, len(durations))
         self._num_left_out -= num_skipped
@@ -120,7 +144,12 @@ class RankWindows:
             self._left_out.add(duration_s)
         outer_by_index = {0: outer_s}
         for index in range(num_skipped, len(durations)):
-            self._durations.add(durations[index] + outer_by_index.get(index, 0.0))
+            duration_s = durations[index] + outer_by_index.get(index, 0.0)
+            self._durations.add(duration_s)
+            if waits is not None:
+                self._num_timed += 1
+                wait_s = min(waits[index], durations[index])
+                self._outside_collectives.add(self._next_iteration + index, duration_s - wait_s, wait_s)
         self._num_iterations += len(durations) - num_skipped
         self._total_s += sum(durations)
         for index, seconds in phases:
@@ -138,10 +167,7 @@ class RankWindows:
                 sample.add(seconds.get(phase, 0.0) + (outer_s if phase == "data" else 0.0))
         if "forward" not in seconds and "backward" not in seconds:
             return  # the rest may contain anything
-        self._own.add(own_s)
-        self._wait.add(max(0.0, duration_s + outer_s - own_s))
-        if self._longest_own_s is None or own_s > self._longest_own_s:
-            self._longest_own_s, self._longest_iteration = own_s, iteration
+        self._outside_backward.add(iteration, own_s, max(0.0, duration_s + outer_s - own_s))
 
     def take(self, *, is_last: bool = False) -> RankWindow | None:
         """End the window and return it; None if it continues, because too little of it was measured.
@@ -151,11 +177,13 @@ class RankWindows:
         """
         if not self._num_iterations:
             return self._warm_up_window() if is_last else None
-        is_measured = len(self._own) >= _MIN_SAMPLES
+        is_timed = self._num_timed == self._num_iterations
+        times = self._outside_collectives if is_timed else self._outside_backward
+        is_measured = len(times.own) >= _MIN_SAMPLES
         if self._has_phases and not is_measured and not is_last and self._length < _MAX_LENGTH:
             self._length *= 2
             return None
-        window = self._summarise(is_measured)
+        window = self._summarise(times if is_measured else None, is_timed=is_timed)
         lasts_s = self._total_s / self._num_iterations * self._length
         is_time_to_grow = self._next_iteration % (_WINDOWS_PER_LENGTH * self._length) == 0
         if is_time_to_grow and lasts_s < _MIN_WINDOW_S and self._length < _MAX_LENGTH:
@@ -170,8 +198,8 @@ class RankWindows:
             return None
         return RankWindow(last_iteration=self._next_iteration - 1, num_iterations=len(self._left_out), own=whole)
 
-    def _summarise(self, is_measured: bool) -> RankWindow | None:
-        own = self._own.summary() if is_measured else self._durations.summary()
+    def _summarise(self, times: _OwnTimes | None, *, is_timed: bool) -> RankWindow | None:
+        own = self._durations.summary() if times is None else times.own.summary()
         if own is None:
             return None
         phases: dict[str, Any] = {phase: sample.summary() for phase, sample in self._by_phase.items()}
@@ -179,8 +207,9 @@ class RankWindows:
             last_iteration=self._next_iteration - 1,
             num_iterations=self._num_iterations,
             own=own,
-            wait=self._wait.summary() if is_measured else None,
-            longest_own_s=self._longest_own_s if is_measured else None,
-            longest_iteration=self._longest_iteration if is_measured else None,
+            wait=None if times is None else times.wait.summary(),
+            longest_own_s=None if times is None else times.longest_s,
+            longest_iteration=None if times is None else times.longest_iteration,
+            collective=self.num_collectives if is_timed and times is not None else None,
             **phases,
         )

@@ -72,7 +72,7 @@ class SpanRecorder:
         self.times = TimeConverter(run, self.report_misuse)
         self.now = self.times.now
         self.ids = SpanIds(run.id, is_recorded=run.folder is not None)
-        self._backend = run.backend if run.status == "running" and not run._is_forked else None
+        backend = self._backend = run.backend if run.status == "running" and not run._is_forked else None
         self.buffer: deque[BufferItem] = self._backend.buffer if self._backend is not None else deque(maxlen=0)
         self.root = Span("", self, self.now())
         self.base = self.root
@@ -89,6 +89,7 @@ class SpanRecorder:
             log_misuse=self._log_misuse,
             records_ranks=run.settings.ranks != "off",
             is_main_rank=not isinstance(run, RankRun),
+            collective_wait=lambda: None if backend is None else backend.collective_wait,
         )
         if self._backend is not None:
             short = (ShortSpan, ObservedIteration)
@@ -155,7 +156,7 @@ class SpanRecorder:
             warn("%s", problem)
         return True
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         """Report that the run has ended, so that nothing is recorded. A disabled or a parent's run is no mistake."""
         run = self.run
         if self.is_closed and run.enabled and run.status != "running" and not run._is_forked:
@@ -232,7 +233,7 @@ class SpanRecorder:
             on_stop: called before the span stops, with the span, the exception that stops it, and the time.
         """
         if self.is_closed:
-            self._check_run()
+            self.check_run()
         if self._propagates_exceptions and span.name in ITERATION_LOOPS:
             open_iteration = self.find_open(span.name, inside=ITERATION_LOOPS[span.name])
             if open_iteration is not None:
@@ -281,7 +282,7 @@ class SpanRecorder:
                 state = "has not started" if span.start_s is None else "has already stopped"
                 is_known = span.extras.status == "left_open"  # stopped together with the application
                 if error is None and self._backend is not None and not is_known:
-                    self.report_misuse(f"span {span.name_str!r} {state} and cannot be stopped")
+                    self.report_misuse(f"Span {span.name_str!r} not found: it {state}")
                 return
             extras = span.extras
             extras.status = status if error is None else "left" if _is_clean_exit(error) else "error"
@@ -316,17 +317,22 @@ class SpanRecorder:
 
     # Events and errors of spans ------------------------------------------------------------------------------------
 
-    def event(self, span: Span | Event, event: Event | None = None) -> Event:
+    def event(self, span: Span | Event | None, event: Event | None = None) -> Event:
         """Record an event of a span, or of the current span if only the event is given."""
         if isinstance(span, Event):
             return self.event(self.current, span)
         if not isinstance(event, Event):
             self.report_misuse(f"expected an event, such as Event.create('name'), got {event or span!r:.80}")
             return Event.create(str(event or span))
+        if not isinstance(span, Span):
+            self.report_misuse(f"No span to add event to: expected a span, got {span!r:.80}")
+            return event
         with self.guarded("recording an event"):
-            self._check_run()
+            self.check_run()
             if span.stop_s is not None and span.name:
-                self.report_misuse(f"event {event.name_str!r} was added after span {span.name_str!r} stopped")
+                self.report_misuse(
+                    f"Cannot add an event to a span that is not running: {event.name_str!r} to {span.name_str!r}"
+                )
             span.keep_event(event)
             steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
             kind, fields = event.to_record()

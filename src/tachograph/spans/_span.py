@@ -220,7 +220,7 @@ class Span(msgspec.Struct, eq=False):
             TachographError: while it is active.
         """
         if self.start_s is None or self.stop_s is None:
-            raise TachographError(f"span {self.name_str!r} has not stopped yet")
+            raise TachographError(f"span {self.name_str!r} has no duration yet: it has not stopped")
         return int((self.stop_s - self.start_s) * 1000)
 
     # Changes -------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Span(msgspec.Struct, eq=False):
             return added_event
         if not self.active:
             raise TachographError(
-                f"cannot add event {event.name_str!r} to span {self.name_str!r}, which is not running"
+                f"Cannot add an event to a span that is not running: {event.name_str!r} to {self.name_str!r}"
             )
         self.keep_event(event)
         return event
@@ -284,12 +284,21 @@ class Span(msgspec.Struct, eq=False):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
         """Create a span from the result of `to_json`."""
+        if not isinstance(data, Mapping) or not data:
+            raise TachographError(f"Span data must be a dictionary, got {data!r:.200}")
+        if not data.get("name") or not data.get("id"):
+            raise TachographError(f"a Span must have a name and an id: {data!r:.200}")
+        if not isinstance(data.get("events"), list) or not data["events"]:
+            raise TachographError(f"a Span must have a start event: {data!r:.200}")
         edges = {StandardEventName.SPAN_START, StandardEventName.SPAN_STOP}
         events = [Event.from_json(event) for event in data["events"]]
         first, last = events[0], events[-1]
         span = cls.create(data["name"], None, Attributes.from_json(data.get("attributes")), None, first.timestamp)
         span.extras.start_attributes = first.attributes
-        span.extras.id = uuid.UUID(str(data["id"]))
+        try:
+            span.extras.id = uuid.UUID(str(data["id"]))
+        except ValueError:
+            raise TachographError(f"the id of a Span must be a UUID, got {data['id']!r:.80}") from None
         for event in events:
             if event.name_str not in edges:
                 span.keep_event(event)

@@ -37,9 +37,10 @@ class TimeConverter:
         now_s = self.now()
         wall_now_s = self.wall_s(now_s)
         try:
-            wall_s = check_time(msec / 1000 if isinstance(msec, (int, float)) else msec, wall_now_s, argument)
+            wall_s = msec / 1000 if isinstance(msec, (int, float)) else msec
+            wall_s = check_time(wall_s, wall_now_s, argument, "milliseconds")
         except TachographError as error:
-            self._report_misuse(f"{error}; using the current time (expected milliseconds since the epoch)")
+            self._report_misuse(f"{error}; using the current time")
             return None
         return min(now_s - (wall_now_s - wall_s), now_s)
 

@@ -16,8 +16,8 @@ _EARLIEST_S = 946_684_800.0  # the year 2000
 _FUTURE_S = 600.0
 
 
-def check_time(wall_s: float, now_s: float, argument: str) -> float:
-    """Return a time given by a caller, if it is plausible.
+def check_time(wall_s: float, now_s: float, argument: str, unit: str = "seconds") -> float:
+    """Return a time given by a caller, if it is plausible. The message of the error names the caller's unit.
 
     Raises:
         ConfigError: if it is not a time, lies in the future, or is before the year 2000.
@@ -25,9 +25,14 @@ def check_time(wall_s: float, now_s: float, argument: str) -> float:
     if isinstance(wall_s, bool) or not isinstance(wall_s, (int, float)) or not math.isfinite(wall_s):
         raise ConfigError(f"{argument} is {wall_s!r}, which is not a time")
     if wall_s > now_s + _FUTURE_S:
-        raise ConfigError(f"{argument} lies {wall_s - now_s:.0f} s in the future")
+        raise ConfigError(
+            f"{argument} is in the future. This is meant to be the time in {unit} since epoch. "
+            f"It is {wall_s - now_s:.0f} s ahead of now"
+        )
     if wall_s < min(_EARLIEST_S, now_s - _FUTURE_S):  # a machine without a clock of its own starts in 1970
-        raise ConfigError(f"{argument} is before the year 2000: is it in the right unit?")
+        raise ConfigError(
+            f"{argument} is too old. This is meant to be the time in {unit} since epoch. It is before the year 2000"
+        )
     return float(wall_s)
 
 
@@ -69,7 +74,7 @@ class TracingTimestamp:
         """
         now_s = time.time()
         if validate_timestamp:
-            check_time(timestamp_sec, now_s, "timestamp_sec")
+            check_time(timestamp_sec, now_s, "timestamp")
         if not perf_counter:
             perf_counter = time.perf_counter() - (now_s - timestamp_sec)
         return cls(float(timestamp_sec), perf_counter)
@@ -84,7 +89,7 @@ class TracingTimestamp:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
         """Create a timestamp from the result of `to_json`."""
-        if not data or not data.get("seconds_since_epoch"):
-            raise TachographError(f"a timestamp needs 'seconds_since_epoch', got {data!r}")
-        seconds = float(data["seconds_since_epoch"])
-        return cls.for_timestamp(seconds, data.get("perf_counter_seconds"), validate_timestamp=False)
+        names = ("seconds_since_epoch", "perf_counter_seconds")
+        if not isinstance(data, Mapping) or not all(data.get(name) for name in names):
+            raise TachographError(f"a TracingTimestamp must have {' and '.join(names)}: {data!r:.200}")
+        return cls(*(float(data[name]) for name in names))

@@ -17,10 +17,27 @@ import msgspec
 
 from tachograph._base.typed import convert
 from tachograph.journal import open_journal
-from tachograph.reader import locate_histograms, locate_media
+from tachograph.reader import (
+    HistogramLocation,
+    MediaLocation,
+    locate_histograms,
+    locate_media,
+    locate_other_records,
+)
 from tachograph.records import decode, step_of
 
-__all__ = ["CompletionIndex", "CompletionLocation", "CompletionView", "read_rows", "replace_large_records"]
+__all__ = [
+    "MEDIA_PLACE",
+    "CompletionIndex",
+    "CompletionLocation",
+    "CompletionView",
+    "read_rows",
+    "replace_large_records",
+    "take_media_place",
+]
+
+MEDIA_PLACE = "_media_place"
+"""Added to completions, texts and histograms: where the index of media finds them. Never leaves the store."""
 
 _MAX_LOCATIONS = 100_000
 _MAX_COLUMNS = 500
@@ -76,13 +93,36 @@ def replace_large_records(lines: bytes, start: int, records: list[dict[str, Any]
         start: the offset of the first line.
         records: the records.
     """
-    if not any(record["event"] in _locate for record in records):
+    if not any(record["event"] in _locate or _is_shown_as_media(record) for record in records):
         return records
     locations = _line_locations(lines, start, len(records))
     return [
-        _stub(record, location) if record["event"] in _locate else record
+        _stub(record, location) if record["event"] in _locate else _with_place(record, location)
         for record, location in zip(records, locations, strict=True)
     ]
+
+
+def _is_shown_as_media(record: dict[str, Any]) -> bool:
+    return record["event"] == "event" and record.get("name") in {"text", "histogram"}
+
+
+def _with_place(record: dict[str, Any], line: tuple[int, int]) -> dict[str, Any]:
+    """Return a record with its location in the index of media; most have none."""
+    location = locate_other_records(record, *line)
+    if location is None:
+        return record
+    kind = "histograms" if isinstance(location, HistogramLocation) else "media"
+    return {**record, MEDIA_PLACE: [kind, msgspec.to_builtins(location)]}
+
+
+def take_media_place(record: dict[str, Any]) -> MediaLocation | HistogramLocation | None:
+    """Remove the location in the index of media from a record, and return it."""
+    place = record.pop(MEDIA_PLACE, None)
+    if not isinstance(place, list):
+        return None
+    if place[0] == "histograms":
+        return convert(place[1], HistogramLocation)
+    return convert(place[1], MediaLocation)
 
 
 def _line_locations(block: bytes, start: int, num_records: int) -> list[tuple[int, int]]:
@@ -108,6 +148,8 @@ def _decode_or_none(line: bytes) -> dict[str, Any] | None:
 
 def _stub(record: dict[str, Any], line: tuple[int, int]) -> dict[str, Any]:
     stub: dict[str, Any] = {name: record[name] for name in ("event", "time", "global_step") if name in record}
+    if record["event"] == "completions":
+        stub = {**stub, **{name: value for name, value in _with_place(record, line).items() if name == MEDIA_PLACE}}
     return {**stub, "place": msgspec.to_builtins(_locate[record["event"]](record, *line))}
 
 

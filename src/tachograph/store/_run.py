@@ -54,7 +54,7 @@ from tachograph.store._axes import SourceOnMetric, values_by_step
 from tachograph.store._axis_sources import AxisKnots, AxisSources, add_positions, find_knots, join_training_time
 from tachograph.store._chart_lines import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._columns import AnyAxis, Axis, Column, Floats, Integers, MetricAxis
-from tachograph.store._completions import CompletionIndex, replace_large_records
+from tachograph.store._completions import CompletionIndex, replace_large_records, take_media_place
 from tachograph.store._knots_budget import KnotsBudget
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
@@ -280,6 +280,11 @@ class StoredRun:
             self._add_to_digest(batch)
 
     def _add_to_digest(self, batch: RecordBatch) -> None:
+        if batch.event in {"event", "completions"}:
+            for record in batch.records:
+                location = take_media_place(record)
+                if location is not None:
+                    self.media.add_location(location)
         for span in self.digest.add(batch):
             self._spans.add(span)
         if batch.event == "completions":

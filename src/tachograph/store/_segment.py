@@ -45,7 +45,7 @@ from tachograph.store._tail import SeriesStats, Tail
 
 __all__ = ["Segment", "SegmentError", "segment_path", "write_segment"]
 
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"tachoseg"
 _TRAILER = struct.Struct("<QI8s")
 _FINGERPRINT_BYTES = 256

@@ -80,6 +80,7 @@ class _MemoryWriter:
         self.records: list[dict[str, Any]] = []
         self._has_ended = False
         self.loop_position: Callable[[], tuple[int | None, str]] = lambda: (None, "")
+        self.collective_wait: Callable[[float, float], tuple[float, int] | None] | None = None
 
     @property
     def is_late(self) -> bool:

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.reentrant import ReentrantEvent
@@ -25,16 +25,21 @@ from tachograph.artifacts import (
     check_artifact_name,
     collect_sources,
 )
-from tachograph.exceptions import ArtifactError
+from tachograph.exceptions import ArtifactError, ConfigError
 from tachograph.journal import RunFolder
 from tachograph.reader import ParentRun
 from tachograph.recorder._backend import Backend, Collector
 from tachograph.records import ARTIFACT, ARTIFACT_USED
-from tachograph.settings import Settings
+from tachograph.settings import Mode, Settings, resolve_mode
+
+if TYPE_CHECKING:
+    from tachograph.remote import ServerArtifacts
 
 __all__ = ["PendingArtifact", "log_artifact", "record_use", "use_artifact"]
 
 _MAX_WAITING = 100
+DEFAULT_PROJECT = "default"
+"""The project of a server with the runs that name none."""
 
 
 class _RecordingRun(Protocol):
@@ -118,7 +123,6 @@ class _ArtifactRecorder:
         self._pending: dict[int, PendingArtifact] = {}
         self._parent_ids: set[str] = set()
         self._thread: threading.Thread | None = None
-        run.collectors.append(self)
 
     def add(self, job: _StoreJob) -> None:
         """Queue an artifact."""
@@ -126,7 +130,7 @@ class _ArtifactRecorder:
             raise ArtifactError(f"{_MAX_WAITING} artifacts are waiting to be stored; log fewer, or call wait()")
         self._pending[id(job.pending)] = job.pending
         self._jobs.put(job)
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # a signal handler may raise before it has started
             self._thread = threading.Thread(target=self._store_all, name="tachograph-artifacts", daemon=True)
             self._thread.start()
 
@@ -143,7 +147,7 @@ class _ArtifactRecorder:
         except ArtifactError as error:
             self._fail(job.pending, error)
             return
-        except Exception as error:  # noqa: BLE001 - whoever waits must be told
+        except Exception as error:  # noqa: BLE001 - a waiting caller must learn of it
             guard.report("storing an artifact", error)
             self._fail(job.pending, ArtifactError(f"artifact {job.pending.name!r}: {error!r}"))
             return
@@ -236,7 +240,7 @@ def log_artifact(
     return pending
 
 
-def use_artifact(run: _RecordingRun, reference: str) -> ArtifactVersion:
+def use_artifact(run: _RecordingRun, reference: str, *, from_server: bool = False) -> ArtifactVersion:
     """Return a version of an artifact, and record that the run uses it; see `Run.use_artifact`.
 
     Raises:
@@ -245,22 +249,45 @@ def use_artifact(run: _RecordingRun, reference: str) -> ArtifactVersion:
     recorder = next((each for each in run.collectors if isinstance(each, _ArtifactRecorder)), None)
     if recorder is not None:
         recorder.wait(str(reference).partition(":")[0])
-    version = ArtifactStore(_log_dir(run)).find(reference)
+    store = ArtifactStore(_log_dir(run))
+    server = _server_artifacts(run) if from_server or not store.has(reference) else None
+    if from_server and server is None:
+        raise ArtifactError(f"artifact {reference!r}: the run is not sent to a server; pass server= to init")
+    version = store.find(reference) if server is None else server.find(reference)
     record_use(run, version)
     return version
+
+
+def _server_artifacts(run: _RecordingRun) -> ServerArtifacts | None:
+    """Return the artifacts of the run's project on the server that the run is sent to; None if it is not sent."""
+    settings = run.settings
+    if resolve_mode(settings) is not Mode.CLOUD or not settings.server:
+        return None
+    from tachograph.remote import ServerArtifacts, parse_server
+
+    address = parse_server(settings.server, allow_plain_http=settings.allow_plain_http)
+    try:
+        return ServerArtifacts(address, settings.project or DEFAULT_PROJECT)
+    except ConfigError as error:
+        raise ArtifactError(str(error)) from None
 
 
 def record_use(run: _RecordingRun, version: ArtifactVersion) -> None:
     """Record that a run uses an artifact."""
     if run.backend is not None and run.status == "running":
         with guard("recording the use of an artifact"):
-            run.add_record("event", {"name": ARTIFACT_USED, **_fields_of(version), "type": version.type})
+            address = getattr(version, "server", "")  # of a version that is on a server, and is numbered there
+            server = {"server": address} if address else {}
+            run.add_record("event", {"name": ARTIFACT_USED, **_fields_of(version), "type": version.type, **server})
             _recorder(run).add_parent(version)
 
 
 def _recorder(run: _RecordingRun) -> _ArtifactRecorder:
-    existing = next((each for each in run.collectors if isinstance(each, _ArtifactRecorder)), None)
-    return existing or _ArtifactRecorder(run)
+    while True:
+        for collector in run.collectors:  # the first one, also if a signal handler has added one meanwhile
+            if isinstance(collector, _ArtifactRecorder):
+                return collector
+        run.collectors.append(_ArtifactRecorder(run))
 
 
 def _log_dir(run: _RecordingRun) -> str:
@@ -272,6 +299,6 @@ def _fields_of(version: ArtifactVersion) -> dict[str, Any]:
         "artifact": version.name,
         "version": version.version,
         "digest": version.digest,
-        "num_files": len(version.files),
+        "num_files": version.num_files,
         "size_bytes": version.size_bytes,
     }

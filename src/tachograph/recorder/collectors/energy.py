@@ -25,7 +25,7 @@ import psutil
 from tachograph._base import ranks
 from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
-from tachograph.journal import RunFolder, read_heartbeat
+from tachograph.journal import RankHeartbeats, RunFolder
 from tachograph.settings import Settings
 
 __all__ = ["EnergyMeter", "energy_fields", "read_rank_energy"]
@@ -141,13 +141,12 @@ def _gpus_in_use(gpus: GpuProbe) -> set[str]:
 
 def read_rank_energy(folder: RunFolder, job: str) -> list[dict[str, float]]:
     """Return the counters of the other ranks of a job, from their last heartbeats."""
-    counters = []
-    with suppress(OSError):
-        for rank in folder.other_ranks():
-            heartbeat = read_heartbeat(folder.rank_heartbeat(rank))
-            if heartbeat is not None and heartbeat.job == job and heartbeat.energy_kwh:
-                counters.append(heartbeat.energy_kwh)
-    return counters
+    heartbeats = RankHeartbeats(folder)
+    return [
+        heartbeat.energy_kwh
+        for heartbeat in heartbeats.get_all(heartbeats.ranks).values()
+        if heartbeat.job == job and heartbeat.energy_kwh
+    ]
 
 
 def energy_fields(counters_by_rank: Iterable[Mapping[str, float]], settings: Settings) -> dict[str, Any]:
