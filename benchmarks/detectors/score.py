@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import numpy as np
 
 from benchmarks.detectors.cost import cost_us
 from benchmarks.detectors.data import Label, Logs, Record, Run, folder, half_of, load, load_small_models
 from benchmarks.detectors.faults import Base, print_faults, real_bases
-from tachograph.diagnostics import RuleEngine
+from benchmarks.detectors.healthy import print_healthy
+from benchmarks.detectors.judge import judge
 
 Steps = list[int]
 _WEAK_SPIKES = frozenset({"weak", "cross_run_coincident_batch"})
 _TOLERANCE = 2
 """Number of points by which an alert may miss the labelled stretch."""
-
-
-def diagnose(records: Iterable[Record]) -> list[Record]:
-    engine = RuleEngine()
-    return [alert for record in records for alert in engine.observe(record)]
 
 
 def spikes_of(alerts: list[Record]) -> Steps:
@@ -35,18 +33,13 @@ def spikes_of(alerts: list[Record]) -> Steps:
 
 def sigma_rule(losses: list[tuple[int, float]], num_before: int = 128, sigmas: float = 6.0) -> Steps:
     """Return the steps whose loss exceeds the mean of the previous values by `sigmas` standard deviations."""
-    window: deque[float] = deque(maxlen=num_before)
-    found = []
-    for step, loss in losses:
-        if not math.isfinite(loss):
-            continue
-        if len(window) == num_before:
-            mean = sum(window) / num_before
-            deviation = math.sqrt(max(sum(value * value for value in window) / num_before - mean * mean, 0.0))
-            if loss > mean + sigmas * deviation:
-                found.append(step)
-        window.append(loss)
-    return found
+    finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
+    if len(finite) <= num_before:
+        return []
+    values = np.array([loss for _, loss in finite])
+    windows = np.lib.stride_tricks.sliding_window_view(values[:-1], num_before)
+    is_above = values[num_before:] > windows.mean(axis=1) + sigmas * windows.std(axis=1)
+    return [finite[num_before + int(index)][0] for index in np.flatnonzero(is_above)]
 
 
 class Targets:
@@ -67,15 +60,25 @@ class Score:
     def __init__(self, logs: Logs, targets: Targets) -> None:
         self.logs = logs
         self._require = targets.require
-        self.alerts = {run: diagnose(records) for run, records in logs.runs.items()}
+        self.alerts = {run: judge(records) for run, records in logs.runs.items()}
+        self._losses = {
+            run: [(record["global_step"], record["loss"]) for record in records if "loss" in record]
+            for run, records in logs.runs.items()
+        }
+        self._loss_steps = {run: [step for step, _ in losses] for run, losses in self._losses.items()}
         labelled = {label.run for label in logs.labels}
-        long = [run for run in logs.runs if run[0] == "algoperf" and logs.points(run) >= 200]
+        long = [run for run in logs.runs if run[0] == "algoperf" and len(self._losses[run]) >= 200]
         self.clean = [run for run in long if run not in labelled and run not in logs.bimodal]
         self.bimodal = [run for run in long if run in logs.bimodal]
 
-    def print(self) -> None:
+    def print(self, *, has_comparators: bool = True) -> None:
+        """Print all figures.
+
+        Args:
+            has_comparators: whether to run published rules on the same losses, for which there are no targets.
+        """
         print(f"{len(self.logs.runs)} runs: {len(self.clean)} clean, {len(self.bimodal)} with a bimodal loss\n")
-        self._print_spikes()
+        self._print_spikes(has_comparators)
         print()
         for name, rule in (("diverged", "divergence"), ("overfit", "overfitting"), ("nonfinite", "not_finite")):
             self._print_per_run(name, rule)
@@ -85,12 +88,11 @@ class Score:
         self._print_any_warning()
         self._print_halves()
 
-    def _print_spikes(self) -> None:
-        rules: dict[str, Callable[[Run], Steps]] = {
-            "ours": lambda run: spikes_of(self.alerts[run]),
-            "6 sigma of 128 before": lambda run: sigma_rule(self._losses(run)),
-            "3 sigma of 50 before": lambda run: sigma_rule(self._losses(run), 50, 3.0),
-        }
+    def _print_spikes(self, has_comparators: bool) -> None:
+        rules: dict[str, Callable[[Run], Steps]] = {"ours": lambda run: spikes_of(self.alerts[run])}
+        if has_comparators:
+            rules["6 sigma of 128 before"] = lambda run: sigma_rule(self._losses[run])
+            rules["3 sigma of 50 before"] = lambda run: sigma_rule(self._losses[run], 50, 3.0)
         labels = [
             label
             for label in self.logs.labels
@@ -114,12 +116,9 @@ class Score:
                 self._require("alerts on <= 2 % of the clean runs", clean <= 0.02 * len(self.clean))
                 self._require("alerts on <= 5 % of the bimodal runs", bimodal <= 0.05 * len(self.bimodal))
 
-    def _losses(self, run: Run) -> list[tuple[int, float]]:
-        return [(record["global_step"], record["loss"]) for record in self.logs.runs[run] if "loss" in record]
-
     def _is_hit(self, label: Label, found: Steps) -> bool:
         """Return whether something was found within the labelled stretch, or a few points around it."""
-        steps = [step for step, _ in self._losses(label.run)]
+        steps = self._loss_steps[label.run]
         begin, end = steps.index(label.first_step), steps.index(label.last_step)
         low, high = steps[max(0, begin - _TOLERANCE)], steps[min(len(steps) - 1, end + _TOLERANCE)]
         return any(low <= step <= high for step in found)
@@ -209,9 +208,7 @@ def print_small_models(runs: dict[Run, list[Record]]) -> None:
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     most: dict[str, int] = defaultdict(int)
     for (_, run), records in runs.items():
-        opened = Counter(
-            (alert["rule"], alert["severity"]) for alert in diagnose(records) if alert["status"] == "opened"
-        )
+        opened = Counter((alert["rule"], alert["severity"]) for alert in judge(records) if alert["status"] == "opened")
         for key, count in opened.items():
             counts[key][half_of(run)] += count
             most[key[0]] = max(most[key[0]], count)
@@ -238,6 +235,8 @@ def main() -> int:
         print()
         print_small_models(load_small_models(path))
         print()
+    print_healthy(targets.require)
+    print()
     print_faults(real, targets.require)
     print()
     cost = cost_us()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tachograph.diagnostics import RuleEngine
 from tachograph.diagnostics._alert_tracker import AlertTracker, Finding, RuleInfo
 from tachograph.diagnostics._context import RunContext
+from tachograph.reader import AlertHistory
 from tachograph.records import AlertRecord, decode, encode
 
 SPIKE = RuleInfo("loss_spike", "Meaning of loss_spike.", ("First.", "Second."), ())
@@ -174,3 +176,37 @@ def test_absorbed_rules_report_again_afterwards() -> None:
     run.tracker.resolve("not_finite", "", "over")
     run.report(SPIKE, "Spike")
     assert run.tracker.is_open("loss_spike")
+
+
+CAUSE = {"text": "It was sample 41.", "confidence": "certain", "kind": "bad_input", "dump": "1-loss_spike"}
+
+
+def test_cause_is_added_to_open_and_resolved_alerts() -> None:
+    run = Run()
+    run.at(10, 100.0).report(SPIKE, "Spike", message="More.")
+    run.tracker.explain("ab-1", "loss_spike", CAUSE)
+    run.at(11, 110.0).tracker.resolve("loss_spike", "", "recovered")
+    run.at(12, 120.0).tracker.explain("ab-1", "loss_spike", {**CAUSE, "text": "Later."})
+    run.tracker.explain("ab-2", "near_oom", CAUSE)
+    records = run.records()
+    assert [record["status"] for record in records] == ["opened", "updated", "resolved", "resolved"]
+    assert records[1]["cause"] == CAUSE
+    history = AlertHistory()
+    for record in records:
+        history.add(record)
+    (alert,) = history.alerts()
+    assert (alert.cause["text"], alert.is_open, alert.resolved_step) == ("Later.", False, 11)
+    assert (alert.outcome, alert.message) == ("recovered", "More.")
+
+
+def test_cause_finds_the_alert_of_its_rule_in_a_journal() -> None:
+    engine = RuleEngine()
+    opened = engine.observe({"event": "step", "time": 1.0, "global_step": 1, "train_loss": math.nan})
+    dump = {"event": "dump", "time": 2.0, "dump": "1-exception", "reason": "exception", "rule": "not_finite"}
+    verdict = {"text": "It was sample 41.", "confidence": "certain", "kind": "bad_input", "details": {"rows": [1]}}
+    assert engine.observe({**dump, "alert_id": "other-7"}) == []
+    assert engine.observe({**dump, "alert_id": "other-7", "verdict": "odd"}) == []
+    assert engine.observe({**dump, "verdict": verdict}) == []
+    (record,) = engine.observe({**dump, "alert_id": "other-7", "verdict": verdict})
+    assert (record["id"], record["status"]) == (opened[0]["id"], "updated")
+    assert record["cause"] == {**CAUSE, "dump": "1-exception"}

@@ -281,7 +281,70 @@ def test_receive_without_a_send_names_the_sender(tmp_path):
         == "rank 6 has not arrived at receive from rank 6 #4 of data_parallel; 1 rank waits in it"
     )
     job.entries[6].append(entry(name, 20, "nccl:send 1->2", state="started", is_p2p=True, p2p_seq_id=7))
+    report = job.write(tmp_path)
+    assert report.suspects == []
+    assert report.stuck_groups[0].text == (
+        "all ranks have called send to rank 10 #7 of data_parallel, and it does not end: the communication stands still"
+    )
+
+
+def batch(name, number, *operations, state="completed"):
+    """Return the entries of a batch of sends and receives; NCCL updates only the last one."""
+    calls = [
+        entry(name, 0, f"nccl:{operation}", state="scheduled", is_p2p=True, p2p_seq_id=number)
+        for operation in operations
+    ]
+    return [*calls, entry(name, 0, "nccl:coalesced", state=state, is_p2p=True, p2p_seq_id=number, size=())]
+
+
+@pytest.mark.parametrize("reports_starts", [True, False])
+def test_pipeline_that_waits_for_its_first_stage_is_understood(tmp_path, reports_starts):
+    waiting = "started" if reports_starts else "scheduled"
+    job = Job(num_steps=2)
+    for place in range(4):  # the data-parallel groups are pipelines of four stages here
+        name = job.group(place, "data_parallel")
+        for stage in range(4):
+            entries = job.entries[place + 4 * stage]
+            for number in (1, 2):
+                neighbours = ([f"recv {stage}<-{stage - 1}"] if stage else []) + (
+                    [f"send {stage}->{stage + 1}"] if stage < 3 else []
+                )
+                entries += batch(name, number, *neighbours)
     assert job.write(tmp_path).stuck_groups == []
+    # Rank 2 never sends again. Its tensor-parallel peers and the later stages wait; their programs run ahead.
+    for place in (0, 1, 3):
+        job.call(place, "tensor_parallel", state=waiting)
+    for place in range(4):
+        name = job.group(place, "data_parallel")
+        for stage in (1, 2, 3):
+            rank = place + 4 * stage
+            job.entries[rank] += batch(name, 3, f"recv {stage}<-{stage - 1}", state=waiting)
+            job.call(rank, "tensor_parallel", state="scheduled")
+    report = job.write(tmp_path)
+    assert report.suspects == [2]
+    assert report.stuck_groups[0].suspects == [2]
+
+
+def test_call_that_was_aborted_is_not_done(tmp_path):
+    job = Job()
+    for rank in range(16):
+        if rank != 5:
+            job.call(rank, "tensor_parallel", state="started" if rank in (4, 6, 7) else "completed")
+    for rank in (4, 6, 7):
+        job.entries[rank][-1]["retired"] = True
+    assert job.write(tmp_path).suspects == [5]
+
+
+def test_shapes_of_equal_size_and_other_file_names(tmp_path):
+    job = Job(num_steps=2)
+    for rank in range(16):
+        job.call(rank, "data_parallel", size=(64, 64) if rank == 4 else (4096,), state="started")
+    job.entries[7].pop()
+    assert job.write(tmp_path).suspects == [7]
+    for file in list(tmp_path.iterdir()):
+        rank = file.name.rpartition("_")[2]
+        file.rename(tmp_path / f"rank{rank}_nccl_dump.txt")
+    assert find_hang(read_dumps(tmp_path)).suspects == [7]
 
 
 def test_hostile_and_damaged_files_are_reported(tmp_path):

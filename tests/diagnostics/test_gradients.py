@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tachograph.diagnostics import RuleEngine
-from tests.diagnostics import alerts_of_rule, diagnose, level, only_alert, series, statuses, step
+from tests.diagnostics import START, alerts_of_rule, diagnose, level, only_alert, series, statuses, step
 
 
 def around(source: random.Random, num: int, value: float) -> list[float]:
@@ -180,3 +180,8 @@ def test_interval_changes_are_the_same_in_batches(source: random.Random) -> None
     batches = [rows[begin : begin + 37] for begin in range(0, len(rows), 37)]
     batched = [alert for batch in batches for alert in many.observe_steps(names, list(zip(*batch, strict=True)))]
     assert single == batched and len(single) >= 3
+
+
+def test_norms_in_proportion_to_a_huge_loss_are_not_absurd(source: random.Random) -> None:
+    records = [START, *(step(n, train_loss=1e6 * source.gauss(1, 0.1), grad_norm=1e6) for n in range(100))]
+    assert alerts_of_rule(diagnose(records), "exploding_gradients") == []

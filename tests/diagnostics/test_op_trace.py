@@ -130,6 +130,8 @@ def test_tables_in_other_forms_give_the_same_answer(tmp_path):
     assert other.num_dropped_steps == 1
     assert other.losses[0].text == expected.losses[0].text
     assert other.step_s == pytest.approx(expected.step_s, rel=1e-3)
+    milliseconds = [[*row[:5], 1e3 * (row[5] - rows[0][5]), 1e3 * row[6], *row[7:]] for row in rows]  # not since 1970
+    assert find_imbalance(read_ops(write(tmp_path / "d.csv", milliseconds))).step_s == pytest.approx(expected.step_s)
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet").write_table(
         pa.table({name: [row[index] for row in rows] for index, name in enumerate(HEADER)}), tmp_path / "c.parquet"

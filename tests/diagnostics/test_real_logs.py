@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from benchmarks.detectors.data import folder, load
+from benchmarks.detectors.data import Logs, folder, load, load_small_models
+from benchmarks.detectors.judge import judge
 from benchmarks.detectors.score import Score, Targets
 
 
-@pytest.mark.skipif(folder() is None, reason="the training logs are not part of the repository; set TRAINING_LOGS")
-def test_rules_meet_detection_targets(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def place() -> Path:
     place = folder()
-    assert place is not None
+    if place is None:
+        pytest.skip("the training logs are not part of the repository; set TRAINING_LOGS")
+    return place
+
+
+@pytest.fixture(scope="module")
+def logs(place: Path) -> Logs:
+    return load(place)
+
+
+@pytest.mark.xdist_group("real_logs")
+def test_rules_meet_detection_targets(logs: Logs, capsys: pytest.CaptureFixture[str]) -> None:
     targets = Targets()
-    Score(load(place), targets).print()
+    Score(logs, targets).print(has_comparators=False)
     assert targets.are_met, capsys.readouterr().out
+
+
+@pytest.mark.xdist_group("real_logs")
+def test_batches_of_real_steps_give_the_same_alerts(place: Path, logs: Logs) -> None:
+    runs = {**logs.runs, **load_small_models(place)}
+    for number, run in enumerate(sorted(runs)[::20]):
+        alerts = judge(runs[run], table_rows=None)
+        for table_rows in ((1, 64), (7, 1000))[number % 2]:
+            assert judge(runs[run], table_rows) == alerts, (run, table_rows)

@@ -491,13 +491,23 @@ def _faults(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
     return lines
 
 
+_MAX_NAMED_RUNS = 2
+
+
 def _early_ends(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
-    lines = []
-    longest = max((run.num_steps for run in (*a, *b)), default=0)
-    for run in (*a, *b):
-        if run.num_steps < 0.9 * longest:
-            lines.append(f"{run.name!r} ended at step {run.num_steps:,} and others at {longest:,}: common steps count")
-    return lines
+    runs = [*a, *b]
+    longest = max((run.num_steps for run in runs), default=0)
+    short_runs = [run for run in runs if run.num_steps < 0.9 * longest]
+    if len(short_runs) > _MAX_NAMED_RUNS:
+        first = min(short_runs, key=lambda run: run.num_steps)
+        return [
+            f"{len(short_runs)} of {len(runs)} runs ended before step {longest:,}, {first.name!r} first, at "
+            f"{first.num_steps:,}: common steps count"
+        ]
+    return [
+        f"{run.name!r} ended at step {run.num_steps:,} and others at {longest:,}: common steps count"
+        for run in short_runs
+    ]
 
 
 def _comparable_text(comparability: Comparability, a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:

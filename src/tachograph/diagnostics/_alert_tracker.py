@@ -20,6 +20,9 @@ they have no time, so a journal gives the same alerts when it is read later.
 Absorption. A rule can name rules whose alerts are symptoms of the same fault. While its alert is open and not cooling
 down, theirs are resolved and suppressed: a divergence absorbs the loss spikes that led to it.
 
+Cause. What caused the fault may be known later, from the evidence that a dump has captured. `explain` adds it to the
+alert with one more record: "updated", or "resolved" again if the alert was resolved in the meantime.
+
 The key of an alert is the pair of rule name and the key the rule chose, such as a GPU number. Alert ids are numbered
 within an attempt; the prefix makes them unique across attempts.
 """
@@ -36,6 +39,7 @@ __all__ = ["AlertTracker", "Finding", "RuleInfo"]
 _MAX_OCCURRENCES_WRITTEN = 100
 _COOLDOWN_FACTOR = 4
 _MIN_ALERTS_FOR_COOLDOWN = 2
+_MAX_EXPLAINABLE = 32
 
 
 class RuleInfo(NamedTuple):
@@ -92,6 +96,8 @@ class AlertTracker:
         ] = {}  # by alert key: number closed, time of the last one
         self._num_suppressors: dict[str, int] = {}  # by rule: open alerts that absorb it
         self._pending: list[AlertRecord] = []
+        self._latest_alerts: dict[str, OpenAlert] = {}
+        """The latest alerts by id, also closed ones: their cause may follow."""
 
     def report(self, rule: RuleInfo, finding: Finding) -> None:
         """Open an alert, or update the one that is open."""
@@ -144,6 +150,18 @@ class AlertTracker:
         if absorbed_by or not alert.cooldown:
             self._close((rule, key), alert)
 
+    def explain(self, alert_id: str, rule: str, cause: dict[str, Any]) -> None:
+        """Add the cause of a fault to its alert; without an alert of that id, to the last one of the rule.
+
+        Ids differ when a journal is read later.
+        """
+        alert = self._latest_alerts.get(alert_id)
+        if alert is None:
+            alert = next((one for one in reversed(self._latest_alerts.values()) if one.rule.name == rule), None)
+        if alert is not None:
+            is_open = any(one is alert for one in self.alerts.values())
+            self._add_record(alert, "updated" if is_open else "resolved", title=alert.title or None, cause=cause)
+
     def close_expired(self) -> None:
         """Close the alerts whose cooldown has expired."""
         if self.num_cooling_down:
@@ -174,6 +192,7 @@ class AlertTracker:
         self.alerts.clear()
         self._closed_alerts.clear()
         self._num_suppressors.clear()
+        self._latest_alerts.clear()
         self.num_cooling_down = 0
 
     def _create(self, rule: RuleInfo, key: tuple[str, str]) -> OpenAlert:
@@ -181,7 +200,11 @@ class AlertTracker:
         num_before, closed_at = self._closed_alerts.get(key, (0, 0.0))
         quiet_s = max(self._now() - closed_at, 0.0)
         cooldown = _COOLDOWN_FACTOR * quiet_s if num_before >= _MIN_ALERTS_FOR_COOLDOWN else 0.0
-        return OpenAlert(rule, f"{self._prefix}{self._num_opened}", cooldown)
+        alert = OpenAlert(rule, f"{self._prefix}{self._num_opened}", cooldown)
+        self._latest_alerts[alert.id] = alert
+        if len(self._latest_alerts) > _MAX_EXPLAINABLE:
+            del self._latest_alerts[next(iter(self._latest_alerts))]
+        return alert
 
     def _absorb(self, rule: RuleInfo) -> None:
         for absorbed_rule in rule.absorbs:

@@ -8,6 +8,8 @@ lies between two parts.
 from __future__ import annotations
 
 import itertools
+import math
+from operator import mul
 from typing import NamedTuple
 
 from tachograph.diagnostics._history import History
@@ -15,7 +17,14 @@ from tachograph.diagnostics._history import History
 __all__ = ["Creep", "CreepDetector"]
 
 _MIN_POINTS = 8
+_MIN_BLOCKS = 16
+"""Blocks over which a step time must grow: over fewer, other programs or the length of the data may be the cause."""
 _MIN_PART = 0.15  # of the whole rise, between two neighbouring parts
+_MIN_ERRORS = 5.0
+"""Minimum rise in standard errors of the mean of a part: a step time that wanders rises now and then."""
+
+_HIDDEN_SIMILARITY = 3.0
+_MAX_SIMILARITY = 0.9
 
 
 class Creep(NamedTuple):
@@ -56,13 +65,29 @@ class CreepDetector:
         if min(points) > 0 and max(points) < (1 + self._min_share) * min(points):
             return None  # no two parts can differ by as much
         num_points = len(points)
-        while num_points >= _MIN_POINTS:
+        while num_points >= _MIN_POINTS and num_points * self._history.num_merged >= _MIN_BLOCKS:
             parts = self._history.parts(num_points)
             rise = parts[-1] - parts[0]
             is_steady = all(later - earlier >= _MIN_PART * rise for earlier, later in itertools.pairwise(parts))
-            if parts[0] > 0 and rise >= self._min_share * parts[0] and is_steady:
+            is_high = parts[0] > 0 and rise >= self._min_share * parts[0]
+            if is_high and is_steady and rise >= _MIN_ERRORS * _error(points[-num_points:], parts):
                 creep = Creep(parts[0], parts[-1], num_points * self._history.num_merged)
                 self._history.clear()
                 return creep
             num_points //= 2
         return None
+
+
+def _error(points: list[float], parts: list[float]) -> float:
+    """Return the standard error of the mean of a quarter of the points, measured from a line through the means."""
+    slope = (parts[-1] - parts[0]) / (0.75 * len(points))
+    middle, mean = 0.5 * (len(points) - 1), sum(points) / len(points)
+    residuals = [point - mean - slope * (index - middle) for index, point in enumerate(points)]
+    square = sum(residual * residual for residual in residuals)
+    if square <= 0:
+        return 0.0
+    # Neighbours are alike where other programs use the machine now and then, and the line hides some of that.
+    similarity = sum(map(mul, residuals, residuals[1:])) / square + _HIDDEN_SIMILARITY / len(points)
+    similarity = min(max(similarity, 0.0), _MAX_SIMILARITY)
+    factor = math.sqrt((1 + similarity) / (1 - similarity))
+    return factor * math.sqrt(square / len(points) / (0.25 * len(points)))

@@ -40,11 +40,13 @@ from tachograph.diagnostics._rank_status import RankStatus
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
 from tachograph.diagnostics._signal_stats import (
+    BLOCK,
     BlockBatch,
     SignalColumn,
     SignalListener,
     SignalStats,
     add_quiet_blocks,
+    no_change,
     skip_quiet_rows,
 )
 from tachograph.diagnostics._signals import SIGNALS, SignalNames, is_reward, scale_of
@@ -99,9 +101,12 @@ _MAX_OTHER_METRICS = 64
 _INTERVAL_FACTOR = 5
 _MIN_REGULAR = 32
 _NUM_FIRST_STEPS = 64
+_OTHER_BANDS = {"loss": (math.inf, 0.0)}
+"""The band of a signal whose spread several rules use, if the rule that looks for outliers is turned off."""
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
-_MAX_PREVIEW_ROWS = 256
+_FIRST_PREVIEW_ROWS = 256
+_MAX_PREVIEW_ROWS = 1024
 _MIN_PREVIEW_ROWS = 32
 
 _MAX_FREQUENT_CHANGES = 8
@@ -116,6 +121,17 @@ class _Handler(NamedTuple):
     column: int
     handle: Callable[[float], None]
     signal: str
+    stats: SignalStats | None = None
+    """The statistics to which it adds the value, if that is all it does."""
+    convert: Callable[[Sequence[float]], Sequence[float] | None] | None = None
+    """Converts several values to the unit of the statistics; returns None if not all of them are added."""
+    preview: Callable[[Sequence[float]], Callable[[], None] | None] | None = None
+    """Like `Rule.preview_values`, for a handler that does not add to statistics."""
+
+    def to_column(self, columns: Sequence[Sequence[float]]) -> SignalColumn | None:
+        """Return the values of several records for the statistics; None if they must be handled singly."""
+        values = columns[self.column] if self.convert is None else self.convert(columns[self.column])
+        return SignalColumn.of(self.stats, values) if self.stats is not None and values is not None else None
 
 
 class _Layout(NamedTuple):
@@ -125,10 +141,16 @@ class _Layout(NamedTuple):
     without_step_time: list[_Handler]
     evaluations: list[_Handler]
     has_loss: bool
-    stats: list[tuple[int, SignalStats]]
-    """The columns of all handlers with their statistics; empty if a handler does more than adding to statistics."""
+    statistics: list[_Handler]
+    """All handlers; empty if one of them does more than adding to statistics."""
     can_preview: bool
     """Whether the listeners of all these statistics can judge several blocks together."""
+    previews: list[_Handler]
+    """Handlers that do not add to statistics and can judge several values together, if there are no others."""
+    without_previews: _Layout | None
+    """The same without those."""
+    other_losses: tuple[int, ...] = ()
+    """Columns of losses besides the one that the rules judge."""
 
 
 class RuleEngine:
@@ -167,13 +189,17 @@ class RuleEngine:
         self._tick_rules = [rule for rule in self._rules if type(rule).on_tick is not Rule.on_tick]
         self._rank_observer = RankObserver(self._rules, self._context)
         self._by_kind: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
+        self._loss_rules = [rule for rule in self._rules if type(rule).on_other_loss is not Rule.on_other_loss]
+        self._bad_losses: set[str] = set()
         self._status_rules = [rule for rule in self._rules if type(rule).on_rank_statuses is not Rule.on_rank_statuses]
         for rule in self._rules:
             for kind in rule.record_kinds:
                 self._by_kind.setdefault(kind, []).append(rule.on_record)
+        self._by_kind.setdefault("dump", []).append(self._explain_alert)
         for kind in RANK_KINDS:
             self._by_kind.setdefault(kind, []).append(partial(self._rank_observer.observe, 0))
         self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._num_preview_rows = _FIRST_PREVIEW_ROWS
         self._skips_step_time = True  # the first step contains the setup
         self._num_first_steps = 0
         self._do_steps_have_loss = False
@@ -187,6 +213,12 @@ class RuleEngine:
     def num_open(self) -> tuple[int, int]:
         """Number of open alerts, and how many of them are critical."""
         return self._tracker.num_open
+
+    @property
+    def open_alerts(self) -> list[dict[str, Any]]:
+        """The open alerts: id, rule, severity and title."""
+        alerts = list(self._tracker.alerts.values())
+        return [{"id": one.id, "rule": one.rule.name, "severity": one.severity, "title": one.title} for one in alerts]
 
     @property
     def signals(self) -> dict[str, str]:
@@ -249,45 +281,63 @@ class RuleEngine:
             names: the field of each column; `time` and `global_step` are among them.
             columns: numbers, as many in each column.
         """
-        layout = self._layout_of(names)
         context, tracker = self._context, self._tracker
         times_s, steps = columns[names.index("time")], columns[names.index("global_step")]
+        layout = self._add_quiet_values(self._layout_of(names), columns, len(steps))
         handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
-        signal_columns = [SignalColumn.of(stats, columns[column]) for column, stats in layout.stats] if steps else []
+        signal_columns = [handler.to_column(columns) for handler in layout.statistics] if steps else []
         quiet_columns = [column for column in signal_columns if column is not None]
         may_skip = bool(quiet_columns) and len(quiet_columns) == len(signal_columns)
         row = 0
         interval_changes = self._interval.add_many(steps) if layout.has_loss else []
-        num_rows, next_preview = _MAX_PREVIEW_ROWS, 0
+        next_preview = 0
         while row < len(steps):
             if may_skip and not self._skips_step_time and not tracker.num_cooling_down:
                 next_change = next((at for at in interval_changes if at >= row), len(steps))
-                end = min(row + num_rows, next_change)
+                end = min(row + self._num_preview_rows, next_change)
                 if layout.can_preview and row >= next_preview and end - row >= _MIN_PREVIEW_ROWS:
-                    if add_quiet_blocks(quiet_columns, range(row, end), steps, times_s):
+                    self._num_preview_rows = min(2 * self._num_preview_rows, _MAX_PREVIEW_ROWS)
+                    is_quiet, quiet_end = add_quiet_blocks(quiet_columns, range(row, end), steps, times_s)
+                    if not is_quiet and quiet_end > row:
+                        end = quiet_end
+                        next_preview, self._num_preview_rows = end + BLOCK, _FIRST_PREVIEW_ROWS
+                        is_quiet, _ = add_quiet_blocks(quiet_columns, range(row, end), steps, times_s)
+                    if is_quiet:
                         context.time_s, context.step = times_s[end - 1], steps[end - 1]
-                        row, num_rows = end, min(2 * num_rows, _MAX_PREVIEW_ROWS)
+                        row = end
                         continue
                     # Look closer at the next rows, and then at fewer rows together.
-                    num_rows = max(num_rows // 4, _MIN_PREVIEW_ROWS)
-                    next_preview = row + num_rows // 2
+                    next_preview, self._num_preview_rows = row + BLOCK, _FIRST_PREVIEW_ROWS
                 row = skip_quiet_rows(quiet_columns, row, min(next_change, len(steps) - 1))
             if row in interval_changes:
                 self._on_interval_change()
             context.time_s, context.step = times_s[row], steps[row]
-            for column, handle, _ in handlers:
-                handle(columns[column][row])
+            for handler in handlers:
+                handler.handle(columns[handler.column][row])
             if tracker.num_cooling_down:
                 tracker.close_expired()
             if self._skips_step_time and not layout.evaluations:
                 self._skips_step_time, handlers = False, layout.handlers
             row += 1
+        if layout.other_losses:
+            self._observe_other_losses({names[at]: columns[at] for at in layout.other_losses}, times_s, steps)
         self._skips_step_time = self._skips_step_time or bool(times_s and layout.evaluations)
         self._do_steps_have_loss = self._do_steps_have_loss or layout.has_loss
         if self._num_first_steps < _NUM_FIRST_STEPS:
             self._count_first_steps(len(steps))
         context.num_progress += 1
         return self._drain()
+
+    def _add_quiet_values(self, layout: _Layout, columns: Sequence[Sequence[Any]], num_rows: int) -> _Layout:
+        """Handle the values that do not go to statistics, if all are quiet; return the layout of the others."""
+        if layout.without_previews is None or num_rows < _MIN_PREVIEW_ROWS or self._skips_step_time:
+            return layout
+        commits = [handler.preview(columns[handler.column]) for handler in layout.previews if handler.preview]
+        if None in commits:
+            return layout
+        for commit in filter(None, commits):
+            commit()
+        return layout.without_previews
 
     def on_progress(self) -> None:
         """Note that the training code is running, although it has completed no record yet."""
@@ -317,6 +367,7 @@ class RuleEngine:
         """Forget everything except the number of alerts: another process continues, perhaps from an earlier step."""
         self._tracker.reset()
         self._signals.clear()
+        self._bad_losses.clear()
         self._layouts.clear()  # they hold handlers of the signals
         self._context.step = None
         self._context.is_reinforcement = False
@@ -356,12 +407,35 @@ class RuleEngine:
                 self._on_interval_change()
             handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
             self._skips_step_time = bool(layout.evaluations)
-        for column, handle, signal in handlers:
-            value = record[names[column]]
+        for handler in handlers:
+            name = names[handler.column]
+            value = record[name]
             if is_number(value):
-                handle(self._representative(record, signal, names[column], value))
+                handler.handle(self._representative(record, handler.signal, name, value))
         if record["event"] == "step" and self._num_first_steps < _NUM_FIRST_STEPS:
             self._count_first_steps(1)
+        for column in layout.other_losses:
+            if is_number(record[names[column]]):
+                self._observe_other_loss(names[column], record[names[column]])
+
+    def _observe_other_losses(
+        self, columns: Mapping[str, Sequence[float]], times_s: Sequence[float], steps: Sequence[int]
+    ) -> None:
+        if not self._bad_losses and all(abs(sum(values)) < math.inf for values in columns.values()):
+            return
+        for row in range(len(steps)):
+            self._context.time_s, self._context.step = times_s[row], steps[row]
+            for name, values in columns.items():
+                self._observe_other_loss(name, values[row])
+
+    def _observe_other_loss(self, name: str, value: float) -> None:
+        """Check a loss that no statistics are kept of, because the run has another one."""
+        is_finite = abs(value) < math.inf
+        if is_finite and name not in self._bad_losses:
+            return
+        (self._bad_losses.discard if is_finite else self._bad_losses.add)(name)
+        for rule in self._loss_rules:
+            rule.on_other_loss(name, value)
 
     def _count_first_steps(self, num_steps: int) -> None:
         self._num_first_steps += num_steps
@@ -411,38 +485,65 @@ class RuleEngine:
         # Causes come first, wherever they are in the record.
         order = sorted(best.items(), key=lambda item: item[0][0] not in _CAUSES)
         handlers = [
-            _Handler(column, handle, signal)
+            handler
             for (signal, _), (_, column) in order
-            for handle in self._handlers_for(signal, names[column])
+            for handler in self._handlers_for(signal, names[column], column)
         ]
-        stats = [
-            (column, self._signals[signal])
-            for column, handle, signal in handlers
-            if signal in self._signals and handle == self._signals[signal].add
-        ]
+        has_loss = ("loss", "") in best
+        judged = self._signals.get("loss")
+        matches = ((column, self._names.find(name)) for column, name in enumerate(names))
+        losses = [column for column, match in matches if match is not None and match[0] == "loss"]
+        other_losses = tuple(column for column in losses if judged is not None and names[column] != judged.metric)
+        layout = self._to_layout(handlers, has_loss)._replace(other_losses=other_losses)
+        previews = [handler for handler in handlers if handler.preview is not None]
+        others = [handler for handler in handlers if handler.preview is None]
+        if previews and others and all(handler.stats is not None for handler in others):
+            others_layout = self._to_layout(others, has_loss)._replace(other_losses=other_losses)
+            return layout._replace(previews=previews, without_previews=others_layout)
+        return layout
+
+    def _to_layout(self, handlers: list[_Handler], has_loss: bool) -> _Layout:
+        # The signal that is noticed most often comes first.
+        statistics = sorted(handlers, key=lambda handler: handler.signal != "loss")
         return _Layout(
             handlers,
             without_step_time=[handler for handler in handlers if handler.signal not in _STEP_TIMES],
             evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
-            has_loss=("loss", "") in best,
-            stats=stats if len(stats) == len(handlers) else [],
-            can_preview=all(signal_stats.can_preview for _, signal_stats in stats),
+            has_loss=has_loss,
+            statistics=statistics if all(handler.stats is not None for handler in handlers) else [],
+            can_preview=all(handler.stats.can_preview for handler in handlers if handler.stats is not None),
+            previews=[],
+            without_previews=None,
         )
 
-    def _handlers_for(self, signal: str, metric: str) -> list[Callable[[float], None]]:
-        handlers: list[Callable[[float], None]] = []
+    def _handlers_for(self, signal: str, metric: str, column: int) -> list[_Handler]:
+        handlers: list[_Handler] = []
         self._metrics.setdefault(signal, metric)
+        scale = scale_of(signal, metric)
         if signal in _WORK:
             self._context.is_work_recorded = True
-            handlers.append(self._work.setdefault(signal, _WorkChangeDetector(self._on_change)).add)
+            detector = self._work.setdefault(signal, _WorkChangeDetector(self._on_change))
+            handlers.append(_Handler(column, detector.add, signal, preview=detector.preview_values))
         stats = self._stats_of(signal, metric)
         if stats is not None and stats.metric == metric:
-            handlers.append(partial(_add_reciprocal, stats) if signal == "throughput" else stats.add)
+            if signal == "throughput":
+                handlers.append(_Handler(column, partial(_add_reciprocal, stats), signal, stats, _reciprocals))
+            elif scale != 1.0:
+                add = partial(_add_scaled, stats.add, scale)
+                handlers.append(_Handler(column, add, signal, stats, partial(_scaled, scale)))
+            else:
+                handlers.append(_Handler(column, stats.add, signal, stats))
         for rule in self._rules:
             if signal in rule.value_signals:
-                handlers.append(partial(rule.on_value, signal, metric))
-        scale = scale_of(signal, metric)
-        return handlers if scale == 1.0 else [partial(_add_scaled, handle, scale) for handle in handlers]
+                handle = partial(rule.on_value, signal, metric)
+                if scale != 1.0:
+                    handlers.append(_Handler(column, partial(_add_scaled, handle, scale), signal))
+                elif type(rule).preview_values is not Rule.preview_values:
+                    preview = partial(rule.preview_values, signal, metric)
+                    handlers.append(_Handler(column, handle, signal, preview=preview))
+                else:
+                    handlers.append(_Handler(column, handle, signal))
+        return handlers
 
     def _stats_of(self, signal: str, metric: str) -> SignalStats | None:
         """Return the statistics of a signal, created when its first metric appears; None if no rule uses it."""
@@ -451,7 +552,7 @@ class RuleEngine:
             listeners.append(_LrChangeDetector(self._on_change))
         if listeners and signal not in self._signals:
             bands = (rule.outlier_band(signal) for rule in self._rules if signal in rule.block_signals)
-            stats = self._signals[signal] = SignalStats(signal, next(filter(None, bands), None))
+            stats = self._signals[signal] = SignalStats(signal, next(filter(None, bands), _OTHER_BANDS.get(signal)))
             stats.metric = metric
             for listener in listeners:
                 stats.add_listener(listener)
@@ -468,6 +569,15 @@ class RuleEngine:
             self._on_change("lr")
         elif "batch" in name:
             self._on_change("batch")
+
+    def _explain_alert(self, dump: dict[str, Any]) -> None:
+        """Add the cause that a dump names to the alert that caused it."""
+        verdict = dump.get("verdict")
+        if dump.get("alert_id") is None or not isinstance(verdict, dict) or not verdict.get("text"):
+            return
+        cause = {name: str(verdict[name]) for name in ("text", "confidence", "kind") if verdict.get(name)}
+        rule = str(dump.get("rule") or dump.get("reason"))
+        self._tracker.explain(str(dump["alert_id"]), rule, {**cause, "dump": str(dump.get("dump"))})
 
     def _on_interval_change(self) -> None:
         for signal in ("loss", "grad_norm"):
@@ -495,9 +605,17 @@ def _add_reciprocal(stats: SignalStats, value: float) -> None:
         stats.add(1.0 / value)
 
 
+def _reciprocals(values: Sequence[float]) -> Sequence[float] | None:
+    return [1.0 / value for value in values] if min(values) > 0 else None
+
+
 def _add_scaled(handle: Callable[[float], None], scale: float, value: float) -> None:
     """Handle a value that has another unit than its signal."""
     handle(scale * value)
+
+
+def _scaled(scale: float, values: Sequence[float]) -> Sequence[float]:
+    return [scale * value for value in values]
 
 
 class _IntervalDetector:
@@ -543,13 +661,21 @@ class _IntervalDetector:
 class _ChangeFilter:
     """Separates rare changes from a value that changes all the time and therefore explains nothing.
 
-    Changes within 16 values of each other count as one, unless that one lasts for more than 64 values. Eight changes
-    within 512 values are too many.
+    Changes within 16 values of each other count as one, unless that one lasts for more than 64 values: then the value
+    changes all the time, and so do changes within 512 values after it. Eight changes within 512 values are too many.
     """
 
     def __init__(self) -> None:
         self._change_indices: deque[int] = deque(maxlen=_MAX_FREQUENT_CHANGES)
         self._last_index = -math.inf
+        self._is_frequent_until = -math.inf
+
+    def copy(self) -> _ChangeFilter:
+        """Return an independent copy."""
+        other = _ChangeFilter()
+        other._change_indices, other._last_index = self._change_indices.copy(), self._last_index
+        other._is_frequent_until = self._is_frequent_until
+        return other
 
     def is_rare(self, value_index: int) -> bool:
         """Add a change at the n-th value; return whether there were few before it."""
@@ -557,6 +683,9 @@ class _ChangeFilter:
         if not is_same:
             self._change_indices.append(value_index)
         elif value_index - self._change_indices[-1] > _MAX_CHANGE_VALUES:
+            self._is_frequent_until = value_index + _FREQUENT_WITHIN
+        if value_index <= self._is_frequent_until:
+            self._is_frequent_until = value_index + _FREQUENT_WITHIN
             return False
         return (
             len(self._change_indices) < _MAX_FREQUENT_CHANGES
@@ -583,6 +712,20 @@ class _WorkChangeDetector:
         if last is not None and self._changes.is_rare(self._num_values):
             self._on_change("batch")
 
+    def preview_values(self, values: Sequence[float]) -> Callable[[], None] | None:
+        """Return a function that counts several values; None if one of them may differ from the last one."""
+        last = self._last
+        total = sum(values)
+        if last is None or total - total != 0:  # one of them is not finite
+            return None
+        if max(values) > _BATCH_FACTOR * last or last > _BATCH_FACTOR * min(values):
+            return None
+
+        def commit() -> None:
+            self._num_values += len(values)
+
+        return commit
+
 
 class _LrChangeDetector(SignalListener):
     """Detects sudden changes of the learning rate. A schedule changes it gradually and is ignored."""
@@ -596,10 +739,35 @@ class _LrChangeDetector(SignalListener):
         self._set_band(stats, stats.last or 0.0)
 
     def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
-        """Skip learning rates that are all close to each other."""
-        if not batch.lowest * _LR_FACTOR > batch.highest > 0:
-            return None
-        return lambda: self._set_band(stats, batch.blocks[-1][-1])
+        """Do nothing: `preview_outliers` follows the band."""
+        return no_change
+
+    def preview_outliers(self, stats: SignalStats, values: Sequence[float]) -> tuple[int, Callable[[], None]] | None:
+        """Follow the band up to the next change that is reported."""
+        low, high, last = stats.low, stats.high, stats.last
+        num_before = stats.num_added
+        first_block_end = -num_before % BLOCK or BLOCK  # the block that is being filled ends before this index
+        lowest, highest = min(values), max(values)
+        if low < lowest and highest < high and lowest * _LR_FACTOR > highest > 0:  # all are close to each other
+            num_in_blocks = first_block_end + (len(values) - first_block_end) // BLOCK * BLOCK
+            centre = values[num_in_blocks - 1] if len(values) >= first_block_end else None
+            return len(values), lambda: None if centre is None else self._set_band(stats, centre)
+        centre, changes = None, self._changes.copy()
+        for index, value in enumerate(values):
+            if not low < value < high and value != last:
+                if changes.is_rare(num_before + index):
+                    return index, no_change
+                centre, low, high = value, value / _LR_FACTOR, value * _LR_FACTOR
+            last = value
+            if (index + 1 - first_block_end) % BLOCK == 0:
+                centre, low, high = value, value / _LR_FACTOR, value * _LR_FACTOR
+
+        def commit() -> None:
+            self._changes = changes
+            if centre is not None:
+                self._set_band(stats, centre)
+
+        return len(values), commit
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Report a change."""

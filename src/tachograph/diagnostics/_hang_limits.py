@@ -40,6 +40,7 @@ class HangLimits:
         self._first: int | None = None
         self._is_pause = False
         self._longest_pause_s = 0.0
+        self._observed_at = 0.0
         self.iteration: int | None = None
         """The last completed iteration."""
         self.since_s: float | None = None
@@ -55,16 +56,21 @@ class HangLimits:
             phase: what the training thread is doing.
             now_s: the time.
         """
+        last_observed_at, self._observed_at = self._observed_at, now_s
         if self.since_s is not None and iteration == self.iteration and now_s >= self.since_s:
             self._is_pause = self._is_pause or phase in PAUSES
             return None
         took_s = None
         if self.since_s is not None and now_s > self.since_s and self.iteration is not None:
             took_s = now_s - self.since_s
+            # It may have ended right after the last observation, and others since: long pauses between observations
+            # are not long iterations.
+            num_completed = max(1, (iteration or 0) - self.iteration)
+            least_s = max(last_observed_at - self.since_s, took_s / num_completed)
             if self._is_pause:
-                self._longest_pause_s = max(self._longest_pause_s, took_s)
+                self._longest_pause_s = max(self._longest_pause_s, least_s)
             else:
-                self.longest_s = max(self.longest_s, took_s)
+                self.longest_s = max(self.longest_s, least_s)
         self.iteration, self.since_s, self._is_pause = iteration, now_s, phase in PAUSES
         self._first = iteration if self._first is None else self._first
         return took_s

@@ -28,6 +28,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The function of `torch.distributed` that it is in; empty if it is in none."""
     location: str = ""
     """The innermost line of the program itself, such as `train.py:31`."""
+    age_s: float = 0.0
+    """For how long rank 0 has had no newer heartbeat."""
     error: str = ""
     """Its last error, in one line."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -85,6 +85,21 @@ class Rule(SignalListener):
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Handle a value of one of `value_signals`."""
+
+    def preview_values(self, signal: str, metric: str, values: Sequence[float]) -> Callable[[], None] | None:
+        """Find out whether several values of one of `value_signals` are quiet, without changing anything.
+
+        A rule that does not implement this method receives all values singly, and so do the rules of all other signals
+        in the same records.
+
+        Returns:
+            A function that does what `on_value` would have done for each value; None if one of them would be reported
+            or would end an alert.
+        """
+        return None
+
+    def on_other_loss(self, metric: str, value: float) -> None:
+        """Handle a value that is not finite of a loss other than the signal, and the next finite one."""
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Handle a record of one of `record_kinds`. The record must not be changed."""

@@ -31,7 +31,11 @@ was recorded. Values that are NaN or infinite never enter a block.
 else. If many values arrive together, `preview_blocks` splits them into blocks and asks each listener whether all of
 them are quiet: none of their values leaves the band, and none makes the listener report anything. If every listener of
 every signal agrees, functions that they returned bring signals and listeners into the state that they would have after
-the same blocks one by one. Otherwise nothing has changed, and the values are added singly.
+the same blocks one by one. Otherwise nothing has changed; the blocks before the first that is not quiet are added in
+this way, and the values of that one singly.
+
+*Rough limits.* The first two estimates of the spread are cheap and never more than the third makes it. So the limit for
+outliers is computed from them after a block, and exactly only when a value exceeds that or a listener asks for it.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import mul, sub
+from typing import Any
 
 __all__ = [
     "BLOCK",
@@ -93,6 +98,15 @@ class SignalListener:
         """
         return None
 
+    def preview_outliers(self, stats: SignalStats, values: Sequence[float]) -> tuple[int, Callable[[], None]] | None:
+        """Find out how many of the next values change nothing but this listener and its band, outliers included.
+
+        Returns:
+            The number of values, and a function that brings this listener into the state after them; None if each
+            outlier has to be handled singly.
+        """
+        return None
+
 
 def no_change() -> None:
     """Do nothing: the result of `preview_blocks` for a listener whose state does not depend on the blocks."""
@@ -111,27 +125,35 @@ class BlockBatch:
         highest: the highest of all values.
         half_widths: half the interquartile range of each block, as `SignalStats.half_width`; empty if the spread of
             the signal is not measured.
+        widths_before: the same, of the last eight blocks before.
         first_row: the row with which the first block ends; each other one ends sixteen rows later.
         steps: the step of each block's last value.
         times_s: the time of each block's last value.
         num_before: number of values in complete blocks before these.
+        num_quiet: number of blocks before the one that is not quiet, if a listener found one: those can be added.
+        shared: what several listeners compute from the blocks, by a key of their own.
         by_signal: the batches of all signals in the same rows, while they are previewed.
+        commit_outliers: what `SignalListener.preview_outliers` returned, if the only listener for outliers supports it.
     """
 
     __slots__ = (
         "blocks",
         "by_signal",
+        "commit_outliers",
         "first_row",
         "half_widths",
         "highest",
         "levels",
         "lowest",
         "num_before",
+        "num_quiet",
         "peaks",
         "rest",
+        "shared",
         "sorted_blocks",
         "steps",
         "times_s",
+        "widths_before",
     )
 
     def __init__(
@@ -160,7 +182,33 @@ class BlockBatch:
         self.times_s = times_s[first_row:last_row:BLOCK]
         self.num_before = num_before
         self.by_signal = by_signal
+        self.commit_outliers: Callable[[], None] | None = None
         self.half_widths: list[float] = []
+        self.widths_before: list[float] = []
+        self.num_quiet: int | None = None
+        self.shared: dict[Any, Any] = {}
+
+    def lowest_sigma(self, index: int) -> float:
+        """Return a lower limit of the spread after a block, if the spread is measured."""
+        end = len(self.widths_before) + index + 1
+        widths = [*self.widths_before, *self.half_widths][max(0, end - _NUM_WIDTH_BLOCKS) : end]
+        return _TO_SIGMA * _robust_width(widths)
+
+    def lr_levels(self, before: float | None) -> list[float | None]:
+        """Return the level of the learning rate at the end of each block, `before` where no new one is complete yet."""
+        num_blocks = len(self.blocks)
+        lr_batch = self.by_signal.get("lr")
+        if lr_batch is None:
+            return [before] * num_blocks
+        lr_levels = [before, *lr_batch.levels]
+        # The learning rate of a row is added before its loss.
+        num_after = (self.first_row - lr_batch.first_row) // BLOCK + 1
+        return lr_levels[num_after : num_after + num_blocks]
+
+    @property
+    def quiet_end(self) -> int:
+        """The row after the last block that is known to be quiet."""
+        return self.first_row + BLOCK * (self.num_quiet - 1) + 1 if self.num_quiet else 0
 
 
 class _MeasuredBlock:
@@ -256,7 +304,7 @@ class _Spread:
                 trend = change if last is None or abs(change) < abs(last) else last
         width = _half_width(sorted_block)
         if trend and abs(trend) > 0.5 * width:
-            distances = [value - before - trend * offset for offset, value in zip(_BLOCK_OFFSETS, block, strict=True)]
+            distances = _distances(block, before, trend)
             width = _half_width(sorted(distances))
         else:
             trend = 0.0
@@ -268,10 +316,17 @@ class _Spread:
     def robust_sigma(self) -> float:
         """Return the spread by interquartile ranges, and cap the distances of the next block accordingly."""
         widths = self.widths
-        width, recent = median(sorted(widths)), 0.5 * (widths[-1] + widths[-2])
-        width = max(width, recent)
+        width = _robust_width([*widths])
         self._cap = _CAP_SIGMAS * _TO_SIGMA * width
         return _TO_SIGMA * width
+
+    def lowest_sigma(self) -> float | None:
+        """Return a lower limit of the spread, which is cheaper; None if the spread is not known yet."""
+        return self._few_blocks_factor() * self.robust_sigma() if len(self.widths) >= 2 else None
+
+    def _few_blocks_factor(self) -> float:
+        """Few blocks may underestimate the spread."""
+        return 1 + (_NUM_WIDTH_BLOCKS - len(self.widths)) / (2 * _NUM_WIDTH_BLOCKS)
 
     def sigma(self) -> float | None:
         """Return the spread, and cap the distances of the next block accordingly; None if it is not known yet."""
@@ -282,9 +337,54 @@ class _Spread:
         # There is no level before the first block, from which its distances could be measured.
         blocks = list(self.blocks)[-(num_blocks - 1) :]
         rms = math.sqrt(median(sorted([block.mean_square for block in blocks])))
-        # Few blocks may underestimate it.
-        few_blocks_factor = 1 + (_NUM_WIDTH_BLOCKS - num_blocks) / (2 * _NUM_WIDTH_BLOCKS)
-        return few_blocks_factor * max(robust_sigma, rms)
+        return self._few_blocks_factor() * max(robust_sigma, rms)
+
+    def after_quiet_blocks(self, batch: BlockBatch, before: float, band: tuple[float, float]) -> _Spread | None:
+        """Return the spread after several blocks; None if their values may exceed the limit for outliers.
+
+        Only the last blocks determine the result. Of the others it must only be shown that the values after each block
+        are below its limit, and for most blocks the widths of two blocks are enough: the spread is never less than
+        their mean.
+
+        Args:
+            batch: the blocks; their half widths are added to it.
+            before: the level of the block before them.
+            band: the band of the signal, with a finite number of spreads.
+        """
+        num_sigmas, share = band
+        widths, half_widths, last = [*self.widths], batch.half_widths, self._change
+        first_measured, num_before = len(batch.levels) - _NUM_RMS_BLOCKS, len(widths)
+        measured: list[tuple[int, float, float, list[float] | None]] = []
+        for index, (level, values, peak) in enumerate(
+            zip(batch.levels, batch.sorted_blocks, batch.peaks[1:], strict=True)
+        ):
+            change, trend, distances = level - before, 0.0, None
+            width = 0.25 * (values[-5] + values[-4] - values[3] - values[4])
+            if last is None or change * last > 0:
+                trend = change if last is None or abs(change) < abs(last) else last
+                if abs(trend) > 0.5 * width:
+                    distances = _distances(batch.blocks[index], before, trend)
+                    width = _half_width(sorted(distances))
+                else:
+                    trend = 0.0
+            widths.append(width)
+            half_widths.append(width)
+            if index >= first_measured:
+                measured.append((index, before, before + trend - level, distances))
+            if peak >= level + max(num_sigmas * (_TO_SIGMA * (0.5 * (width + widths[-2]))), share * abs(level)):
+                robust_sigma = _TO_SIGMA * _robust_width(widths[-_NUM_WIDTH_BLOCKS:])
+                if peak >= level + max(num_sigmas * robust_sigma, share * abs(level)):
+                    return None
+            last, before = change, level
+        other = _Spread.__new__(_Spread)
+        other.widths, other.blocks = deque(widths, maxlen=_NUM_WIDTH_BLOCKS), self.blocks.copy()
+        other._change, cap = last, self._cap
+        for index, level_before, offset, distances in measured:
+            end = num_before + index
+            if index:
+                cap = _CAP_SIGMAS * _TO_SIGMA * _robust_width(widths[max(0, end - _NUM_WIDTH_BLOCKS) : end])
+            other.blocks.append(_MeasuredBlock(batch.blocks[index], level_before, offset, cap, (), distances))
+        return other
 
 
 class SignalStats:
@@ -294,10 +394,8 @@ class SignalStats:
         signal: name of the signal, such as `loss`.
         metric: name under which the signal is recorded.
         level: median of the last block, abnormal values clipped; None before the first block.
-        sigma: the spread; None until two blocks are complete.
         low: values up to this one are reported to the listeners like outliers.
         high: values from this one on leave the fast path.
-        outlier_above: smallest value that is an outlier; infinite while that is unknown.
         values: the last block as recorded, sorted.
         first_level: level of the first block.
         first_value: the first value.
@@ -310,10 +408,13 @@ class SignalStats:
         "_block_listeners",
         "_blocks",
         "_clipped_values",
+        "_is_limit_rough",
         "_last",
         "_not_finite_listeners",
         "_num_paused",
+        "_outlier_above",
         "_outlier_listeners",
+        "_sigma",
         "_spread",
         "_watch_limits",
         "first_level",
@@ -323,8 +424,6 @@ class SignalStats:
         "low",
         "metric",
         "num_in_blocks",
-        "outlier_above",
-        "sigma",
         "signal",
         "values",
     )
@@ -349,13 +448,14 @@ class SignalStats:
     def reset(self) -> None:
         """Forget all values."""
         self.level: float | None = None
-        self.sigma: float | None = None
+        self._sigma: float | None = None
         self.first_level: float | None = None
         self.first_value: float | None = None
         self.values: list[float] = []
         self.num_in_blocks = 0
         self.low = -math.inf
-        self.high = self.outlier_above = math.inf
+        self.high = self._outlier_above = math.inf
+        self._is_limit_rough = False  # whether it is only a lower limit, and the spread is not computed yet
         self._block: list[float] = []
         self._clipped_values: dict[int, float] = {}  # original values of the current block, by index
         self._blocks: deque[list[float]] = deque(maxlen=_NUM_RMS_BLOCKS)
@@ -384,6 +484,25 @@ class SignalStats:
                 self._finish_block(block)
         else:
             self._add_outside_band(value)
+
+    @property
+    def sigma(self) -> float | None:
+        """The spread; None until two blocks are complete."""
+        if self._is_limit_rough:
+            self._refine_limit()
+        return self._sigma
+
+    @property
+    def outlier_above(self) -> float:
+        """The smallest value that is an outlier; infinite while that is unknown."""
+        if self._is_limit_rough:
+            self._refine_limit()
+        return self._outlier_above
+
+    @property
+    def is_spread_known(self) -> bool:
+        """Whether `sigma` is not None."""
+        return self._is_limit_rough or self._sigma is not None
 
     @property
     def num_added(self) -> int:
@@ -416,8 +535,11 @@ class SignalStats:
 
     def pause(self, num_values: int) -> None:
         """Report no outliers for the next values because a new level is expected, then continue from that level."""
-        self._num_paused = max(self._num_paused, num_values)
-        self.outlier_above = math.inf
+        if self._is_limit_rough:
+            self._refine_limit()
+        if self._band is not None and self._band[0]:  # only a spread has to become valid again
+            self._num_paused = max(self._num_paused, num_values)
+        self._outlier_above = math.inf
         self.high = min(self._watch_limits.values(), default=math.inf)
 
     def watch(self, listener: SignalListener, above: float | None) -> None:
@@ -468,6 +590,11 @@ class SignalStats:
         return max(sigma, _TO_SIGMA * median(sorted(self._spread.widths)) / (self.level or math.inf))
 
     def _add_outside_band(self, value: float) -> None:
+        if self._is_limit_rough:
+            self._refine_limit()
+            if self.low < value < self.high:
+                self.add(value)
+                return
         if not math.isfinite(value):
             for listener in self._not_finite_listeners:
                 listener.on_not_finite(self, value)
@@ -504,25 +631,35 @@ class SignalStats:
                 self._spread.add_block(block, sorted_block, before, self.level, abnormal)
                 self._update_sigma(self._band)
             else:
-                self.outlier_above = (1 + self._band[1]) * self.level
+                self._outlier_above = (1 + self._band[1]) * self.level
                 self._update_high()
         for listener in self._block_listeners:
             listener.on_block(self)
 
     def _update_sigma(self, band: tuple[float, float]) -> None:
-        """Update the spread and the band."""
+        """Update the band, roughly: most values are also below a limit that is too low."""
         if self._num_paused > 0:
             self._num_paused -= BLOCK
             return
-        sigma = self._spread.sigma()
-        if sigma is None or self.level is None:
+        lowest_sigma = self._spread.lowest_sigma()
+        if lowest_sigma is None or self.level is None:
             return
-        self.sigma = sigma
-        self.outlier_above = _outlier_limit(band, self.level, sigma)
+        self._is_limit_rough = True
+        self._outlier_above = _outlier_limit(band, self.level, lowest_sigma)
         self._update_high()
 
+    def _refine_limit(self) -> None:
+        """Compute the spread and the band."""
+        self._is_limit_rough = False
+        sigma = self._spread.sigma()
+        if sigma is not None and self.level is not None and self._band is not None:
+            self._sigma = sigma
+            self._outlier_above = _outlier_limit(self._band, self.level, sigma)
+            self._update_high()
+
     def _update_high(self) -> None:
-        self.high = min(self.outlier_above, *self._watch_limits.values()) if self._watch_limits else self.outlier_above
+        above = self._outlier_above
+        self.high = min(above, *self._watch_limits.values()) if self._watch_limits else above
 
     # Batches -------------------------------------------------------------------------------------------------------
 
@@ -547,9 +684,23 @@ class SignalStats:
         first_row = rows.start + BLOCK - 1 - len(self._block)
         joined = [*self._block, *values[rows.start : rows.stop]]
         batch = BlockBatch(joined, first_row, steps, times_s, self.num_in_blocks, by_signal)
-        if not (self.low < batch.lowest and batch.peaks[0] < self.high):
-            return False
         by_signal[self.signal] = batch
+        if self._band is None and len(self._outlier_listeners) == 1:
+            preview = self._outlier_listeners[0].preview_outliers(self, joined[len(self._block) :])
+            if preview is not None:
+                num_values, batch.commit_outliers = preview
+                batch.num_quiet = (len(self._block) + num_values) // BLOCK
+                return num_values == len(rows)
+        if not self.low < batch.lowest:
+            blocks = enumerate(batch.sorted_blocks)
+            batch.num_quiet = next((at for at, block in blocks if block[0] <= self.low), len(batch.blocks))
+            return False
+        if batch.peaks[0] >= self.high:
+            if self._is_limit_rough:
+                self._refine_limit()
+            if batch.peaks[0] >= self.high:
+                batch.num_quiet = 0
+                return False
         return True
 
     def preview_blocks(self, batch: BlockBatch, commits: list[Callable[[], None]]) -> bool:
@@ -561,6 +712,8 @@ class SignalStats:
         if commit is None:
             return False
         commits.append(commit)
+        if batch.commit_outliers is not None:
+            commits.append(batch.commit_outliers)
         for listener, limit in self._watch_limits.items():
             if batch.highest >= limit and listener not in self._block_listeners:
                 return False
@@ -576,30 +729,35 @@ class SignalStats:
 
     def _preview_band(self, batch: BlockBatch) -> Callable[[], None] | None:
         """Follow level, spread and band over the blocks; return None if a value leaves the band."""
-        band, above, sigma, spread = self._band, self.outlier_above, self.sigma, self._spread
+        band, above, sigma, spread, is_rough = self._band, self._outlier_above, self._sigma, self._spread, False
         levels, peaks, half_widths = batch.levels, batch.peaks, batch.half_widths
         if band is not None and not band[0]:
-            for level, peak in zip(levels, peaks[1:], strict=True):
-                above = (1 + band[1]) * level
-                if peak >= above:
-                    return None
-        elif band is not None and levels:
-            spread, before, last = spread.copy(), self.level, len(levels) - 1
-            num_sigmas = band[0]
             for index, level in enumerate(levels):
-                half_widths.append(spread.add_block(batch.blocks[index], batch.sorted_blocks[index], before, level))
-                peak, before = peaks[index + 1], level
-                # The robust estimate is cheaper, and never more than the spread.
-                if peak - level >= num_sigmas * spread.robust_sigma() or index == last:
-                    sigma = spread.sigma() or 0.0
+                above = (1 + band[1]) * level
+                if peaks[index + 1] >= above:
+                    batch.num_quiet = index + 1
+                    return None
+        elif band is not None and levels and self.level is not None:
+            batch.widths_before = [*spread.widths]
+            quiet_spread = spread.after_quiet_blocks(batch, self.level, band) if band[0] < math.inf else None
+            is_rough = quiet_spread is not None
+            if quiet_spread is not None:
+                spread, above = quiet_spread, _outlier_limit(band, levels[-1], quiet_spread.lowest_sigma() or 0.0)
+            else:
+                half_widths.clear()
+                spread, before = spread.copy(), self.level
+                for index, level in enumerate(levels):
+                    half_widths.append(spread.add_block(batch.blocks[index], batch.sorted_blocks[index], before, level))
+                    sigma, before = spread.sigma() or 0.0, level
                     above = _outlier_limit(band, level, sigma)
-                    if peak >= above:
+                    if peaks[index + 1] >= above:
+                        batch.num_quiet = index + 1
                         return None
 
         def commit() -> None:
             self._block = batch.rest
             if levels:
-                self._spread, self.sigma, self.outlier_above = spread, sigma, above
+                self._spread, self._sigma, self._outlier_above, self._is_limit_rough = spread, sigma, above, is_rough
                 self.level, self.values, self._last = levels[-1], batch.sorted_blocks[-1], batch.blocks[-1][-1]
                 self._blocks.extend(batch.blocks)
                 self.num_in_blocks += BLOCK * len(levels)
@@ -640,21 +798,27 @@ class SignalColumn:
 
 def add_quiet_blocks(
     columns: Iterable[SignalColumn], rows: range, steps: Sequence[int], times_s: Sequence[float]
-) -> bool:
-    """Add the values of some rows, if all their blocks are quiet; return whether they were added.
+) -> tuple[bool, int]:
+    """Add the values of some rows, if all their blocks are quiet.
 
     Args:
         columns: the values of all signals, one for each row.
         rows: the rows to add.
         steps: the step of each row.
         times_s: the time of each row.
+
+    Returns:
+        Whether they were added; if not, up to which row they may be quiet.
     """
     by_signal: dict[str, BlockBatch] = {}
     commits: list[Callable[[], None]] = []
+    quiet_end = 0
     try:
         is_quiet = all(
             column.stats.split(column.values, rows, steps, times_s, by_signal) for column in columns
         ) and all(column.stats.preview_blocks(by_signal[column.stats.signal], commits) for column in columns)
+        if not is_quiet:
+            quiet_end = max((batch.quiet_end for batch in by_signal.values()), default=0)
     finally:
         # Each batch refers to this dict. A cycle of so many objects would be left to the garbage collector, which may
         # run in the training thread.
@@ -662,7 +826,7 @@ def add_quiet_blocks(
     if is_quiet:
         for commit in commits:
             commit()
-    return is_quiet
+    return is_quiet, quiet_end
 
 
 def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
@@ -688,6 +852,16 @@ def skip_quiet_rows(columns: Iterable[SignalColumn], row: int, end: int) -> int:
     for column in columns:
         column.stats._block += column.values[row:end]
     return end
+
+
+def _distances(block: list[float], before: float, trend: float) -> list[float]:
+    """Return the distances of the values of a block from the trend since the level of the block before."""
+    return [value - before - trend * offset for offset, value in zip(_BLOCK_OFFSETS, block, strict=True)]
+
+
+def _robust_width(widths: list[float]) -> float:
+    """Return the usual half width of some blocks, or that of the last two if it is larger."""
+    return max(median(sorted(widths)), 0.5 * (widths[-1] + widths[-2]))
 
 
 def _half_width(sorted_values: list[float]) -> float:

@@ -14,14 +14,11 @@ from tachograph.catalog import SIGNAL_ANNOTATION, read_annotations
 from tachograph.diagnostics import SIGNALS, RuleEngine, is_rank_record, resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
-from tachograph.journal import RunFolder, RunState, find_run, read_records
+from tachograph.journal import RunFolder, RunState, find_run, list_rank_journals, read_records
 from tachograph.reader import Alert, AlertHistory, RankView, crash_reason, overview, read_ranks, worst_first
-from tachograph.records import METRIC_KINDS, finite_or_none, freeze, is_frozen, plain_name, to_plain
+from tachograph.records import METRIC_KINDS, STALL_RULES, finite_or_none, freeze, is_frozen, plain_name, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
-
-_LIVE_RULES = ("hang", "rank_hang", "rank_gone")  # not a set: the field of a journal may be unhashable
-"""Rules that need to know what happens while nothing is recorded."""
 
 
 class Diagnosis(msgspec.Struct):
@@ -96,7 +93,7 @@ def diagnose(
             continue
         if record["event"] == "start":
             history.add(record)
-        if record["event"] == "alert" and record.get("rule") in _LIVE_RULES and record["rule"] in thresholds:
+        if record["event"] == "alert" and record.get("rule") in STALL_RULES and record["rule"] in thresholds:
             # A journal has no ticks, so only the process that recorded it could notice that nothing happened.
             has_recorded_hang = has_recorded_hang or record["rule"] == "hang"
             history.add(record)
@@ -135,23 +132,31 @@ def _with_other_ranks(
     records: Iterable[dict[str, Any]], folder: RunFolder | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of all ranks in the order of their times, each with its rank; of other ranks only windows."""
-    ranks = folder.other_ranks() if folder is not None else []
-    if folder is None or not ranks:
+    journals = list_rank_journals(folder) if folder is not None else []
+    if not journals:
         yield from ((0, record) for record in records)
         return
     streams = [_timed(0, records)]
-    for rank in ranks:
-        streams.append(_timed(rank, filter(is_rank_record, read_records(folder.rank_journal(rank)))))
+    for journal in journals:
+        rank = None if journal.is_host else journal.number
+        streams.append(_timed(rank, filter(is_rank_record, read_records(journal.path))))
     for _, rank, record in heapq.merge(*streams, key=lambda item: item[0]):
         yield rank, record
 
 
-def _timed(rank: int, records: Iterable[dict[str, Any]]) -> Iterator[tuple[float, int, dict[str, Any]]]:
-    """Yield records with their time; a record that is older than the one before it keeps its place."""
+def _timed(rank: int | None, records: Iterable[dict[str, Any]]) -> Iterator[tuple[float, int, dict[str, Any]]]:
+    """Yield records with their time; a record that is older than the one before it keeps its place.
+
+    Args:
+        rank: the rank; None if each record states its own.
+        records: the records of a file.
+    """
     time_s = 0.0
     for record in records:
         time_s = max(time_s, finite_or_none(record.get("time")) or 0.0)
-        yield time_s, rank, record
+        record_rank = record.get("from_rank") if rank is None else rank
+        if type(record_rank) is int:
+            yield time_s, record_rank, record
 
 
 def _rules_of_run(folder: RunFolder) -> dict[str, Any]:

@@ -67,7 +67,6 @@ class WindowCollector:
         self._grid = FIRST_LENGTH
         self._cells: dict[int, list[_Row]] = {}  # by end
         self._cell_time_s: dict[int, float] = {}
-        self._is_measured: dict[int, bool] = {}
         self._last_end = 0  # of the last table
         self._ends = [0] * world_size  # of the last window of each rank
         self._is_active = [True] * world_size
@@ -105,8 +104,6 @@ class WindowCollector:
             if window.time is not None:
                 self._newest_s = max(self._newest_s, window.time)
                 self._cell_time_s[cell] = max(self._cell_time_s.get(cell, window.time), window.time)
-            if window.collective is not None:
-                self._is_measured[cell] = True
         end_before, self._ends[rank] = self._ends[rank], end
         head = self._head
         is_new_head = cell in self._cells and (head is None or cell < head)
@@ -127,8 +124,6 @@ class WindowCollector:
                 if end in self._cell_time_s:
                     time_s = self._cell_time_s.pop(end)
                     self._cell_time_s[cell] = max(self._cell_time_s.get(cell, time_s), time_s)
-                if self._is_measured.pop(end, False):
-                    self._is_measured[cell] = True
 
     def _choose_head(self) -> None:
         """Count anew which ranks have passed the first cell."""
@@ -151,8 +146,8 @@ class WindowCollector:
                     break
                 for rank, end in enumerate(self._ends):
                     self._is_active[rank] = self._is_active[rank] and end >= head
-            rows = self._cells.pop(head)
-            time_s, is_measured = self._cell_time_s.pop(head, None), self._is_measured.pop(head, False)
+            rows, is_measured = _comparable(self._cells.pop(head))
+            time_s = self._cell_time_s.pop(head, None)
             self._last_end = head
             if len(rows) >= 2 and 2 * len(rows) >= self._world_size:
                 table = self._tabulate(head, rows, time_s, is_measured)
@@ -208,7 +203,17 @@ def _row_of(rank: int, window: RankWindow) -> _Row:
         -1 if longest_iteration is None else longest_iteration,
         *(phase.median_s for phase in phases),
         *(phase.mad_s for phase in phases),
+        window.collective is not None,
     )
+
+
+def _comparable(rows: list[_Row]) -> tuple[list[_Row], bool]:
+    """Return the rows whose own times mean the same, without the minority, and whether waiting was measured in them."""
+    num_measured = sum(bool(row[-1]) for row in rows)
+    is_measured = 2 * num_measured > len(rows)
+    if num_measured not in {0, len(rows)}:
+        rows = [row for row in rows if bool(row[-1]) is is_measured]
+    return rows, is_measured
 
 
 def _mean_of(parts: list[RankTimes], length: int, level: int) -> RankTimes:

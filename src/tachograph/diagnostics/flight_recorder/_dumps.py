@@ -21,9 +21,10 @@ from tachograph.exceptions import ConfigError
 
 __all__ = ["Collective", "FlightDump", "DumpFolder", "UnreadableDump", "read_dumps"]
 
+NO_PEER = -1
 _MAX_FILE_BYTES = 256 << 20
 _MAX_ENTRIES = 1_000_000
-_RANK_IN_NAME = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?$")
+_RANK_IN_NAME = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w{0,9})?$|(?i:rank)[_-]?(\d{1,7})(?!\d)")
 _PLAIN_INSTRUCTIONS = (
     {pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK}
     | {pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.FLOAT, pickle.BINFLOAT}
@@ -51,8 +52,9 @@ class Collective(msgspec.Struct, frozen=True):
     is_started: bool
     """Whether the device has begun it. Backends without a device do not know."""
     created_ns: int
+    backend: str = ""
     peer: int | None = None
-    """The other side of a point-to-point operation, as its rank within the group."""
+    """The other side of a point-to-point operation, as its rank within the group; `NO_PEER` for a batch of several."""
 
 
 class FlightDump(msgspec.Struct):
@@ -124,7 +126,7 @@ def read_dumps(folder: str | Path) -> DumpFolder:
         match = _RANK_IN_NAME.search(file.name)
         if match is None or not file.is_file():
             continue
-        rank = int(match.group(1))
+        rank = int(match.group(1) or match.group(2))
         if rank in dumps:
             unreadable.append(UnreadableDump(file.name, f"rank {rank} has another dump: {Path(dumps[rank].path).name}"))
             continue
@@ -157,7 +159,7 @@ def _parse_dump(rank: int, path: Path) -> FlightDump:
         rank=rank,
         path=str(path),
         group_ranks=dict(_parse_groups(content.get("pg_config"))),
-        collectives=[_parse_entry(entry) for entry in entries if isinstance(entry, dict)],
+        collectives=_parse_entries([entry for entry in entries if isinstance(entry, dict)]),
     )
 
 
@@ -191,8 +193,47 @@ def _parse_groups(config: object) -> Iterable[tuple[str, tuple[int, ...]]]:
             yield str(name), tuple(int(number) for number in re.findall(r"\d{1,9}", ranks))
 
 
-def _parse_entry(entry: dict[Any, Any]) -> Collective:
-    group = entry.get("process_group")
+def _parse_entries(entries: list[dict[Any, Any]]) -> list[Collective]:
+    """Return the calls of a rank.
+
+    NCCL updates the states of its calls; what it retired without completing was aborted. Other backends only ever say
+    "scheduled", but retire what is done.
+    """
+    with_states = {_backend(entry) for entry in entries if entry.get("state") in {"started", "completed"}}
+    collectives = [_parse_entry(entry, has_states=_backend(entry) in with_states) for entry in entries]
+    return _with_states_of_batches(collectives)
+
+
+def _backend(entry: dict[Any, Any]) -> str:
+    return str(entry.get("profiling_name") or "").partition(":")[0]
+
+
+def _with_states_of_batches(collectives: list[Collective]) -> list[Collective]:
+    """Give the sends and receives of a batch the state of the batch: an entry with the same number that follows them.
+
+    Without that entry, those before a later one of the group that is done are done, too.
+    """
+    resolved: list[Collective] = []
+    batches: dict[tuple[str, int], Collective] = {}
+    groups_with_done: set[str] = set()
+    for stated_entry in reversed(collectives):
+        entry = stated_entry
+        if entry.peer == NO_PEER:
+            batches[entry.group, entry.number] = entry
+        elif entry.peer is not None and not entry.is_done:
+            batch = batches.get((entry.group, entry.number))
+            if batch is not None:
+                entry = msgspec.structs.replace(entry, is_done=batch.is_done, is_started=batch.is_started)
+            elif not entry.is_started and entry.group in groups_with_done:
+                entry = msgspec.structs.replace(entry, is_done=True)
+        if entry.peer is not None and entry.is_done:
+            groups_with_done.add(entry.group)
+        resolved.append(entry)
+    return resolved[::-1]
+
+
+def _parse_entry(entry: dict[Any, Any], *, has_states: bool) -> Collective:
+    group = entry.get("process_group", entry.get("pg_id"))
     name, description = (group if isinstance(group, (list, tuple)) and len(group) == 2 else (group, ""))  # fmt: skip
     profiling_name = str(entry.get("profiling_name") or "")
     operation = profiling_name.partition(":")[2] or profiling_name
@@ -202,15 +243,15 @@ def _parse_entry(entry: dict[Any, Any]) -> Collective:
     return Collective(
         group=str(name),
         description="" if description == "undefined" else str(description),
-        number=_integer(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        number=_integer(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id"))),
         operation=peers.group("op") if peers else operation,
         sizes=(_frozen(entry.get("input_sizes")), _frozen(entry.get("output_sizes"))),
         dtypes=tuple(str(dtype) for dtype in _sequence(entry.get("input_dtypes"))),
-        # Some backends only ever say "scheduled", but retire what is done.
-        is_done=state == "completed" or entry.get("retired") is True,
+        is_done=state == "completed" or (entry.get("retired") is True and not has_states),
         is_started=state == "started" or bool(entry.get("time_discovered_started_ns")),
         created_ns=_integer(entry.get("time_created_ns")),
-        peer=int(peers.group("peer")) if peers else (-1 if is_p2p else None),
+        backend=_backend(entry),
+        peer=int(peers.group("peer")) if peers else (NO_PEER if is_p2p else None),
     )
 
 

@@ -15,9 +15,10 @@ else.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,6 +34,9 @@ _UNEQUAL_SIZES = ("all_to_all", "alltoall", "scatter", "gather", "barrier", "coa
 _Signature = tuple[object, ...]
 _Entries = dict[int, dict[int, Collective]]
 """The entries of a group: rank, number of the collective, entry."""
+
+_Fronts = dict[int, set[tuple[str, int, bool]]]
+"""The calls that each rank waits in: group, number, and whether it is a point-to-point operation."""
 
 
 class StuckGroup(msgspec.Struct, kw_only=True):
@@ -99,10 +103,11 @@ class HangReport(msgspec.Struct, kw_only=True):
 def find_hang(folder: DumpFolder) -> HangReport:
     """Find the collectives in which a job is stuck, and the ranks that it waits for."""
     groups = _collect_groups(folder)
+    fronts = _find_fronts(folder)
     members = {rank for _, ranks in groups for rank in ranks}
-    stuck = [group for key, entries in groups.items() if (group := _judge_group(key, entries, folder))]
-    stuck += _judge_point_to_point(folder, groups)
-    is_circular = _mark_causes(stuck)
+    stuck = [group for key, entries in groups.items() if (group := _judge_group(key, entries, folder, fronts))]
+    stuck += _judge_point_to_point(folder, groups, fronts)
+    is_circular = _mark_causes(stuck, fronts)
     stuck.sort(key=lambda group: (not group.is_cause, group.verdict != "mismatch", group.since_ns))
     return HangReport(
         num_dumps=len(folder.dumps),
@@ -165,33 +170,59 @@ def _members(name: str, rank: int, ranks: tuple[int, ...], recorders: set[int], 
     return tuple(sorted(recorders - listed_elsewhere))
 
 
-def _judge_group(key: _GroupKey, entries: _Entries, folder: DumpFolder) -> StuckGroup | None:
+def _find_fronts(folder: DumpFolder) -> _Fronts:
+    """Return the calls that each rank waits in now.
+
+    A program calls collectives ahead of its device, so most pending calls wait only for earlier ones of the same rank.
+    A rank waits in the calls that its device has begun. Where devices do not report that, it waits in the earliest one.
+    """
+    reporting = {entry.backend for dump in folder.dumps.values() for entry in dump.collectives if entry.is_started}
+    fronts = _fronts_of(folder, reporting)
+    return fronts if any(fronts.values()) else _fronts_of(folder, set())
+
+
+def _fronts_of(folder: DumpFolder, reporting: set[str]) -> _Fronts:
+    """Return the calls that each rank waits in, if these backends report what devices have begun."""
+    fronts: _Fronts = {}
+    for rank, dump in folder.dumps.items():
+        pending = [entry for entry in dump.collectives if not entry.is_done]
+        begun = [entry for entry in pending if entry.is_started]
+        if not begun and pending and pending[0].backend not in reporting:
+            begun = [entry for entry in pending if _call_of(entry) == _call_of(pending[0])]
+        fronts[rank] = {_call_of(entry) for entry in begun}
+    return fronts
+
+
+def _call_of(entry: Collective) -> tuple[str, int, bool]:
+    return entry.group, entry.number, entry.peer is not None
+
+
+def _judge_group(key: _GroupKey, entries: _Entries, folder: DumpFolder, fronts: _Fronts) -> StuckGroup | None:
     """Return the collective in which a group is stuck, or at which its ranks first disagree; None if all is well."""
     name, ranks = key
-    pending = {
-        rank: min((number for number, entry in by_number.items() if not entry.is_done), default=None)
+    calls_in = {
+        rank: {number for number in by_number if (name, number, False) in fronts.get(rank, ())}
         for rank, by_number in entries.items()
     }
-    first_pending = min((number for number in pending.values() if number is not None), default=None)
+    number = min((number for numbers in calls_in.values() for number in numbers), default=None)
     mismatch = _first_mismatch(entries)
-    if mismatch is not None and (first_pending is None or mismatch <= first_pending):
+    if mismatch is not None and (number is None or mismatch <= number):
         return _mismatch(key, entries, mismatch)
-    if first_pending is None:
+    if number is None:
         return None
-    number = first_pending
-    waiting = [rank for rank, by_number in entries.items() if number in by_number and not by_number[number].is_done]
+    called = [rank for rank, by_number in entries.items() if number in by_number and not by_number[number].is_done]
+    waiting = [rank for rank in called if number in calls_in[rank]]
     example = entries[waiting[0]][number]
     not_arrived = [rank for rank, by_number in entries.items() if max(by_number, default=-1) < number]
     without_dump = [rank for rank in ranks if rank not in folder.dumps]
-    started = [rank for rank in waiting if entries[rank][number].is_started]
     verdict: Verdict = "standstill"
     suspects: list[int] = []
     if not_arrived:
         verdict, suspects = "not_arrived", not_arrived
     elif without_dump:
         verdict, suspects = "no_dump", without_dump
-    elif started and len(started) < len(waiting):
-        verdict, suspects = "not_started", [rank for rank in waiting if rank not in started]
+    elif len(waiting) < len(called):
+        verdict, suspects = "not_started", [rank for rank in called if rank not in waiting]
     return StuckGroup(
         group=name,
         description=example.description,
@@ -217,13 +248,25 @@ def _first_mismatch(entries: _Entries) -> int | None:
         for number, entry in by_number.items():
             if number >= first and signatures.setdefault(number, _signature(entry)) != _signature(entry):
                 mismatches.add(number)
+    # Calls that are done on all ranks have matched, whatever their sizes.
+    mismatches = {
+        number
+        for number in mismatches
+        if len({by_number[number].operation for by_number in recorded if number in by_number}) > 1
+        or not all(by_number[number].is_done for by_number in recorded if number in by_number)
+    }
     return min(mismatches, default=None)
 
 
 def _signature(entry: Collective) -> _Signature:
     if any(name in entry.operation.lower() for name in _UNEQUAL_SIZES):
         return (entry.operation,)
-    return (entry.operation, entry.sizes, entry.dtypes)
+    return (entry.operation, tuple(map(_num_elements, entry.sizes)), entry.dtypes)
+
+
+def _num_elements(shapes: tuple[Any, ...]) -> int:
+    """Return the number of elements of tensors, whose shapes may differ between ranks."""
+    return sum(math.prod(shape) if isinstance(shape, tuple) else shape for shape in shapes)
 
 
 def _mismatch(key: _GroupKey, entries: _Entries, number: int) -> StuckGroup:
@@ -262,58 +305,63 @@ def _format_sizes(entry: Collective) -> str:
     return f"{', '.join(shapes) or 'nothing'}{more} {'/'.join(sorted(set(entry.dtypes)))}".rstrip()
 
 
-def _judge_point_to_point(folder: DumpFolder, groups: dict[_GroupKey, _Entries]) -> list[StuckGroup]:
-    """Return sends and receives that wait for a rank which has not called the other half."""
+def _judge_point_to_point(folder: DumpFolder, groups: dict[_GroupKey, _Entries], fronts: _Fronts) -> list[StuckGroup]:
+    """Return sends and receives that wait for a rank which has not called the other half, or not begun it."""
     group_ranks = {(name, rank): ranks for (name, ranks), entries in groups.items() for rank in entries}
-    pending: dict[tuple[str, int, int], Collective] = {}
+    pending: dict[_Half, Collective] = {}
     for rank, dump in folder.dumps.items():
         for entry in dump.collectives:
             ranks = group_ranks[entry.group, rank]
             if entry.peer is not None and not entry.is_done and 0 <= entry.peer < len(ranks):
                 # Ranks in the name of the operation count within the group.
-                sender, receiver = (rank, ranks[entry.peer]) if entry.operation == "send" else (ranks[entry.peer], rank)
-                half = (f"{entry.group} {entry.operation}", sender, receiver)
-                pending.setdefault(half, entry)
+                is_send = entry.operation == "send"
+                sender, receiver = (rank, ranks[entry.peer]) if is_send else (ranks[entry.peer], rank)
+                pending.setdefault((entry.group, is_send, sender, receiver), entry)
     stuck = []
-    for (_, sender, receiver), entry in pending.items():
-        rank, peer = (sender, receiver) if entry.operation == "send" else (receiver, sender)
-        other_half = (f"{entry.group} {'recv' if entry.operation == 'send' else 'send'}", sender, receiver)
-        if other_half not in pending:
-            direction = f"send to rank {peer}" if entry.operation == "send" else f"receive from rank {peer}"
-            stuck.append(
-                StuckGroup(
-                    group=entry.group,
-                    description=entry.description,
-                    ranks=sorted((rank, peer)),
-                    operation=direction,
-                    number=entry.number,
-                    verdict="not_arrived" if peer in folder.dumps else "no_dump",
-                    suspects=[peer],
-                    waiting=[rank],
-                    since_ns=entry.created_ns,
-                )
+    for (name, is_send, sender, receiver), entry in pending.items():
+        rank, peer = (sender, receiver) if is_send else (receiver, sender)
+        if _call_of(entry) not in fronts[rank]:
+            continue
+        other_half = pending.get((name, not is_send, sender, receiver))
+        verdict: Verdict = "not_arrived" if peer in folder.dumps else "no_dump"
+        if other_half is not None:
+            verdict = "standstill" if _call_of(other_half) in fronts[peer] else "not_started"
+            if verdict == "standstill" and not is_send:
+                continue  # listed as a send
+        stuck.append(
+            StuckGroup(
+                group=name,
+                description=entry.description,
+                ranks=sorted((rank, peer)),
+                operation=f"send to rank {peer}" if is_send else f"receive from rank {peer}",
+                number=entry.number,
+                verdict=verdict,
+                suspects=[] if verdict == "standstill" else [peer],
+                waiting=sorted((rank, peer)) if verdict == "standstill" else [rank],
+                since_ns=entry.created_ns,
             )
+        )
     return stuck
 
 
-def _mark_causes(stuck: list[StuckGroup]) -> bool:
+_Half = tuple[str, bool, int, int]
+"""A half of a point-to-point operation: group, whether it is the send, sender, receiver."""
+
+
+def _mark_causes(stuck: list[StuckGroup], fronts: _Fronts) -> bool:
     """Mark the groups that do not follow from others. Returns whether all of them follow from each other."""
     if any(group.verdict == "mismatch" for group in stuck):
         # Ranks that disagree block all others, whatever those wait in.
         for group in stuck:
             group.is_cause = group.verdict == "mismatch"
         return False
-    waits_in: dict[int, set[int]] = defaultdict(set)
-    for index, group in enumerate(stuck):
-        for rank in group.waiting:
-            waits_in[rank].add(index)
-    for index, group in enumerate(stuck):
-        idle = [rank for rank in group.suspects if not waits_in[rank] - {index}]
+    for group in stuck:
+        idle = [rank for rank in group.suspects if not fronts.get(rank)]
         if idle:
             group.is_cause, group.suspects = True, sorted(idle)
     if any(group.is_cause for group in stuck):
         return False
-    with_suspects = [group for group in stuck if group.suspects]
-    for group in with_suspects or stuck:
+    standing = [group for group in stuck if not group.suspects]
+    for group in standing or stuck:
         group.is_cause = True
-    return bool(with_suspects)
+    return bool(stuck) and not standing

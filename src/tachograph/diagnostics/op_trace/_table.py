@@ -143,7 +143,8 @@ def _seconds(start: _Floats, duration: _Floats) -> tuple[_Floats, _Floats]:
     unit_s = next((unit for limit, unit in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)) if largest > limit), 1.0)
     if unit_s == 1.0 and largest < 1e9:  # not since 1970
         typical = float(np.median(duration))
-        unit_s = 1e-9 if typical > 1e6 else 1e-6 if typical > 1e3 else 1.0
+        # A computation takes a millisecond to a few seconds.
+        unit_s = next((unit for limit, unit in ((2e6, 1e-9), (2e3, 1e-6), (5.0, 1e-3)) if typical > limit), 1.0)
     return (start - np.min(start)) * unit_s, np.maximum(duration, 0.0) * unit_s
 
 

@@ -84,7 +84,7 @@ class DeadLearningRate(Rule):
         if self.is_open(signal):
             return None
         if signal == "loss":
-            if any(block[0] == block[-1] for block in batch.sorted_blocks):
+            if [block for block in batch.sorted_blocks if block[0] == block[-1]]:
                 return None
         elif batch.lowest <= 0:
             return None

@@ -67,9 +67,10 @@ class ExplodingGradients(Rule):
             float, Meta(description="Minimum multiple of the largest level in the last 64 values.", ge=1)
         ] = 3.0
         values: Annotated[int, Meta(description="Number of values that must be too high.", ge=2, le=1000)] = 4
-        absurd: Annotated[float, Meta(description="Norm that is too large in the first values of any run.", gt=0)] = (
-            1000.0
-        )
+        absurd: Annotated[
+            float,
+            Meta(description="Norm that is too large in the first values of any run, times a loss above one.", gt=0),
+        ] = 1000.0
 
     thresholds: Thresholds
 
@@ -163,11 +164,13 @@ class ExplodingGradients(Rule):
         levels = [*self._levels, *batch.levels]
         for index in range(len(batch.levels)):
             end = len(self._levels) + index + 1
-            usual = 0.5 * (levels[end - 1] + levels[end - 2])
-            new_limit = max(limits.factor * usual, limits.factor_of_largest * max(levels[end - _NUM_LEVELS : end]))
+            first, second, third, fourth = levels[end - _NUM_LEVELS : end]
+            usual = 0.5 * (fourth + third)
+            new_limit = max(limits.factor * usual, limits.factor_of_largest * max(first, second, third, fourth))
             if not 0.95 * new_limit < limit < 1.05 * new_limit:
                 limit = new_limit
             if peaks[index + 1] >= limit:
+                batch.num_quiet = index + 1
                 return None
 
         def commit() -> None:
@@ -182,7 +185,7 @@ class ExplodingGradients(Rule):
     def _add_first(self, stats: SignalStats, value: float) -> None:
         """Learn from one of the first sixteen values, before there is a block of them."""
         self._first.append(value)
-        limit = self.thresholds.absurd
+        limit = self.thresholds.absurd * max(1.0, self._loss_size())
         if self._clipped_to is not None:
             limit = min(limit, _CLIPPING_FACTOR * self._clipped_to)
         last = self._first[-_NUM_EARLY:]
@@ -204,6 +207,11 @@ class ExplodingGradients(Rule):
             if len(usual) >= _MIN_USUAL:
                 self._usual = median(usual)
                 self._limit = self.thresholds.factor * self._usual
+
+    def _loss_size(self) -> float:
+        """Return how large the loss is, because the gradients are in proportion to it."""
+        loss = self.signals.get("loss")
+        return max(map(abs, loss.last_values(_NUM_EARLY)), default=0.0) if loss is not None else 0.0
 
     def _add_high(self, stats: SignalStats, value: float) -> None:
         if stats.num_added - self._last_high_at > 2:  # more than one usual value in between

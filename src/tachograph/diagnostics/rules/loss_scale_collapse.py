@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -55,6 +56,20 @@ class LossScaleCollapse(Rule):
         self._num_since_cut = 0
         self._has_settled = False
         self._scale_before = 0.0
+
+    def preview_values(self, signal: str, metric: str, values: Sequence[float]) -> Callable[[], None] | None:
+        """Skip a scale that stays the same."""
+        last = self._last
+        if last is None or [*values].count(last) != len(values):
+            return None
+
+        def commit() -> None:
+            self._num_since_cut += len(values)
+            self._num_same += len(values)
+            if not self._has_settled and self._num_same >= self.thresholds.settled_values:
+                self._has_settled, self._num_cuts = True, 0
+
+        return commit
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Count reductions."""

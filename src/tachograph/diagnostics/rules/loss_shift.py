@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -19,6 +19,25 @@ __all__ = ["LossShift"]
 _SCALES = (2, 4, 8, 16, 32)
 """Numbers of blocks that are compared. A small shift under strong noise needs many."""
 _MAX_LEVELS = 2 * _SCALES[-1] + 1
+_LR_RISE = 1.1
+"""Factor by which a learning rate must be higher to explain a higher loss."""
+_SLOPE_SHARE = 0.2
+"""Share of the rise by which one of the levels drifts if there is no shift between them."""
+_LEVEL_ERROR = 1.25 / math.sqrt(BLOCK)
+"""Standard error of the median of a block, as a share of the spread of its values."""
+
+
+class _LevelRise(NamedTuple):
+    """A level that may have changed to a higher one."""
+
+    old: float
+    new: float
+    drift: float
+    """Change of the level since."""
+    hidden: float
+    """What a drift downwards hides of the rise."""
+    error: float
+    """Standard error of the difference of both levels."""
 
 
 class LossShift(Rule):
@@ -63,6 +82,7 @@ class LossShift(Rule):
         """Forget all levels."""
         self._levels: deque[float] = deque(maxlen=_MAX_LEVELS)
         self._steps: deque[int | None] = deque(maxlen=_MAX_LEVELS)
+        self._lrs: deque[float | None] = deque(maxlen=_MAX_LEVELS)
         self._num_blocks = 0
         self._normal: tuple[float, float] | None = None
 
@@ -74,11 +94,12 @@ class LossShift(Rule):
 
     def on_block(self, stats: SignalStats) -> None:
         """Compare the last blocks with the blocks before them."""
-        level, sigma = stats.level, stats.sigma
-        if level is None or sigma is None or self.context.is_reinforcement:
+        level = stats.level
+        if level is None or not stats.is_spread_known or self.context.is_reinforcement:
             return
         self._levels.append(level)
         self._steps.append(self.context.step)
+        self._lrs.append(self.signals["lr"].level if "lr" in self.signals else None)
         self._num_blocks += 1
         if self._normal is not None:
             self._check_return(level)
@@ -89,7 +110,7 @@ class LossShift(Rule):
                 break
             # Most blocks need no closer look: neither end of the stretch is higher than the block before it.
             if max(level, levels[-num], levels[1 - num]) > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
-                self._check_rise(stats, num, sigma)
+                self._check_rise(stats, num)
         if len(levels) >= 7 and level < (1 - self.thresholds.drop) * levels[-4]:
             self._check_drop(stats)
 
@@ -100,6 +121,7 @@ class LossShift(Rule):
         if self._normal is not None:
             return None
         levels = [*self._levels, *batch.levels]
+        lrs = batch.lr_levels(self.signals["lr"].level if "lr" in self.signals else None)
         lowest, ratio = min(levels), 1 + 0.7 * self.thresholds.rise
         if max(levels) > ratio * lowest or lowest <= 0:
             for index, level in enumerate(batch.levels):
@@ -108,13 +130,18 @@ class LossShift(Rule):
                     if min(end, _MAX_LEVELS) < 2 * num + 1 or num_blocks % (num // 2):
                         break
                     if max(level, levels[end - num], levels[end - num + 1]) > ratio * levels[end - num - 2]:
-                        return None
+                        recent = levels[max(0, end - _MAX_LEVELS) : end]
+                        if self._find_rise(recent, num, batch.lowest_sigma(index)) is not None:
+                            batch.num_quiet = index
+                            return None
                 if end >= 7 and level < (1 - self.thresholds.drop) * levels[end - 4]:
+                    batch.num_quiet = index
                     return None
 
         def commit() -> None:
             self._levels.extend(batch.levels)
             self._steps.extend(batch.steps)
+            self._lrs.extend(lrs)
             self._num_blocks += len(batch.levels)
 
         return commit
@@ -125,29 +152,55 @@ class LossShift(Rule):
             self._normal = None
             self.resolve(f"the loss is back at {figure(level)}")
 
-    def _check_rise(self, stats: SignalStats, num: int, sigma: float) -> None:
-        levels = list(self._levels)
+    def _find_rise(self, levels: list[float], num: int, lowest_sigma: float) -> _LevelRise | None:
+        """Compare the last levels with those before; return the rise unless it is too small for the lowest spread."""
         after, before = sorted(levels[-num:]), sorted(levels[-2 * num - 1 : -num - 1])
         old, new = median(before), median(after)
-        rise = new - old
-        changes = [later - earlier for earlier, later in itertools.pairwise(levels)]
-        trend = median(sorted(changes))
-        scatter = median(sorted(abs(change - trend) for change in changes)) / 0.954
-        spread = max(1.25 * sigma / math.sqrt(BLOCK), scatter)  # of a level; noise can be correlated
-        error = spread * math.sqrt(2 / num)
         half = num // 2
         drift = median(sorted(levels[-half:])) - median(sorted(levels[-num:-half]))
-        if drift < -6 * error:
-            rise -= drift * (num + 1) / half  # a falling loss hides part of the rise
-            error *= 3  # the drift is known less well than the levels
-        if old <= 0 or rise < self.thresholds.rise * old or rise < self.thresholds.sigmas * error:
-            return
+        hidden = max(0.0, -drift * (num + 1) / half)  # a falling loss hides part of the rise
+        if old <= 0 or new - old + hidden < self.thresholds.rise * old:
+            return None
+        if self._is_slope(levels, num, new - old):
+            return None
         # Not a short peak: almost all blocks after the change are higher than the blocks before it.
         middle = 0.5 * (old + new)
         if after[num // 4] < middle or before[-1 - num // 4] > middle:
+            return None
+        changes = [later - earlier for earlier, later in itertools.pairwise(levels)]
+        trend = median(sorted(changes))
+        scatter = median(sorted(abs(change - trend) for change in changes)) / 0.954
+        # Of a level; noise can be correlated.
+        error = max(_LEVEL_ERROR * lowest_sigma, scatter) * math.sqrt(2 / num)
+        if new - old + hidden < self.thresholds.sigmas * error:
+            return None
+        return _LevelRise(old, new, drift, hidden, error)
+
+    def _is_slope(self, levels: list[float], num: int, rise: float) -> bool:
+        """Return whether the loss rose before or after the change as well: it drifts, which is no shift."""
+        half = num // 2
+        after, before = levels[-num:], levels[-2 * num - 1 : -num - 1]
+        drifts = (median(sorted(part[-half:])) - median(sorted(part[:half])) for part in (after, before))
+        return any(drift > _SLOPE_SHARE * rise for drift in drifts)
+
+    def _check_rise(self, stats: SignalStats, num: int) -> None:
+        change = self._find_rise(list(self._levels), num, stats.sigma or 0.0)
+        if change is None:
             return
-        severity = "warning" if "lr" in self.signals else "info"
-        note = "" if severity == "warning" else " No learning rate is recorded; a schedule may be the reason."
+        old, new, drift, hidden, error = change
+        rise = new - old
+        if drift < -6 * error:
+            rise += hidden
+            error *= 3  # the drift is known less well than the levels
+        if rise < self.thresholds.rise * old or rise < self.thresholds.sigmas * error:
+            return
+        lrs = list(self._lrs)
+        before, after = lrs[-2 * num - 1], lrs[-1]
+        severity, note = "warning", ""
+        if "lr" not in self.signals:
+            severity, note = "info", " No learning rate is recorded; a schedule may be the reason."
+        elif before is not None and after is not None and after > _LR_RISE * before:
+            severity, note = "info", f" The learning rate rose from {figure(before)} to {figure(after)}."
         self._report(stats, num, old, new, f"{percent(rise / old)} higher", severity, note)
 
     def _check_drop(self, stats: SignalStats) -> None:

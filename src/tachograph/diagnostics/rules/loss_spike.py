@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, BlockBatch, SignalStats, median, no_change
+from tachograph.diagnostics._signal_stats import BlockBatch, SignalStats, median
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
@@ -22,7 +23,24 @@ _NUM_EARLY = 16
 _EARLY_CHANGES = 12.0
 _EARLY_SHARE = 0.6
 _CLEAR_SIGMAS = 8.0
-"""From this height on, a spike may have peers."""
+"""From this height on, a spike may have peers: batches that are far too hard now and then are a fault."""
+_NUM_PEAKS = 256
+_PEER_SHARE = 0.85
+_MAX_PEERS = 4
+"""Blocks among the last 256 whose highest value is nearly as far above its level: then such values are usual."""
+_WARNING_SIGMAS = 7.0
+_MIN_WARNING_BLOCKS = 3
+_WARNING_PEER_SHARE = 0.6
+_MAX_WARNING_PEERS = 2
+_NUM_WIDTHS = 64
+_TO_SIGMA = 1.48
+_CALM_SHARE = 0.35
+"""Spread as a share of a high one among the last 64 blocks from which on the loss is calmer than it usually is."""
+_CALM_SIGMAS = 8.0
+"""Minimum height in that high spread, if the loss is that calm: a running mean is, at the end of each epoch."""
+_MIN_SUDDEN_SHARE = 0.25
+"""Share of its height by which a spike exceeds the values right before it. A slope has no such step."""
+_NUM_BEFORE = 6
 _REPORT_EVERY = 16
 """Of the spikes after the first 100 of an alert, only every sixteenth is reported."""
 
@@ -31,13 +49,18 @@ class LossSpike(Rule):
     """The loss jumps far above its recent level; the alert reports how it recovers.
 
     A value is a spike if it exceeds the recent level by many standard deviations and by a share of that level, and if
-    the loss hardly ever rose this far recently. A loss that jumps regularly, as with mixup, is therefore ignored. From
+    the loss hardly ever rose this far recently, or in the last 4096 values without being a spike. A loss that jumps
+    regularly, as with mixup, is therefore ignored, and so is one that rises gradually. From
     then on the rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes
     longer, and *not recovering* if the loss stays up. A jump that is barely a spike is reported when it has come
     halfway back or risen further; if it does neither within a few values, it is a new level: see `loss_shift`.
 
     Until 32 values have shown the spread, a value is a spike if it is far above the last values, by many times their
     usual change and by a large share.
+
+    A spike is a warning if it is clear: seven standard deviations high, after 48 values, and hardly any of the last
+    4096 values came near. A faint one that recovers harms nothing, and is for information. One that does not recover
+    is critical if it is clear, and a warning otherwise.
 
     Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
     while after a resume and after a sudden change of the learning rate or the batch size, and in reinforcement
@@ -93,6 +116,10 @@ class LossSpike(Rule):
         self._stays_up = False
         self._is_reported = False
         self._muted_until = 0
+        self._peaks: deque[tuple[float, float]] = deque(maxlen=_NUM_PEAKS)
+        """The highest value of each block without a spike, and its level."""
+        self._blocks: deque[tuple[float, float, float]] = deque(maxlen=_NUM_PEAKS)
+        """The highest value of each block, its level and its half width."""
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
         """Define the outliers of the loss."""
@@ -127,10 +154,38 @@ class LossSpike(Rule):
         num_peers = stats.num_rises(0.6 * height)
         if num_peers > self.thresholds.most_peers or (num_peers > 1 and height < _CLEAR_SIGMAS * sigma):
             return False
+        if value - max(stats.last_values(_NUM_BEFORE)) < _MIN_SUDDEN_SHARE * height:
+            return False  # the loss is rising
         if level > 0 and math.log(value / level) < self.thresholds.sigmas * stats.log_sigma():
             return False  # a loss with a skewed distribution, as with small batches
+        if height < _CLEAR_SIGMAS * sigma and self._is_usual(height, level):
+            return False
         self._begin(stats, value, level, height / sigma, stats.outlier_above)
         return True
+
+    def _is_usual(self, height: float, level: float) -> bool:
+        """Return whether the highest values of other blocks are nearly as far above their levels."""
+        least = _PEER_SHARE * height
+        share = least / level if level > 0 else math.inf
+        num_peers = sum(peak - other >= least and peak - other >= share * other for peak, other in self._peaks)
+        return num_peers > _MAX_PEERS
+
+    def _is_clear(self, value: float, level: float, sigmas: float) -> bool:
+        """Return whether no usual value of this run comes near, as far as it is known."""
+        blocks = self._blocks
+        if sigmas < _WARNING_SIGMAS or len(blocks) < _MIN_WARNING_BLOCKS:
+            return False
+        height = value - level
+        is_positive = level > 0 and all(other > 0 for _, other, _ in blocks)
+        least = _WARNING_PEER_SHARE * height
+        share = least / level if is_positive else 0.0
+        num_peers = sum(peak - other >= max(least, share * other) for peak, other, _ in blocks)
+        if num_peers > _MAX_WARNING_PEERS:
+            return False
+        scale = level if is_positive else 1.0  # the noise of most losses is in proportion to their level
+        widths = sorted(width / (other if is_positive else 1.0) for _, other, width in list(blocks)[-_NUM_WIDTHS:])
+        usual_sigma = _TO_SIGMA * scale * widths[len(widths) * 9 // 10]
+        return height > _CALM_SHARE * sigmas * usual_sigma or height >= _CALM_SIGMAS * usual_sigma
 
     def _check_early(self, stats: SignalStats, value: float) -> bool:
         """Compare one of the first values with those before it, whose spread is not known yet."""
@@ -159,6 +214,7 @@ class LossSpike(Rule):
             "sigmas": sigmas,
             "class": "open",
             "values": 0,
+            "is_clear": self._is_clear(value, level, sigmas),
             **self._gradient_norms(),
         }
         stats.watch(self, -math.inf)
@@ -168,9 +224,12 @@ class LossSpike(Rule):
 
     def on_block(self, stats: SignalStats) -> None:
         """Detect a late recovery, and resolve the alert when the loss has been calm for long enough."""
+        self._blocks.append((stats.values[-1], stats.level or 0.0, stats.half_width))
+        if self._spike is None and max(stats.last_block) == stats.values[-1]:
+            self._peaks.append((stats.values[-1], stats.level or 0.0))
         if self._spike is not None:
             return
-        if stats.num_in_blocks <= 2 * BLOCK and stats.sigma is not None:
+        if stats.is_spread_known:
             stats.watch(self, None)  # no longer for every value
         if self._stays_up:
             if stats.values[-4] < self._calm_below:
@@ -182,8 +241,15 @@ class LossSpike(Rule):
             )
 
     def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
-        """Blocks matter only after a spike."""
-        return None if self._spike is not None or self._stays_up or self.is_open() else no_change
+        """Note the highest values; other than that, blocks matter only after a spike."""
+        if self._spike is not None or self._stays_up or self.is_open():
+            return None
+
+        def commit() -> None:
+            self._peaks.extend(zip(batch.peaks, batch.levels, strict=False))
+            self._blocks.extend(zip(batch.peaks, batch.levels, batch.half_widths, strict=False))
+
+        return commit
 
     @property
     def _clear_above(self) -> float:
@@ -253,7 +319,9 @@ class LossSpike(Rule):
             "slow": f"It recovered slowly, after {_values(spike.get('recovery_values', 0))}.",
             "not recovering": f"{no_recovery} and stays at {figure(stats.level)}.",
         }[spike["class"]]
-        severity = "critical" if spike["class"] == "not recovering" else None
+        severity = "warning" if spike["is_clear"] else "info"
+        if spike["class"] == "not recovering":
+            severity = "critical" if spike["is_clear"] else "warning"
         level = spike["level_before"]
         highest = level + 2 * (self._calm_below - level)  # a value is calm halfway up to an outlier
         evidence = {"metric": stats.metric, "num_spikes": self._num_spikes, **spike, "expected": [None, highest]}

@@ -62,6 +62,7 @@ class NotFinite(Rule):
         """Forget all values."""
         self._last_at: dict[str, int] = {}
         self._streak: dict[str, int] = {}
+        self._other_losses: set[str] = set()
 
     def on_change(self, change: str) -> None:
         """Resolve the alert on the loss after a restart with fresh weights."""
@@ -101,6 +102,13 @@ class NotFinite(Rule):
             self._report(metric, metric, value, None)
         elif is_finite:
             self.resolve(f"{metric} is finite again", key=metric)
+
+    def on_other_loss(self, metric: str, value: float) -> None:
+        """Check a loss besides the one that the rules judge; one alert for all of them is enough."""
+        is_reported = self.is_open("loss") or any(map(self.is_open, self._other_losses))
+        if abs(value) < math.inf or not is_reported:
+            self._other_losses.add(metric)
+            self.on_value("loss", metric, value)
 
     def _report(self, key: str, metric: str, value: float, level: float | None) -> None:
         streak, step = self._streak.get(key, 1), self.context.step

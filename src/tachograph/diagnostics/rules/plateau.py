@@ -165,14 +165,7 @@ class Plateau(Rule):
         num_blocks = len(batch.blocks)
         if self.is_open() and self._num_values + BLOCK * num_blocks >= self._next_check:
             return None
-        lr = self.signals["lr"].level if "lr" in self.signals else None
-        lrs = [lr] * num_blocks
-        if "lr" in batch.by_signal:
-            lr_batch = batch.by_signal["lr"]
-            lr_levels = [lr, *lr_batch.levels]
-            # The learning rate of a row is added before its loss.
-            num_after = (batch.first_row - lr_batch.first_row) // BLOCK + 1
-            lrs = lr_levels[num_after : num_after + num_blocks]
+        lrs = batch.lr_levels(self.signals["lr"].level if "lr" in self.signals else None)
 
         def commit() -> None:
             begin = 0

@@ -14,6 +14,7 @@ from tachograph.diagnostics._text import duration
 __all__ = ["RankHang"]
 
 _MAX_CALLS = 4
+_ENDED = frozenset({"ended", "failed"})
 _DOING = {
     "data": "waiting for data",
     "forward": "in the forward pass",
@@ -29,9 +30,9 @@ class RankHang(Rule):
     """No rank has completed an iteration for several times the longest one so far.
 
     A rank that waits in a collective or in the backward pass waits for others. The ranks that do something else are the
-    ones that the job waits for, so they are named, with what they have been doing since when. Validation, checkpoints
-    and the first iteration are allowed to take longer. Every rank writes its Python stacks to a file once; equal stacks
-    are shown together.
+    ones that the job waits for, so they are named, with what they have been doing since when. So are ranks that have
+    ended or failed while others wait for them. Validation, checkpoints and the first iteration are allowed to take
+    longer. Every rank writes its Python stacks to a file once; equal stacks are shown together.
     """
 
     name = "rank_hang"
@@ -62,13 +63,21 @@ class RankHang(Rule):
         took_s = self._limits.observe(latest, pause, time_s)
         if took_s is not None:
             self.resolve(f"the job continued after {duration(took_s)}")
-        are_all_running = len(running) > 1 and len(running) == len(statuses)
-        # Heartbeats of the first second have no activity yet.
-        are_all_known = all(status.phase or status.collective or status.location for status in running)
-        if are_all_running and are_all_known and self._limits.is_exceeded(time_s) and not self.is_open():
-            self._report(running, time_s - (self._limits.since_s or time_s))
+        ended = [status for status in statuses if status.state in _ENDED]
+        is_any_missing = len(running) + len(ended) < len(statuses)  # which `rank_gone` reports
+        # A rank that works on after the others have ended does not hang; one that waits for them does.
+        may_hang = any(status.waits for status in running) if ended else len(running) > 1
+        waited_s = time_s - (self._limits.since_s or time_s)
+        # Heartbeats of the first second have no activity yet, and one from before the hang does not tell who waits. A
+        # rank that sends no more of them is silent soon.
+        are_all_known = all(
+            (status.phase or status.collective or status.location) and 2 * status.age_s < waited_s for status in running
+        )
+        is_hang = may_hang and not is_any_missing and self._limits.is_exceeded(time_s) and are_all_known
+        if is_hang and not self.is_open():
+            self._report(running, ended, waited_s)
 
-    def _report(self, running: list[RankStatus], waited_s: float) -> None:
+    def _report(self, running: list[RankStatus], ended: list[RankStatus], waited_s: float) -> None:
         waiting = [status for status in running if status.waits]
         busy = [status for status in running if not status.waits]
         evidence: dict[str, Any] = {
@@ -79,12 +88,17 @@ class RankHang(Rule):
             "num_waiting": len(waiting),
         }
         collectives = _disagreement(waiting)
-        if busy and waiting:
+        unrecorded = self._unrecorded_ranks(running + ended)
+        if unrecorded:
+            evidence["unrecorded_ranks"] = [status.rank for status in unrecorded]
+        if ended and not busy:
+            evidence["ranks"] = [status.rank for status in ended]
+            verb = "failed" if any(status.state == "failed" for status in ended) else "ended"
+            title = f"{_subject(ended, f'{verb} already')}; {_count(len(waiting))} in {_waiting_in(waiting)}"
+        elif busy and waiting:
             evidence |= {"ranks": [status.rank for status in busy], "phase": busy[0].phase, "at": busy[0].location}
-            name = list_ranks(busy)
-            has_not = "has" if len(busy) == 1 else "have"
             title = (
-                f"{name[0].upper()}{name[1:]} {has_not} not arrived: {_doing(busy)} for "
+                f"{_subject(busy, 'not arrived')}: {_doing(busy)} for "
                 f"{duration(max(status.phase_s for status in busy))}; "
                 f"{_count(len(waiting))} in {_waiting_in(waiting)}"
             )
@@ -95,9 +109,9 @@ class RankHang(Rule):
             name = list_ranks(suspects)
             verb = "is" if len(suspects) == 1 else "are"
             title = f"Ranks disagree: {name} {verb} in {rare}, {collectives[common]} in {common}"
-        elif waiting and len(running) < self.context.world_size:
-            num_unknown = self.context.world_size - len(running)
-            title = f"{_count(len(waiting))} in {_waiting_in(waiting)}; {num_unknown} others are not recorded"
+        elif waiting and unrecorded:
+            verb = "is" if len(unrecorded) == 1 else "are"
+            title = f"{_count(len(waiting))} in {_waiting_in(waiting)}; {list_ranks(unrecorded)} {verb} not recorded"
         elif waiting:
             calls = Counter(status.collective or status.phase for status in waiting).most_common(_MAX_CALLS)
             places = f"all {len(waiting)} ranks wait in {calls[0][0]}"
@@ -107,6 +121,16 @@ class RankHang(Rule):
         else:
             title = f"No iteration for {duration(waited_s)}: all ranks are {_doing(busy)}"
         self.report(title, f"No rank has completed an iteration for {duration(waited_s)}.", evidence=evidence)
+
+    def _unrecorded_ranks(self, recorded: Sequence[RankStatus]) -> list[RankStatus]:
+        """Return the ranks of the job that have left nothing: not recorded, or dead before their first heartbeat."""
+        numbers = {status.rank for status in recorded}
+        return [RankStatus(rank=rank) for rank in range(self.context.world_size) if rank not in numbers]
+
+
+def _subject(statuses: Sequence[RankStatus], participle: str) -> str:
+    name = list_ranks(statuses)
+    return f"{name[0].upper()}{name[1:]} {'has' if len(statuses) == 1 else 'have'} {participle}"
 
 
 def _disagreement(waiting: Sequence[RankStatus]) -> Counter[str]:

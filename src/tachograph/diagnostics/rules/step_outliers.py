@@ -222,10 +222,11 @@ class StepOutliers(Rule):
         if self.is_open() or self.is_open("regular"):
             return None
         watched, excess = self._watched_level, 1 + self.thresholds.least_regular_share
-        for level, peak in zip(batch.levels, batch.peaks[1:], strict=True):
+        for index, level in enumerate(batch.levels):
             if not 0.95 * level < watched < 1.05 * level:
                 watched = level
-            if peak >= excess * watched:
+            if batch.peaks[index + 1] >= excess * watched:
+                batch.num_quiet = index + 1
                 return None
 
         def commit() -> None:

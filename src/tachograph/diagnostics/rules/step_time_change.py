@@ -113,14 +113,9 @@ class StepTimeChange(Rule):
 
     def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
         """Skip blocks in which the detector finds nothing."""
-        detector = self._detector.copy()
-        if self._undecided is not None or self.is_open() or not detector.add_blocks(batch):
+        if self._undecided is not None or self.is_open():
             return None
-
-        def commit() -> None:
-            self._detector = detector
-
-        return commit
+        return self._detector.preview_blocks(batch)
 
     def _decide(self, stats: SignalStats, shift: Shift) -> None:
         """Check whether the first change of a schedule would have been followed by another one."""

@@ -117,6 +117,9 @@ class ThroughputRegression(StepTimeRule):
         if shift is not None:
             self._recent = deque(maxlen=num_to_resolve)
             self._clear()
+            # Completions of varying length make steps of reinforcement learning slower little by little.
+            if self.context.is_reinforcement and not (shift.is_sharp and shift.is_clean):
+                return
             is_large = shift.after >= (1 + self.thresholds.scheduled_rise) * shift.before
             if not (is_timed and shift.is_clean and is_large and not self.context.is_work_recorded):
                 self._report(stats, shift.before, shift.after, f"since about step {shift.step}", shift.step)
@@ -129,8 +132,9 @@ class ThroughputRegression(StepTimeRule):
         """Skip blocks in which the detectors find nothing."""
         if self.is_open() or not self.is_observed(stats):
             return None
-        fine_detector, coarse_detector = (detector.copy() for detector in self._detectors)
-        if not fine_detector.add_blocks(batch) or not coarse_detector.add_blocks(batch):
+        fine_detector, coarse_detector = self._detectors
+        add_fine, add_coarse = fine_detector.preview_blocks(batch), coarse_detector.preview_blocks(batch)
+        if add_fine is None or add_coarse is None:
             return None
         creep = self._creep.copy()
         if not (stats.signal == "step_s" and self.context.is_reinforcement):
@@ -139,7 +143,9 @@ class ThroughputRegression(StepTimeRule):
                 return None
 
         def commit() -> None:
-            self._detectors, self._creep = (fine_detector, coarse_detector), creep
+            add_fine()
+            add_coarse()
+            self._creep = creep
 
         return commit
 

@@ -74,10 +74,15 @@ class VanishingGradients(Rule):
         mean_log, share = self._mean_log, self.thresholds.share
         if mean_log is None or self._num_blocks < self.thresholds.warm_up_blocks or self.is_open():
             return None
-        for level, peak in zip(batch.levels, batch.peaks, strict=False):
-            if level <= 0 or peak <= share * math.exp(mean_log):
+        if batch.levels and min(batch.levels) <= 0:
+            return None
+        logs = list(map(math.log, batch.levels))
+        # The mean is never above the highest of them.
+        may_be_low = min(batch.peaks[:-1], default=math.inf) <= share * math.exp(max(mean_log, *logs)) * (1 + 1e-9)
+        for log, peak in zip(logs, batch.peaks, strict=False):
+            if may_be_low and peak <= share * math.exp(mean_log):
                 return None
-            mean_log += 0.05 * (math.log(level) - mean_log)
+            mean_log += 0.05 * (log - mean_log)
 
         def commit() -> None:
             self._mean_log = mean_log
