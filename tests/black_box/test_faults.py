@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 
 import pytest
 
 import tachograph
+from tachograph.black_box._batch_check import check_batch
 from tachograph.black_box._verdicts import Evidence, judge
 from tests.conftest import HANG_S
 
@@ -73,6 +76,44 @@ def test_bad_sample_is_named_with_its_index(logs):
     assert dump.verdict.details["indices"] == [41]
     assert "(index 41 of the dataset)" in dump.verdict.text
     assert 41 in dump["batch"]["indices"]
+    (alert,) = tachograph.read(str(logs / "x")).alerts
+    cause = {"text": dump.verdict.text, "confidence": "certain", "kind": "bad_input", "dump": "1-not_finite"}
+    assert alert.cause == cause
+    assert [alert.cause for alert in tachograph.diagnose(str(logs / "x")).alerts] == [cause]
+
+
+@pytest.mark.parametrize("value", [1e6, 1e30])
+def test_sample_unlike_all_others_is_named(logs, value):
+    data = Data()
+    data.targets[17] = value
+    dump = train(logs, data=data)
+    assert (dump.verdict.kind, dump.verdict.details["indices"]) == ("outlying_sample", [17])
+    assert f"has values up to {value:.3g} in `1`; half of the samples stay below" in dump.verdict.text
+
+
+def test_samples_of_different_sizes_are_ordinary():
+    batch = [torch.tensor([[1e-3], [5.0], [0.1], [-2.0]]), torch.tensor([[0.0], [0.0], [0.0], [1e9]])]
+    assert check_batch(batch) == {}
+    batch[0][2] = -5e5
+    assert check_batch(batch)["outlying_rows"] == [2]
+    assert check_batch([tensor[1:] for tensor in batch]) == {}, "too few samples to tell"
+
+
+def test_loss_that_is_suddenly_scaled(logs):
+    def loss_of(model, batch, step):
+        return nn.functional.mse_loss(model(batch[0]), batch[1]) * (1e10 if step >= 50 else 1.0)
+
+    dump = train(logs, loss_of=loss_of)
+    assert dump.verdict.kind == "changed_loss"
+    assert "in one step at step 50" in dump.verdict.text
+    assert "look at how the loss is computed and scaled" in dump.verdict.text
+
+
+def test_activations_that_large_updates_saturated(logs):
+    model = make_model()
+    dump = train(logs, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=5.0), lr=5.0)
+    assert (dump.reason, dump.verdict.kind, dump.verdict.confidence) == ("divergence", "dead_layers", "possible")
+    assert "check the learning rate (5)" in dump.verdict.text
 
 
 def test_batch_is_read_again_if_the_fault_was_seen_late(logs, monkeypatch):
@@ -110,7 +151,7 @@ def test_loss_that_is_no_number_although_all_else_is_finite(logs):
         return loss + torch.log(loss * 0) - torch.log(loss * 0) if step == 20 else loss
 
     dump = train(logs, loss_of=loss_of)
-    assert dump.verdict.kind == "loss_derivative"
+    assert dump.verdict.kind == "loss"
     assert dump["layers"]["is_at_fault"]
     assert all(math.isfinite(row["weight"]["absmax"]) for row in dump["layers"]["layers"])
 
@@ -137,7 +178,7 @@ class Overflow(nn.Module):
 
 def test_overflow_names_the_module(logs):
     dump = train(logs, model=make_model(Overflow()), skips_nan=True)
-    assert (dump.verdict.kind, dump.verdict.details["module"]) == ("activation_overflow", "1")
+    assert (dump.verdict.kind, dump.verdict.details.get("module")) == ("activation_overflow", "1"), dump.verdict
     assert "overflow in float32" in dump.verdict.text
     assert [call["module"] for call in dump["activations"]["calls"]] == ["0", "1", "2", "3", "4"]
 
@@ -253,6 +294,120 @@ def test_exception_lists_shapes_and_no_values(logs):
         "is_finite": True,
     } in frame["tensors"]
     assert "hunter2" not in "".join(path.read_text() for path in dump.path.iterdir())
+
+
+class Tokens(torch.utils.data.Dataset):
+    """Token numbers and labels, of which those of sample 41 are too large."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((3,), 60 if index == 41 else 5), torch.tensor(9 if index == 41 else 1)
+
+
+class Embedder(nn.Module):
+    def __init__(self, num_rows):
+        super().__init__()
+        self.embedding = nn.Embedding(num_rows, WIDTH)
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).mean(1))
+
+
+class RaisingData(Data):
+    def __getitem__(self, index):
+        if index == 41:
+            raise ValueError("corrupt file")
+        return super().__getitem__(index)
+
+
+def normed():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "options", "kind", "indices", "text"),
+    [
+        (
+            Tokens(),
+            Embedder(50),
+            {"batch_size": 4},
+            "index_out_of_range",
+            [41],
+            "50 rows was given the index 60 of sample",
+        ),
+        (Tokens(), Embedder(64), {"batch_size": 4}, "label_out_of_range", [41], "4 classes, but the label of sample"),
+        (Data(9), normed(), {"batch_size": 4}, "batch_of_one", None, "drop_last=True"),
+        (RaisingData(), make_model(), {"batch_size": 4}, "bad_sample", [41], "for the sample with index 41"),
+        (
+            RaisingData(),
+            make_model(),
+            {"batch_size": 4, "num_workers": 2, "shuffle": False},
+            "bad_sample",
+            [40, 41, 42, 43],
+            "indices 40, 41, 42, 43",
+        ),
+    ],
+)
+def test_cause_of_an_exception_names_the_sample(logs, data, model, options, kind, indices, text):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    torch.manual_seed(1)
+    loss_of = nn.functional.cross_entropy if isinstance(data, Tokens) else nn.functional.mse_loss
+    with (
+        pytest.raises((IndexError, ValueError)),
+        tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0) as run,
+    ):
+        for step, (inputs, targets) in enumerate(torch.utils.data.DataLoader(data, **{"shuffle": True, **options})):
+            optimizer.zero_grad()
+            loss = loss_of(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            run.log(train_loss=loss.item(), step=step)
+    history = tachograph.read(run)
+    verdict = history.dumps[0].verdict
+    assert (verdict.kind, verdict.confidence, verdict.details.get("indices")) == (kind, "certain", indices)
+    assert text in verdict.text
+    assert history.failure.cause == verdict.text
+
+
+class KilledData(Data):
+    def __getitem__(self, index):
+        if index == 41:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_worker_that_was_killed_is_the_cause(logs):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with (
+        pytest.raises((RuntimeError, OSError)),  # of torch's signal handler, or of the queue of the worker
+        tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0) as run,
+    ):
+        for inputs, targets in torch.utils.data.DataLoader(KilledData(), batch_size=4, num_workers=2):
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    history = tachograph.read(run)
+    assert run.status == "failed"
+    assert "A worker process of the DataLoader ended without an exception: SIGKILL" in history.failure.cause
+
+
+def test_derivative_that_is_not_finite_while_the_loss_is(logs):
+    def loss_of(model, batch, step):
+        difference = model(batch[0]) - batch[1]
+        return (difference * (step != 20)).square().sum(1).sqrt().mean()
+
+    dump = train(logs, loss_of=loss_of)
+    assert dump.verdict.kind == "loss_derivative"
+    assert "at step 20 although the loss (0), weights and inputs are finite" in dump.verdict.text
+
+
+def test_overflow_in_the_first_step(logs):
+    dump = train(logs, loss_of=lambda model, batch, step: (model(batch[0]) * 1e38 * 1e38).mean())
+    assert dump.verdict.kind == "loss"
+    assert "at step 0" in dump.verdict.text
 
 
 def test_nothing_is_observed_when_off(logs):

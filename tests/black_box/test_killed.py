@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +20,7 @@ from tachograph.cli._main import main
 from tachograph.integrations.zero_code import launch
 from tachograph.journal import RunFolder
 from tachograph.reader import read
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 GIB = 1 << 30
 
@@ -84,9 +86,7 @@ def test_group_of_version_1_is_read(tmp_path, monkeypatch):
 
 
 def test_children_are_grouped_by_name():
-    code = (
-        "open('/proc/self/comm', 'w').write('pt_data_worker'); data = bytearray(120 << 20); print(flush=True); input()"
-    )
+    code = "open('/proc/self/comm', 'w').write('of_this_test'); data = bytearray(120 << 20); print(flush=True); input()"
     children = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
     ]
@@ -94,12 +94,12 @@ def test_children_are_grouped_by_name():
         for child in children:
             assert child.stdout.readline() == b"\n"
         fields = child_memory_fields(os.getpid())
-        assert fields["child/pt_data_worker/num"] == 2
-        assert 240 <= fields["child/pt_data_worker/rss_mb"] < 1_000
+        assert fields["child/of_this_test/num"] == 2
+        assert 240 <= fields["child/of_this_test/rss_mb"] < 1_000
     finally:
         for child in children:
             child.communicate(b"\n")
-    assert "child/pt_data_worker/num" not in child_memory_fields(os.getpid())
+    assert "child/of_this_test/num" not in child_memory_fields(os.getpid())
 
 
 def test_verdict_names_the_processes_that_filled_memory():
@@ -168,6 +168,52 @@ def test_launcher_explains_a_kill(group, tmp_path, monkeypatch, is_proven):
     for subcommand in ("show", "doctor"):
         output = CliRunner().invoke(main, [subcommand, str(tmp_path / "logs" / "x")], terminal_width=300).output
         assert "because memory was full" in " ".join(output.split()), output
+
+
+_FILLS_MEMORY = """
+    import time, tachograph
+    run = tachograph.init("x", log_dir="logs", system_interval_s=0.05, git=False, code=False)
+    run.log(train_loss=1.0, step=3)
+    blocks = []
+    while True:
+        blocks.append(b"x" * (4 << 20))
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def real_group(tmp_path):
+    """A control group of this machine in which a program may use 300 MiB."""
+    for parent, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        path = Path(parent, f"tachograph-{os.getpid()}")
+        try:
+            if not Path(parent, "cgroup.procs").exists():
+                continue
+            path.mkdir()
+        except OSError:
+            continue
+        try:
+            (path / limit).write_text(str(300 << 20))
+        except OSError:
+            path.rmdir()
+            continue
+        yield path
+        wait_for(lambda path=path: not (path / "cgroup.procs").read_text())
+        path.rmdir()
+        return
+    pytest.skip("this user may not create control groups with a limit of memory")
+
+
+def test_real_kill_is_explained(real_group, tmp_path):
+    """The kernel kills the program, which is larger than its launcher."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(_FILLS_MEMORY))
+    enter = f'echo $$ > {real_group}/cgroup.procs && exec "$@"'
+    command = ["sh", "-c", enter, "sh", sys.executable, "-m", "tachograph", "run", "--log-dir", "logs", "train.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert result.returncode == -signal.SIGKILL, result
+    (dump,) = read(tmp_path / "logs" / "x").dumps
+    assert (dump.reason, dump.verdict.confidence) == ("killed", "certain")
+    assert re.search(r"The kernel killed it because memory was full: 0\.\d of 0\.3 GB", dump.verdict.text)
 
 
 def test_next_reader_finds_the_kill(group, tmp_path, script):

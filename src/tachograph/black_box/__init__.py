@@ -16,6 +16,7 @@ from tachograph.black_box._gpu_errors import GpuErrors
 from tachograph.black_box._killed import explain_kill, find_kill, write_kill_dump
 from tachograph.black_box._memory_group import MemoryGroup, child_memory_fields
 from tachograph.black_box._memory_observer import MemoryReporter
+from tachograph.black_box._operation_trace import FailedOperation, OperationTrace, trace_operations
 
 __all__ = [
     "ALERT_REASONS",
@@ -26,9 +27,11 @@ __all__ = [
     "DumpFile",
     "DumpPart",
     "DumpWriter",
+    "FailedOperation",
     "GpuErrors",
     "MemoryGroup",
     "MemoryReporter",
+    "OperationTrace",
     "Verdict",
     "child_memory_fields",
     "dump_names",
@@ -39,5 +42,6 @@ __all__ = [
     "read_dumps",
     "reason_word",
     "resume_skipping",
+    "trace_operations",
     "write_kill_dump",
 ]

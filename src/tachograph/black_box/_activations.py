@@ -13,7 +13,7 @@ from typing import Any
 from tachograph._base.guard import guard
 from tachograph.black_box._ring import tensors_in
 
-__all__ = ["ActivationProbe", "check_batch"]
+__all__ = ["ActivationProbe", "is_compiled"]
 
 _MAX_MODULES = 4000
 
@@ -32,7 +32,7 @@ class ActivationProbe:
         self._arm(model)
 
     def _arm(self, model: Any) -> None:
-        if self._is_compiled(model):
+        if is_compiled(model):
             self.problem = "the model is compiled"
             return
         modules = [(name, module) for name, module in model.named_modules() if not any(module.children())]
@@ -46,24 +46,6 @@ class ActivationProbe:
                 self._handles.append(module.register_forward_hook(self._make_hook(name)))
             else:
                 self._handles.append(module.register_forward_hook(self._make_hook(type(module).__name__)))
-
-    def _is_compiled(self, model: Any) -> bool:
-        """Return whether torch compiled the model or a part of it."""
-        for module in model.modules():
-            if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
-                return True
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        compiled = getattr(dynamo, "OptimizedModule", None)
-        if compiled is None:
-            return False
-        import gc
-
-        return any(type(owner) is compiled for owner in gc.get_referrers(model)) or any(
-            type(owner) is compiled
-            for holder in gc.get_referrers(model)
-            if isinstance(holder, dict)
-            for owner in gc.get_referrers(holder)
-        )
 
     def _before_pass(self, _module: Any, args: Any, kwargs: Any) -> None:
         if self.num_passes or self._torch.compiler.is_compiling():
@@ -84,10 +66,10 @@ class ActivationProbe:
             if self.num_passes or self._torch.compiler.is_compiling():
                 return
             with guard("probing an activation"):
-                for place, value in (("input", args), ("output", output)):
+                for side, value in (("input", args), ("output", output)):
                     for _, tensor in tensors_in(value, self._torch.Tensor, 2):
                         if tensor.is_floating_point() and tensor.numel():
-                            self._numbers.append((name, place, _dtype(tensor), self._largest(tensor)))
+                            self._numbers.append((name, side, _dtype(tensor), self._largest(tensor)))
 
         return hook
 
@@ -108,22 +90,41 @@ class ActivationProbe:
         values = self._torch.stack(numbers).cpu().tolist() if numbers else []
         calls: list[dict[str, Any]] = []
         inputs: list[float] = []
-        for (name, place, dtype, _), value in zip(self._numbers, values, strict=True):
+        for (name, side, dtype, _), value in zip(self._numbers, values, strict=True):
             if name == "":
                 inputs.append(value)
-            elif place == "input" and (not calls or calls[-1]["module"] != name or "output" in calls[-1]):
+            elif side == "input" and (not calls or calls[-1]["module"] != name or "output" in calls[-1]):
                 calls.append({"module": name, "dtype": dtype, "input": value})
             elif calls and calls[-1]["module"] == name:
-                largest = calls[-1].get(place)
-                calls[-1][place] = value if largest is None else _larger(largest, value)
+                largest = calls[-1].get(side)
+                calls[-1][side] = value if largest is None else _larger(largest, value)
                 calls[-1]["dtype"] = dtype
             else:
-                calls.append({"module": name, "dtype": dtype, place: value})
+                calls.append({"module": name, "dtype": dtype, side: value})
         bad_rows: list[int] = []
         for _, rows in self._bad_inputs:
             bad_rows += (~self._torch.isfinite(rows)).nonzero().flatten().cpu().tolist()[:8]
         findings: dict[str, Any] = {"calls": calls, "num_passes": self.num_passes}
         return findings | {"inputs": inputs, "bad_input_rows": sorted(set(bad_rows))[:8]}
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether torch compiled the model or a part of it."""
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
+            return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    compiled = getattr(dynamo, "OptimizedModule", None)
+    if compiled is None:
+        return False
+    import gc
+
+    return any(type(owner) is compiled for owner in gc.get_referrers(model)) or any(
+        type(owner) is compiled
+        for holder in gc.get_referrers(model)
+        if isinstance(holder, dict)
+        for owner in gc.get_referrers(holder)
+    )
 
 
 def _larger(first: float, second: float) -> float:
@@ -132,21 +133,3 @@ def _larger(first: float, second: float) -> float:
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def check_batch(batch: Any) -> dict[str, Any]:
-    """Return the faults of a batch: rows that are not finite, or labels that are all ignored."""
-    torch = sys.modules["torch"]
-    findings: dict[str, Any] = {}
-    tensors = tensors_in(batch, torch.Tensor)
-    for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
-            rows = torch.linalg.vector_norm(tensor.detach().reshape(max(tensor.shape[0], 1), -1), float("inf"), dim=1)
-            bad_rows = (~torch.isfinite(rows)).nonzero().flatten().tolist()
-            if bad_rows:
-                return {"bad_tensor": name, "bad_rows": bad_rows[:8]}
-    for name, tensor in tensors:
-        is_label = "label" in name or "target" in name or (isinstance(batch, (list, tuple)) and name == "1")
-        if is_label and not tensor.is_floating_point() and tensor.numel() and bool((tensor == -100).all()):
-            findings["ignored_labels"] = name
-    return findings

@@ -11,23 +11,25 @@ once and kept for the alert, which follows within a second.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import random
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from tachograph._base.guard import guard, guarded
-from tachograph.black_box._activations import ActivationProbe, check_batch
+from tachograph._base.guard import faults, guard, guarded
+from tachograph.black_box._activations import ActivationProbe
+from tachograph.black_box._batch_check import reread_batches, reread_risen_batch
+from tachograph.black_box._dump_parts import evidence_of, evidence_parts
 from tachograph.black_box._dump_writer import DumpContext, DumpWriter
-from tachograph.black_box._frames import describe_error, describe_stacks
+from tachograph.black_box._early_evidence import EarlyEvidence, has_finite_weights, has_usual_weights
+from tachograph.black_box._error_verdicts import judge_error
+from tachograph.black_box._format import Verdict
+from tachograph.black_box._investigation import RISE_REASONS, Investigation
 from tachograph.black_box._layers import find_model, find_optimizers, layer_table
-from tachograph.black_box._ring import LoggedSteps, RingEntry, StepRing, describe_ring, plain_indices, steps_around
+from tachograph.black_box._ring import LoggedSteps, StepRing, describe_ring, plain_indices, steps_around
 from tachograph.black_box._torch_observer import TorchObserver
-from tachograph.black_box._verdicts import Evidence, judge
+from tachograph.black_box._verdicts import judge
 from tachograph.records import Encodable
 
 __all__ = ["ALERT_REASONS", "BlackBox"]
@@ -35,34 +37,15 @@ __all__ = ["ALERT_REASONS", "BlackBox"]
 ALERT_REASONS = frozenset({"divergence", "exploding_gradients", "hang", "loss_spike", "not_finite"})
 """The rules whose alerts cause a dump."""
 
-_NAN_REASONS = frozenset({"exception", "not_finite"})
 _MAX_WAIT_S = 10.0
-_MAX_READ_SAMPLES = 512
-_MAX_READ_BATCHES = 16
-_MAX_READ_S = 5.0
-_MAX_EARLY = 3
-"""How often gradients that are not finite are examined in a run; a loop may skip such steps on purpose."""
+_MAX_WAITING = 4
+"""Alerts that wait for an investigation to end."""
 
-_LOSS_NAMES = ("train_loss", "loss", "train/loss")
-_NUM_LOSSES = 32
+_MAX_OPEN_ALERTS = 50
+_REQUEST = "request"
 
 _observers: list[TorchObserver] = []
 """The observer of this process: the hooks of torch exist once."""
-
-
-class _Investigation:
-    """An alert, and the evidence about it so far."""
-
-    def __init__(self, reason: str, alert: Mapping[str, Any] | None, step: int | None) -> None:
-        self.reason = reason
-        self.alert = alert
-        self.step = step
-        self.evidence = Evidence(step=step)
-        self.rows: list[dict[str, Any]] = []
-        """The last steps, as of the alert: a fast loop goes on."""
-        self.probe: ActivationProbe | None = None
-        self.started_at = time.monotonic()
-        self.stage: Literal["requested", "armed", "done"] = "requested"
 
 
 class BlackBox:
@@ -79,24 +62,22 @@ class BlackBox:
         self._wall_s = wall_s
         self._last_step = last_step
         self._observer: TorchObserver | None = None
-        self._investigation: _Investigation | None = None
-        self._early: Evidence | None = None
-        self._early_entries: list[RingEntry] = []
-        """The ring when the early evidence was captured."""
-        self._num_early = 0
-        self._lock = threading.Lock()
+        self._investigation: Investigation | None = None
+        self._waiting: deque[Investigation] = deque(maxlen=_MAX_WAITING)
+        self._early = EarlyEvidence(self.ring, self.logged)
+        self.signal_name = ""
+        """A signal that may end the process, until its dump is written; set by a signal handler."""
+        self._first_step = last_step()
+        """The last step of the attempts before this one."""
         self.flush: Callable[[], object] = lambda: None
         """Makes the writer thread handle everything that was logged."""
         self.divert_training: Callable[[], None] = lambda: None
         """Makes the next `log` call `at_log`."""
-        writer.add_part("alert", _alert_part)
-        writer.add_part("steps", self._steps_part)
-        writer.add_part("layers", _layers_part)
-        writer.add_part("activations", _activations_part)
-        writer.add_part("batch", _batch_part)
-        writer.add_part("exception", lambda context: None if context.error is None else describe_error(context.error))
-        writer.add_part("stacks", lambda context: describe_stacks() if context.reason == "hang" else None)
-        writer.add_part("progress", self._progress_part)
+        self.open_alerts: Callable[[], list[dict[str, Any]]] = list
+        """Returns the open alerts of the run."""
+        parts = evidence_parts(self._steps_part, self._open_alerts_part, self._progress_part)
+        for name, part in parts.items():
+            writer.add_part(name, part)
 
     # The training thread -------------------------------------------------------------------------------------------
 
@@ -126,28 +107,34 @@ class BlackBox:
         investigation, observer = self._investigation, self._observer
         if investigation is None or observer is None:
             self.wants_boundary = False
+            if observer is not None and self._investigation is not None:
+                self.wants_boundary = True  # the writer thread has begun one in the meantime
         elif investigation.stage == "requested":
             self._examine(investigation, observer)
         elif investigation.stage == "armed" and investigation.probe is not None and investigation.probe.num_passes:
             investigation.evidence.activations = investigation.probe.collect()
             self._end_examination(investigation)
 
-    def _examine(self, investigation: _Investigation, observer: TorchObserver) -> None:
-        early, self._early = self._early, None
-        evidence = investigation.evidence
-        is_nan = investigation.reason in _NAN_REASONS
-        if early is not None and is_nan:
-            evidence = investigation.evidence = early
-            evidence.step = investigation.step if evidence.step is None else evidence.step
+    def _examine(self, investigation: Investigation, observer: TorchObserver) -> None:
+        is_nan, evidence = investigation.is_about_nan, investigation.evidence
+        if is_nan:
+            early = self._early.pop()
+            if early is not None:
+                evidence = investigation.evidence = early
+                evidence.step = investigation.step if evidence.step is None else evidence.step
+        else:
+            self._early.clear()
         optimizers = observer.optimizers or find_optimizers()
         parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         model = find_model(parameters) if parameters else None
         layers = layer_table(optimizers, model)
         evidence.layers = evidence.layers or layers
-        if is_nan and not evidence.batch:
-            self._check_batch_again(investigation, observer)
-        weights_are_finite = all(math.isfinite(row["weight"]["absmax"]) for row in layers if row.get("weight"))
-        if is_nan and model is not None and weights_are_finite:
+        # Weights that are not finite or huge already may come from the batch of a step before.
+        if is_nan and (not evidence.batch or ("is_clean" in evidence.batch and not has_usual_weights(evidence.layers))):
+            reread_batches(investigation, observer.loader)
+        if investigation.reason in RISE_REASONS:
+            reread_risen_batch(investigation, observer.loader)
+        if is_nan and model is not None and has_finite_weights(layers):
             investigation.probe = ActivationProbe(model)
             if not investigation.probe.problem:
                 investigation.stage = "armed"
@@ -155,50 +142,14 @@ class BlackBox:
             evidence.activations = investigation.probe.collect()
         self._end_examination(investigation)
 
-    def _end_examination(self, investigation: _Investigation) -> None:
-        investigation.stage = "done"
+    def _end_examination(self, investigation: Investigation) -> None:
         self.wants_boundary = False
+        investigation.stage = "done"  # last: then the writer thread may begin another one
 
     def on_bad_gradient(self) -> None:
         """Capture the evidence: the weights are still as they were in the forward pass."""
-        if self._early is not None or self._num_early >= _MAX_EARLY or self._observer is None:
-            return
-        self._num_early += 1
-        with guard("examining a fault"):
-            evidence = Evidence(is_at_fault=True)
-            evidence.layers = layer_table(self._observer.optimizers)
-            batch = self._observer.current_batch()
-            evidence.batch = check_batch(_as_sequence(batch)) or {"is_clean": True} if batch else {}
-            last = self.ring.last_batch
-            evidence.indices = plain_indices(last.indices) if last is not None else None
-            self._early_entries = self.ring.entries
-            self._early = evidence
-
-    def _check_batch_again(self, investigation: _Investigation, observer: TorchObserver) -> None:
-        """Read samples again: those of the first step whose loss was no number, and of the steps before it without one.
-
-        Random states are restored.
-        """
-        loader, rows = observer.loader, investigation.rows
-        first_bad = next((index for index, row in enumerate(rows) if not math.isfinite(_loss_of(row) or 0.0)), None)
-        if loader is None or first_bad is None or not hasattr(loader.dataset, "__getitem__"):
-            return
-        last_good = next((index for index in range(first_bad - 1, -1, -1) if _loss_of(rows[index]) is not None), 0)
-        first = max(last_good, first_bad + 1 - _MAX_READ_BATCHES)
-        deadline_s = time.monotonic() + _MAX_READ_S
-        for row in rows[first : first_bad + 1]:
-            indices = row["batches"][0].get("indices") if row.get("batches") else None
-            if not indices or len(indices) > _MAX_READ_SAMPLES:
-                continue
-            findings = _check_samples(loader, indices, deadline_s)
-            if findings is None:
-                return
-            evidence = investigation.evidence
-            evidence.indices, evidence.batch = indices, findings or {"is_clean": True}
-            if findings:
-                # Its place is exact; its step is not, if only some steps have values.
-                evidence.step, evidence.position = None, _position_of(row)
-                return
+        if self._observer is not None:
+            self._early.capture(self._observer)
 
     # The writer thread ---------------------------------------------------------------------------------------------
 
@@ -214,12 +165,19 @@ class BlackBox:
         step = alert.get("global_step")
         if reason == "hang" or self._observer is None:
             self.writer.write(reason, step=step, alert=alert)
-        elif self._investigation is None:
-            investigation = _Investigation(reason, alert, step)
+        else:
+            investigation = Investigation(reason, alert, step)
             investigation.rows = self._rows()
-            self._investigation = investigation
-            self.wants_boundary = True
-            self.divert_training()
+            if self._investigation is None:
+                self._begin(investigation)
+            else:
+                self._waiting.append(investigation)
+
+    def _begin(self, investigation: Investigation) -> None:
+        investigation.started_at = time.monotonic()
+        self._investigation = investigation
+        self.wants_boundary = True
+        self.divert_training()
 
     def collect(self) -> None:
         """Write the dump of an investigation that is complete, or takes too long."""
@@ -237,12 +195,15 @@ class BlackBox:
         if self._observer is not None:
             with guard("examining a fault"):
                 self.flush()
-            investigation = self._investigation
-            if investigation is not None:
-                if investigation.stage == "requested":
-                    self.at_boundary()
-                self._report(investigation)
-            self.forget()
+        while (investigation := self._investigation) is not None:
+            self._conclude(investigation)
+        self.forget()
+
+    def _conclude(self, investigation: Investigation) -> None:
+        """Write the dump of an investigation now. Called by the training thread."""
+        if investigation.stage == "requested":
+            self.at_boundary()
+        self._report(investigation)
 
     def forget(self) -> None:
         """Stop observing."""
@@ -255,164 +216,150 @@ class BlackBox:
         """Write the dump of an exception that ends the run."""
         if not isinstance(error, Exception):
             return  # Ctrl-C and `sys.exit` are no faults
-        investigation = self._investigation or _Investigation("exception", None, self._last_step())
-        if self._observer is not None and (self._early is not None or self._investigation is not None):
+        if self._observer is not None:
             with guard("examining a fault"):
-                investigation.rows = investigation.rows or self._rows()
-                if investigation.stage == "requested":
-                    self._examine(investigation, self._observer)
-                self._fill(investigation)
+                self.flush()  # the last steps may open an alert
+        while (investigation := self._investigation) is not None and not investigation.is_about_nan:
+            self._conclude(investigation)  # a loss that rises raises nothing
+        if self._observer is not None:
+            with guard("examining a fault"):
+                if investigation is None and self._early.is_current:
+                    investigation = Investigation("exception", None, self._last_step())
+                    investigation.rows = self._rows()
+                if investigation is not None:
+                    if investigation.stage == "requested":
+                        self._examine(investigation, self._observer)
+                    investigation.add_history()
+        investigation = investigation or Investigation("exception", None, self._last_step())
         self._investigation = None
+        self._waiting.clear()
         self.wants_boundary = False
         if investigation.probe is not None:
             investigation.probe.remove()
-        verdict = judge("exception", investigation.evidence)
+        verdict = None
+        with guard("judging an exception"):
+            batch = self.ring.last_batch
+            verdict = judge_error(error, plain_indices(batch.indices) if batch is not None else None)
+        verdict = verdict or judge("exception", investigation.evidence)
         self.writer.write(
-            "exception", step=self._last_step(), error=error, verdict=verdict, details=_details(investigation)
+            "exception",
+            step=self._last_step(),
+            alert=investigation.alert,
+            error=error,
+            verdict=verdict,
+            details=investigation.details,
         )
 
     def request(self, reason: str) -> str | None:
         """Write a dump because the training thread asks for one; return its path."""
-        investigation = _Investigation(reason, None, self._last_step())
+        investigation = Investigation(reason, None, self._last_step())
         if self._observer is not None and self.writer.may_write(reason):
             with guard("measuring the layers"):
                 investigation.evidence.layers = layer_table(self._observer.optimizers or find_optimizers())
-        return self.writer.write(reason, step=self._last_step(), details=_details(investigation))
+        return self.writer.write(reason, step=self._last_step(), details=investigation.details)
 
-    def _report(self, investigation: _Investigation) -> None:
-        with self._lock:
-            if self._investigation is not investigation:
-                return
-            self._investigation = None
+    def request_from_outside(self, on_written: Callable[[str | None], object]) -> str:
+        """Begin a dump that someone else asks for; return the limit that forbids it, or an empty string.
+
+        Called by the writer thread. The training thread measures the layers first, if it comes to the end of a step.
+        """
+        problem = self.writer.limit_reached(_REQUEST)
+        if problem:
+            return problem
+        investigation = Investigation(_REQUEST, None, self._last_step())
+        investigation.on_written = on_written
+        if self._observer is None:
+            investigation.stage = "done"  # `collect` writes it when the last steps have been handled
+        if self._investigation is None:
+            self._begin(investigation)
+        elif len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(investigation)
+        else:
+            return "other dumps are being written"
+        return ""
+
+    # Signals -------------------------------------------------------------------------------------------------------
+
+    def on_signal(self, name: str) -> None:
+        """Remember a signal that may end the process. Called in a signal handler, which may do no more than that."""
+        if self.writer.rank == 0:
+            self.signal_name = name
+
+    def write_signal_dump(self) -> None:
+        """Write the dump of a signal, if there was one. Called by the writer thread when the last steps are written."""
+        name, self.signal_name = self.signal_name, ""
+        if name:
+            step = self._last_step()
+            # Another thread that writes a dump may be the one that the signal has interrupted.
+            self.writer.write("signal", step=step, verdict=self._judge_signal(name, step), wait_s=0)
+
+    def _judge_signal(self, name: str, step: int | None) -> Verdict:
+        progress = {} if step is None else self._progress(step)
+        num_lost, last = progress.get("steps_since_checkpoint"), progress.get("last_checkpoint_step")
+        text = f"{name} was sent to the process"
+        if step is not None:
+            text += f" after step {step:,}"
+            text += (
+                f". No checkpoint was recorded since it started: {num_lost:,} steps are lost without one"
+                if last is None
+                else f". The last checkpoint is of step {last:,}: {num_lost:,} steps are lost without another one"
+            )
+        return Verdict(kind="signal", text=f"{text}.", confidence="certain", details={"signal": name, **progress})
+
+    # The dump ------------------------------------------------------------------------------------------------------
+
+    def _report(self, investigation: Investigation) -> None:
+        try:
+            investigation.claims.pop()  # atomic, and without a lock that a signal handler could wait for
+        except faults(IndexError):
+            if self._investigation is investigation:
+                self._investigation = None
+            return
+        self._investigation = None
         self.wants_boundary = False
+        is_late = investigation.stage == "requested"
         if investigation.probe is not None and investigation.stage == "armed":
             investigation.evidence.activations = {"problem": "the loop made no forward pass"}
             investigation.probe.remove()
         with guard("judging a fault"):
-            self._fill(investigation)
-        self.writer.write(
+            investigation.add_history()
+        verdict = judge(investigation.reason, investigation.evidence) if investigation.alert is not None else None
+        path = self.writer.write(
             investigation.reason,
             step=investigation.step,
             alert=investigation.alert,
-            verdict=judge(investigation.reason, investigation.evidence),
-            details=_details(investigation),
+            verdict=verdict,
+            details={**investigation.details, "is_late": is_late},
         )
-
-    def _fill(self, investigation: _Investigation) -> None:
-        """Add losses, learning rate and the place in the data to the evidence."""
-        evidence, rows = investigation.evidence, investigation.rows
-        first_bad = next((index for index, row in enumerate(rows) if not math.isfinite(_loss_of(row) or 0.0)), None)
-        before = rows if first_bad is None else rows[: first_bad + 1]
-        evidence.losses = [loss for row in before if (loss := _loss_of(row)) is not None][-_NUM_LOSSES:]
-        evidence.lrs = [(row.get("global_step"), float(row["lr"])) for row in before if "lr" in row]
-        has_faulty_batch = evidence.batch and "is_clean" not in evidence.batch
-        if first_bad is not None and investigation.reason in _NAN_REASONS and not has_faulty_batch:
-            evidence.step = rows[first_bad].get("global_step", evidence.step)
-        at_fault = next((row for row in rows if row.get("global_step") == evidence.step), None)
-        if at_fault is not None and at_fault.get("batches"):
-            batch = at_fault["batches"][-1]
-            evidence.position = _position_of(at_fault)
-            if evidence.indices is None:
-                evidence.indices = batch.get("indices")
+        investigation.on_written(path)
+        while self._waiting and self._investigation is None:
+            waiting = self._waiting.popleft()
+            alert_id = str((waiting.alert or {}).get("id"))
+            if self.writer.may_write(waiting.reason, alert_id):
+                self._begin(waiting)
+            else:
+                waiting.on_written(None)
 
     # Parts ---------------------------------------------------------------------------------------------------------
 
     def _rows(self) -> list[dict[str, Any]]:
-        entries = self._early_entries if self._early is not None else self.ring.entries
+        entries = self._early.entries if self._early.is_current else self.ring.entries
         return describe_ring(entries, self.logged.rows(), self._wall_s)
 
     def _steps_part(self, context: DumpContext) -> dict[str, Any] | None:
-        evidence = _evidence_of(context)
+        evidence = evidence_of(context)
         step = context.step if evidence is None or evidence.step is None else evidence.step
         steps = steps_around(context.details.get("rows") or self._rows(), step)
         return {"steps": steps} if steps else None
 
+    def _open_alerts_part(self, _context: DumpContext) -> dict[str, Any] | None:
+        alerts = self.open_alerts()[:_MAX_OPEN_ALERTS]
+        return {"alerts": alerts} if alerts else None
+
     def _progress_part(self, context: DumpContext) -> dict[str, Any] | None:
-        if context.step is None:
-            return None
-        progress: dict[str, Any] = {"step": context.step, "last_checkpoint_step": self.last_checkpoint_step}
-        first = 0 if self.last_checkpoint_step is None else self.last_checkpoint_step
-        return progress | {"steps_since_checkpoint": context.step - first}
+        return None if context.step is None else self._progress(context.step)
 
-
-def _position_of(row: Mapping[str, Any]) -> str:
-    return f"number {row['batches'][-1]['position']:,} of pass {row['data_pass']} over the data"
-
-
-def _check_samples(loader: Any, indices: list[int], deadline_s: float) -> dict[str, Any] | None:
-    """Return the faults of a batch whose samples are read again; None if that takes too long or fails."""
-    with _restored_random_state(), contextlib.suppress(Exception):  # code of the user
-        samples = []
-        for index in indices:
-            samples.append(loader.dataset[index])
-            if time.monotonic() > deadline_s:
-                return None
-        return check_batch(loader.collate_fn(samples))
-    return None
-
-
-def _details(investigation: _Investigation) -> dict[str, Any]:
-    return {"evidence": investigation.evidence, "rows": investigation.rows}
-
-
-def _evidence_of(context: DumpContext) -> Evidence | None:
-    evidence = context.details.get("evidence")
-    return evidence if isinstance(evidence, Evidence) else None
-
-
-def _alert_part(context: DumpContext) -> dict[str, Any] | None:
-    alert = context.alert
-    if alert is None:
-        return None
-    fields = ("id", "rule", "severity", "title", "message", "global_step")
-    return {name: alert[name] for name in fields if alert.get(name) is not None}
-
-
-def _layers_part(context: DumpContext) -> dict[str, Any] | None:
-    evidence = _evidence_of(context)
-    if evidence is None or not evidence.layers:
-        return None
-    return {"is_at_fault": evidence.is_at_fault, "layers": evidence.layers}
-
-
-def _activations_part(context: DumpContext) -> dict[str, Any] | None:
-    evidence = _evidence_of(context)
-    return evidence.activations if evidence is not None and evidence.activations else None
-
-
-def _batch_part(context: DumpContext) -> dict[str, Any] | None:
-    evidence = _evidence_of(context)
-    if evidence is None or not (evidence.batch or evidence.indices):
-        return None
-    indices = {} if evidence.indices is None else {"indices": evidence.indices[:_MAX_READ_SAMPLES]}
-    return {**evidence.batch, "step": evidence.step, **indices}
-
-
-def _loss_of(row: Mapping[str, Any]) -> float | None:
-    for name in _LOSS_NAMES:
-        value = row.get(name)
-        if isinstance(value, (int, float)):
-            return float(value)
-    return None
-
-
-def _as_sequence(tensors: dict[str, Any]) -> Any:
-    """Return the tensors of a batch as a list if the batch was one, so that its second item counts as labels."""
-    if tensors and all(name.isdigit() for name in tensors):
-        return list(tensors.values())
-    return tensors
-
-
-@contextlib.contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the random generators after code of a dataset has run."""
-    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
-    state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+    def _progress(self, step: int) -> dict[str, Any]:
+        last = self.last_checkpoint_step
+        first = last if last is not None else self._first_step or 0
+        return {"step": step, "last_checkpoint_step": last, "steps_since_checkpoint": max(step - first, 0)}

@@ -57,6 +57,7 @@ class DumpContext:
         error: the exception that caused the dump, if one did.
         details: facts that the caller passed to `DumpWriter.write`.
         verdict: the cause, if a part has found one.
+        run_folder: the folder of the run.
         folder: the temporary folder, for a library that writes a file by its path; others use `add_file`.
     """
 
@@ -70,9 +71,10 @@ class DumpContext:
         alert: Mapping[str, Any] | None,
         error: BaseException | None,
         details: Mapping[str, Any],
-        below: Path,
+        run_folder: RunFolder,
     ) -> None:
         self.reason = reason
+        self.run_folder = run_folder
         self.folder = folder
         self.step = step
         self.time_s = time_s
@@ -80,7 +82,6 @@ class DumpContext:
         self.error = error
         self.details = details
         self.verdict: Verdict | None = None
-        self._below = below
 
     def add_file(self, name: str, data: bytes) -> None:
         """Write a file beside `dump.json`.
@@ -88,7 +89,7 @@ class DumpContext:
         Raises:
             OSError: if it cannot be written.
         """
-        descriptor = create_file(self.folder / name, below=self._below)
+        descriptor = create_file(self.folder / name, below=self.run_folder.path)
         try:
             write_all(descriptor, data)
         finally:
@@ -131,6 +132,11 @@ class DumpWriter:
         self._alert_ids: set[str] = set()
         self._parts: dict[str, DumpPart] = {}
 
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._rank
+
     def add_part(self, name: str, part: DumpPart) -> None:
         """Add a function that contributes to every dump; the parts are collected in the order of their addition."""
         self._parts[name] = part
@@ -144,14 +150,16 @@ class DumpWriter:
         error: BaseException | None = None,
         details: Mapping[str, Any] | None = None,
         verdict: Verdict | None = None,
+        wait_s: float = _MAX_WAIT_S,
     ) -> str | None:
         """Write a dump and its record; return its path, or None if there is none.
 
-        Never raises. A reason is a word of lower-case letters, digits and underscores.
+        Never raises. A reason is a word of lower-case letters, digits and underscores. Waits up to `wait_s` for another
+        dump to be complete.
         """
         if os.getpid() != self._pid or self._owner == threading.get_ident():
             return None  # a forked worker; a signal handler that interrupted a dump of its own thread
-        if not self._lock.acquire(timeout=_MAX_WAIT_S):
+        if not self._lock.acquire(timeout=wait_s):
             return None
         self._owner = threading.get_ident()
         try:
@@ -164,13 +172,23 @@ class DumpWriter:
 
     def may_write(self, reason: str, alert_id: str | None = None) -> bool:
         """Return whether the limits allow a dump."""
-        if os.getpid() != self._pid or (alert_id is not None and alert_id in self._alert_ids):
-            return False
+        return not self.limit_reached(reason, alert_id)
+
+    def limit_reached(self, reason: str, alert_id: str | None = None) -> str:
+        """Return which limit forbids a dump, as a sentence for the user; empty if none does."""
+        if os.getpid() != self._pid:
+            return "this is a forked process"
+        if alert_id is not None and alert_id in self._alert_ids:
+            return "its alert has a dump"
         last_at = self._written_at.get(reason)
         if last_at is not None and time.monotonic() - last_at < _MIN_GAP_S:
-            return False
+            return f"the last dump for this reason is less than {_MIN_GAP_S:g} s old"
         folder = self._folder()
-        return folder is not None and len(dump_names(dumps_folder(folder, self._rank))) < self._max_dumps
+        if folder is None:
+            return "the run has no folder yet"
+        if len(dump_names(dumps_folder(folder, self._rank))) >= self._max_dumps:
+            return f"the run has {self._max_dumps} dumps, which is the limit (black_box_max_dumps)"
+        return ""
 
     def _write(
         self,
@@ -185,11 +203,11 @@ class DumpWriter:
         run_folder = self._folder()
         if run_folder is None or not self.may_write(reason, alert_id):
             return None
-        below, place = run_folder.path, dumps_folder(run_folder, self._rank)
+        below, dumps = run_folder.path, dumps_folder(run_folder, self._rank)
         started_at = time.monotonic()
-        names = dump_names(place)
+        names = dump_names(dumps)
         name = f"{int(names[-1].partition('-')[0]) + 1 if names else 1}-{reason}"
-        temporary = temporary_path(place / name)
+        temporary = temporary_path(dumps / name)
         try:
             make_folder(temporary, below=below)
             context = DumpContext(
@@ -200,11 +218,11 @@ class DumpWriter:
                 alert=alert,
                 error=error,
                 details=details,
-                below=below,
+                run_folder=run_folder,
             )
             context.verdict = verdict
-            document = self._collect(context, alert_id, self._max_bytes - _folder_bytes(place))
-            move_folder(temporary, place / name, below=below)
+            document = self._collect(context, alert_id, self._max_bytes - _folder_bytes(dumps))
+            move_folder(temporary, dumps / name, below=below)
         except faults(OSError) as fault:
             shutil.rmtree(temporary, ignore_errors=True)
             self._add_record(
@@ -217,9 +235,10 @@ class DumpWriter:
         self._written_at[reason] = time.monotonic()
         if alert_id is not None:
             self._alert_ids.add(alert_id)
-        _remove_stale(place)
-        self._add_record("dump", _record_fields(name, document, time.monotonic() - started_at))
-        return str(place / name)
+        _remove_stale(dumps)
+        rule = None if alert is None else alert.get("rule")
+        self._add_record("dump", _record_fields(name, document, rule, time.monotonic() - started_at))
+        return str(dumps / name)
 
     def _collect(self, context: DumpContext, alert_id: str | None, free_bytes: int) -> DumpDocument:
         """Collect the parts into the temporary folder and write `dump.json`.
@@ -271,12 +290,13 @@ def _limit_files(folder: Path, free_bytes: int, problems: list[str]) -> list[Dum
     ]
 
 
-def _record_fields(name: str, document: DumpDocument, took_s: float) -> dict[str, Any]:
+def _record_fields(name: str, document: DumpDocument, rule: Any, took_s: float) -> dict[str, Any]:
     fields = {
         "dump": name,
         "reason": document.reason,
         "global_step": document.step,
         "alert_id": document.alert_id,
+        "rule": rule,
         "verdict": to_plain(document.verdict, "verdict", []) if document.verdict is not None else None,
         "parts": list(document.parts),
         "files": [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in document.files],

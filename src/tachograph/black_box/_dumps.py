@@ -12,6 +12,7 @@ from tachograph.black_box._format import (
     Verdict,
     dump_names,
     dumps_folder,
+    rank_dumps_folders,
     read_document,
     read_part,
 )
@@ -123,10 +124,9 @@ def resume_skipping(batch_sampler: Iterable[Any], indices: Iterable[int]) -> _Sk
 def read_dumps(folder: RunFolder) -> list[Dump]:
     """Return the dumps of a run and its ranks, oldest first."""
     dumps = []
-    for rank in (0, *folder.other_ranks()):
-        place = dumps_folder(folder, rank)
-        for name in dump_names(place):
-            document = read_document(place / name)
+    for dumps_path in (dumps_folder(folder), *rank_dumps_folders(folder)):
+        for name in dump_names(dumps_path):
+            document = read_document(dumps_path / name)
             if document is not None:
-                dumps.append(Dump(place / name, document))
+                dumps.append(Dump(dumps_path / name, document))
     return sorted(dumps, key=lambda dump: dump.time)

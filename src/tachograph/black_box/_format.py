@@ -7,6 +7,7 @@ file ``<part>.json`` beside it. NaN and infinities are encoded as in the journal
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ __all__ = [
     "dumps_folder",
     "encode_part",
     "is_dump_name",
+    "rank_dumps_folders",
     "read_document",
     "read_part",
     "reason_word",
@@ -83,6 +85,15 @@ class DumpDocument(msgspec.Struct, kw_only=True):
 def dumps_folder(folder: RunFolder, rank: int = 0) -> Path:
     """Return the folder of a run, or of one of its ranks, that contains its dumps."""
     return folder.path / "dumps" if rank == 0 else folder.ranks / f"{rank:05d}.dumps"
+
+
+def rank_dumps_folders(folder: RunFolder) -> list[Path]:
+    """Return the folders of the ranks of a run that contain dumps, in order."""
+    try:
+        names = sorted(os.listdir(folder.ranks))
+    except OSError:
+        return []
+    return [folder.ranks / name for name in names if re.fullmatch(r"\d{5,9}\.dumps", name)]
 
 
 def reason_word(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -17,10 +16,10 @@ from types import FrameType
 from typing import Any
 
 from tachograph._base.guard import faults, suppress
+from tachograph._base.program_code import is_program_file
 
 __all__ = ["describe_error", "describe_stacks"]
 
-_LIBRARIES = tuple({*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))})
 _MAX_ERRORS = 8
 _MAX_FRAMES = 50
 _MAX_TENSORS = 32
@@ -49,7 +48,7 @@ def _frames_of(error: BaseException) -> list[dict[str, Any]]:
             "line": entry.tb_lineno,
             "function": frame.f_code.co_name,
         }
-        if not path.startswith(_LIBRARIES):
+        if is_program_file(path):
             described["is_user_code"] = True
             described["tensors"] = _local_tensors(frame)
         frames.append(described)
@@ -79,23 +78,28 @@ def _local_tensors(frame: FrameType) -> list[dict[str, Any]]:
 
 def describe_stacks(pause_s: float = 1.0) -> dict[str, Any]:
     """Return the stacks of all threads, three times; equal ones together. Also the state of the child processes."""
-    groups: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[str, str, str], int] = {}
     for look in range(_NUM_LOOKS):
         if look:
             time.sleep(pause_s)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
-            key = (names.get(ident, "?"), _format_stack(frame))
+            key = (names.get(ident, "?"), *_format_stack(frame))
             groups[key] = groups.get(key, 0) + 1
-    stacks = [{"thread": name, "stack": stack, "times_seen": count} for (name, stack), count in groups.items()]
+    stacks = [
+        {"thread": name, "stack": stack, "program_line": line, "times_seen": count}
+        for (name, stack, line), count in groups.items()
+    ]
     stacks.sort(key=lambda group: group["thread"] != "MainThread")
     return {"num_looks": _NUM_LOOKS, "threads": stacks, "workers": _describe_children()}
 
 
-def _format_stack(frame: FrameType) -> str:
-    """Return a stack without the source lines, which may contain texts."""
+def _format_stack(frame: FrameType) -> tuple[str, str]:
+    """Return a stack without the source lines, which may contain texts, and the innermost line of the program."""
     summary = traceback.extract_stack(frame, limit=-_MAX_FRAMES)
-    return "\n".join(f"{os.path.basename(line.filename)}:{line.lineno} {line.name}" for line in summary)
+    lines = [f"{os.path.basename(line.filename)}:{line.lineno} {line.name}" for line in summary]
+    program_lines = [text for text, line in zip(lines, summary, strict=True) if is_program_file(line.filename)]
+    return "\n".join(lines), program_lines[-1] if program_lines else ""
 
 
 def _describe_children() -> list[dict[str, Any]]:

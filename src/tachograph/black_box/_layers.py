@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["find_model", "find_optimizers", "layer_table", "parameter_names"]
+__all__ = ["find_model", "find_models", "find_optimizers", "layer_table", "parameter_names"]
 
 _MAX_PARAMETERS = 20_000
 _SAMPLE_SIZE = 4096
@@ -24,22 +24,29 @@ _MAX_SCANNED_OBJECTS = 3_000_000
 
 def find_model(parameters: Sequence[Any]) -> Any:
     """Return the smallest module of the process that contains all of some parameters, or most of them; None without."""
+    return next(iter(find_models(parameters)), None)
+
+
+def find_models(parameters: Sequence[Any]) -> list[Any]:
+    """Return the modules of the process that contain as many of some parameters as any does, the smallest first."""
     import gc
 
     module_type = sys.modules["torch"].nn.Module
-    wanted = {id(parameter) for parameter in parameters}
-    best, best_score = None, (0, 0)
+    parameter_ids = {id(parameter) for parameter in parameters}
+    models: list[tuple[int, Any]] = []
+    most_contained = 1
     for candidate in gc.get_objects()[:_MAX_SCANNED_OBJECTS]:
         # By the class: `isinstance` would ask proxies of other libraries for it, which may load them.
         if not issubclass(type(candidate), module_type):
             continue
         members = list(candidate.parameters())
-        num_contained = sum(id(parameter) in wanted for parameter in members)
-        # A wrapper contains as many parameters as the model and more modules.
-        score = (num_contained, -sum(1 for _ in candidate.modules()))
-        if num_contained and score > best_score:
-            best, best_score = candidate, score
-    return best
+        num_contained = sum(id(parameter) in parameter_ids for parameter in members)
+        if num_contained > most_contained:
+            models, most_contained = [], num_contained
+        if num_contained == most_contained:
+            # A wrapper contains as many parameters as the model and more modules.
+            models.append((sum(1 for _ in candidate.modules()), candidate))
+    return [model for _, model in sorted(models, key=lambda item: item[0])]
 
 
 def find_optimizers() -> list[Any]:

@@ -110,7 +110,7 @@ class MemoryReporter:
     def _memory_part(self, context: DumpContext) -> dict[str, Any] | None:
         """Return the report of the device that an error or a request is about."""
         cuda = _initialized_cuda()
-        if cuda is None:
+        if cuda is None or context.reason == "signal":  # which leaves no time
             return None
         request = context.details.get("gpu_memory")
         if not isinstance(request, Mapping):

@@ -79,10 +79,10 @@ def account_memory(
         total_bytes: the memory of the device.
         free_bytes: the memory that the driver has left.
     """
-    known: dict[int, KnownStorage] = {}
+    storage_by_address: dict[int, KnownStorage] = {}
     for storage in storages:
-        known.setdefault(storage.address, storage)
-    addresses = sorted(known)
+        storage_by_address.setdefault(storage.address, storage)
+    addresses = sorted(storage_by_address)
     uses_bytes = dict.fromkeys(CATEGORIES, 0)
     labels: dict[tuple[str, str], list[int]] = {}
     unknown_sizes: dict[int, int] = {}
@@ -109,7 +109,7 @@ def account_memory(
             rest_bytes -= size
             category = _category_of_state(block["state"], size, requested_bytes)
             if category == "activations":
-                content = _storage_in(known, addresses, start, size)
+                content = _storage_in(storage_by_address, addresses, start, size)
                 if content is None:
                     unknown_sizes[size] = unknown_sizes.get(size, 0) + 1
                 else:
@@ -148,14 +148,14 @@ def _category_of_state(state: str, size: int, requested_bytes: int) -> str:
 
 
 def _storage_in(
-    known: Mapping[int, KnownStorage], addresses: Sequence[int], start: int, size: int
+    storage_by_address: Mapping[int, KnownStorage], addresses: Sequence[int], start: int, size: int
 ) -> KnownStorage | None:
     """Return the known storage in a block; usually it starts where the block does."""
-    if start in known:
-        return known[start]
+    if start in storage_by_address:
+        return storage_by_address[start]
     position = bisect.bisect_left(addresses, start)
     if position < len(addresses) and addresses[position] < start + size:
-        return known[addresses[position]]
+        return storage_by_address[addresses[position]]
     return None
 
 
@@ -319,8 +319,8 @@ def allocation_sites(segments: Iterable[Mapping[str, Any]], device: int) -> list
 def _site(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the innermost frames outside of torch, innermost first."""
     lines = [f"{frame.get('filename')}:{frame.get('line')} in {frame.get('name')}" for frame in frames]
-    own = [line for line in lines if "/torch/" not in line and ".py:" in line]
-    return tuple((own or lines)[:_MAX_FRAMES])
+    program_lines = [line for line in lines if "/torch/" not in line and ".py:" in line]
+    return tuple((program_lines or lines)[:_MAX_FRAMES])
 
 
 def _size(num_bytes: float) -> str:

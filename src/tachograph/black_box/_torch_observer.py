@@ -64,6 +64,8 @@ class TorchObserver:
         parameter; None if gradients cannot be read without waiting."""
         self._num_sources = 0
         self._loader: Any = None
+        self.autocast: tuple[str, Any] | None = None
+        """The type of device and the type of the last mixed precision, if the loop uses one."""
         self._is_ahead = False
         """Whether the last iterator was requested by a loader that fetches each batch one step early."""
         self._install()
@@ -97,6 +99,7 @@ class TorchObserver:
         )
         for handle in handles:
             self._patches.on_undo(handle.remove)
+        self._patches.wrap(self._torch.autocast, "__enter__", self._wrap_enter_autocast)
         loaders = sys.modules.get("torch.utils.data.dataloader")
         if loaders is not None:
             self._patches.wrap(loaders.DataLoader, "_get_iterator", self._wrap_get_iterator)
@@ -114,9 +117,13 @@ class TorchObserver:
                 return
             try:
                 probe = probes[id(optimizer)]
-                if probe is None:
-                    return
-                read, first, last = probe
+            except KeyError:
+                self._add_optimizer(optimizer)
+                probe = probes.get(id(optimizer))
+            if probe is None:
+                return
+            read, first, last = probe
+            try:
                 groups = optimizer.param_groups
                 for parameter in (groups[last]["params"][-1], groups[first]["params"][0]):
                     gradient = parameter.grad
@@ -125,7 +132,7 @@ class TorchObserver:
                         if value - value != 0.0:  # NaN or infinite
                             self._listener.on_bad_gradient()
                             return
-            except (KeyError, IndexError):  # a new optimizer, or one whose groups have changed
+            except IndexError:  # its groups have changed
                 self._add_optimizer(optimizer)
 
         return before_step
@@ -142,6 +149,13 @@ class TorchObserver:
                 listener.at_boundary()
 
         return after_step
+
+    def _wrap_enter_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __enter__(autocast: Any) -> Any:  # noqa: N807 - the name of the method that it replaces
+            self.autocast = (autocast.device, autocast.fast_dtype) if autocast._enabled else None
+            return original(autocast)
+
+        return __enter__
 
     def _add_optimizer(self, optimizer: Any) -> None:
         with guard("observing an optimizer"):

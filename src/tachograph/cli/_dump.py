@@ -9,24 +9,72 @@ from typing import Any
 import rich_click as click
 from rich.text import Text
 
+from tachograph._base.printable import safe_lines
 from tachograph.black_box import Dump
+from tachograph.cli._audit import audit_local_change
+from tachograph.cli._control import wait_for_acks
 from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, format_time, json_text, new_console, new_table, number, safe, size
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._terminal import echo
-from tachograph.exceptions import ConfigError
-from tachograph.reader import read
+from tachograph.exceptions import ConfigError, ControlError
+from tachograph.journal import JournalFollower, journal_size
+from tachograph.reader import read, request_control
 
-__all__ = ["dump", "verdict_lines"]
+__all__ = ["dump", "find_dump", "verdict_lines"]
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 _MAX_LAYERS = 20
 _MAX_STEPS = 8
+_MAX_LINES = 20
 
 
-@click.group()
+class _DumpGroup(click.RichGroup):
+    """A group in which the name of a run stands for the command `request` with that run."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Insert the command `request` before an argument that is no command."""
+        if args and self.get_command(context, args[0]) is None and not args[0].startswith("-"):
+            args = ["request", *args]
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_DumpGroup)
 def dump() -> None:
-    """Show the evidence that a run captured when something went wrong."""
+    """Show the evidence that a run captured when something went wrong; `tacho dump RUN` captures some now."""
+
+
+@dump.command("request")
+@run_argument
+@log_dir_option
+@json_option
+@click.option(
+    "--wait", "wait_s", type=float, default=30.0, show_default=True, help="Seconds to wait until the dump is written."
+)
+def request_dump(run: str, log_dir: str, as_json: bool, wait_s: float) -> None:
+    """Ask a running training for a dump: the last steps, the layers and the memory; short: `tacho dump RUN`.
+
+    A training that does not come to the end of a step within ten seconds gives the stacks of its threads instead of the
+    layers.
+    """
+    history = read(run, log_dir)
+    # Follow from the current end of the journal: answers are written after the request.
+    follower = JournalFollower(history.folder.journal, journal_size(history.folder.journal))
+    ids = request_control(history, {"dump_now": True}, source="cli")
+    audit_local_change(history.folder.path.parent, "control", [history.folder.name], old={}, new={"dump_now": True})
+    answer = wait_for_acks(follower, ids, wait_s).get("dump_now", {})
+    if answer.get("status") == "rejected":
+        raise ControlError(f"{safe(run)} makes no dump: {safe(answer.get('reason'), 400)}")
+    name = str(answer.get("path") or "").rpartition("/")[2]
+    if not name:
+        echo(json_text(answer) if as_json else f"Requested; tacho dump list {run} shows the dump when it is written.")
+    elif as_json:
+        echo(json_text(_summary(find_dump(run, name, log_dir))))
+    else:
+        for line in verdict_lines(find_dump(run, name, log_dir)):
+            new_console().print(line)
 
 
 @dump.command("list")
@@ -45,7 +93,7 @@ def list_dumps(run: str, log_dir: str, as_json: bool) -> None:
     table = new_table("dump", "step", "time", "size", "cause", right={"step", "size"}, wraps={"cause"})
     for one in dumps:
         text = "" if one.verdict is None else one.verdict.text
-        num_bytes = sum(file.size_bytes for file in one.files)
+        num_bytes = sum(file.stat().st_size for file in one.path.iterdir() if file.is_file())
         add_row(table, one.name, number(one.step), format_time(one.time, _TIME), size(num_bytes), safe(text, 400))
     new_console().print(table)
 
@@ -57,7 +105,7 @@ def list_dumps(run: str, log_dir: str, as_json: bool) -> None:
 @json_option
 def show_dump(run: str, name: str | None, log_dir: str, as_json: bool) -> None:
     """Show a dump of a run, the last one unless NAME is given."""
-    one = _find(run, name, log_dir)
+    one = find_dump(run, name, log_dir)
     if as_json:
         echo(json_text({**_summary(one), "parts": {part: one[part] for part in one.parts}}))
         return
@@ -75,6 +123,11 @@ def show_dump(run: str, name: str | None, log_dir: str, as_json: bool) -> None:
     for stack in stacks.get("threads", []) if isinstance(stacks, dict) else []:
         console.print(Text(f"Thread {safe(stack.get('thread'))}, seen {stack.get('times_seen')} times", style="bold"))
         console.print(Text(safe(stack.get("stack"), 4000)))
+    output = one["output"]
+    lines = output.get("lines") if isinstance(output, dict) else None
+    if isinstance(lines, list):
+        console.print(Text("Last output", style="bold"))
+        console.print(Text(safe_lines("\n".join(map(str, lines[-_MAX_LINES:])))))
     for problem in one.problems:
         console.print(Text(f"Missing: {safe(problem, 300)}", style="yellow"))
 
@@ -86,7 +139,7 @@ def show_dump(run: str, name: str | None, log_dir: str, as_json: bool) -> None:
 @log_dir_option
 def export_dump(run: str, name: str | None, output: str | None, log_dir: str) -> None:
     """Write a dump of a run, the last one unless NAME is given, to one archive, to share it."""
-    one = _find(run, name, log_dir)
+    one = find_dump(run, name, log_dir)
     target = output or f"{read(run, log_dir).name}-{one.name}.tar.gz"
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -106,7 +159,12 @@ def verdict_lines(one: Dump) -> list[Text]:
     return lines
 
 
-def _find(run: str, name: str | None, log_dir: str) -> Dump:
+def find_dump(run: str, name: str | None, log_dir: str) -> Dump:
+    """Return a dump of a run by its name or number, the last one without a name.
+
+    Raises:
+        ConfigError: if there is no such dump.
+    """
     dumps = read(run, log_dir).dumps
     matches = [one for one in dumps if name is None or one.name == name or one.name.partition("-")[0] == name]
     if not matches:

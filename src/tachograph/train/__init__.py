@@ -16,6 +16,8 @@ from tachograph.train._job import missing_packages as missing_packages
 from tachograph.train._keys import CheckedPlugin as CheckedPlugin
 from tachograph.train._keys import check_keys as check_keys
 from tachograph.train._plan import TrainPlan
+from tachograph.train._replay import Replay as Replay
+from tachograph.train._replay import replay as replay
 
 # The others are for the commands of Tachograph.
 __all__ = ["CheckedJob", "TrainConfig", "TrainJob", "TrainPlan", "TrainResult", "load"]

@@ -155,6 +155,7 @@ def _common(config: TrainConfig, steps: Steps, has_eval: bool) -> dict[str, Any]
         "torch_empty_cache_steps": config.torch_empty_cache_steps,
         "logging_steps": config.logging_steps,
         "logging_first_step": config.logging_first_step,
+        "logging_nan_inf_filter": False,  # it shows a loss that is NaN as 0
         "report_to": "none",  # the run has sinks of its own
         "disable_tqdm": True,
         "auto_find_batch_size": config.auto_find_batch_size,

@@ -368,6 +368,30 @@ class TrainJob:
             self._close_after(error)
             raise
 
+    def repeat(self, callback: Any, checkpoint: str | None) -> None:
+        """Repeat a part of the training from a checkpoint, or from the beginning. Nothing is recorded or saved.
+
+        Args:
+            callback: a callback of the trainer that ends the training; its `attach` is called with the trainer.
+            checkpoint: the folder of the checkpoint.
+
+        Raises:
+            ConfigError: if something is wrong; nothing has been trained then.
+        """
+        try:
+            checked_job = self.check()
+            with _working_directory_on_path(), tempfile.TemporaryDirectory() as folder:
+                trainer = self._build_trainer(checked_job, callback)
+                trainer.args.output_dir = folder
+                trainer.args.save_strategy = trainer.args.eval_strategy = "no"
+                trainer.args.load_best_model_at_end = False
+                callback.attach(trainer)
+                trainer.train(resume_from_checkpoint=checkpoint)
+            self.session.close()
+        except BaseException as error:
+            self._close_after(error)
+            raise
+
     def _build_trainer(self, checked_job: CheckedJob, callback: Any) -> Any:
         """Load the model and return its trainer, complete with the plugins."""
         from transformers import set_seed
