@@ -60,7 +60,7 @@ def png_bomb(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    compressor = zlib.compressobj(9)
+    compressor = zlib.compressobj(1)
     line = bytes(1 + (width + 7) // 8)
     blocks = [compressor.compress(line * 1_000) for _ in range(height // 1_000)]
     pixels = b"".join(blocks) + compressor.compress(line * (height % 1_000)) + compressor.flush()

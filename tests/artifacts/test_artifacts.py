@@ -69,6 +69,30 @@ def test_metadata_is_masked_and_keeps_nan(store, logs):
     assert secret not in text and json.loads(text)["metadata"]["loss"] == "NaN"
 
 
+def test_references_to_anything_but_files_are_rejected(store, logs, tmp_path):
+    """A log folder of somebody else may refer to a device without an end, or to a pipe that nobody writes to."""
+    version = add(store)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "data").write_text("changed")
+    manifest = logs / ".tachograph" / "artifacts" / "names" / "model" / "v0.json"
+    values = json.loads(manifest.read_bytes())
+    for url, problem in {
+        "/dev/zero": "not a regular file",
+        str(tmp_path / "pipe"): "not a regular file",
+        str(tmp_path): "not a regular file",
+        "/proc/self/mem": "which was changed",
+        str(tmp_path / "data"): "which was changed; log it again",
+        str(tmp_path / "missing"): "cannot read",
+    }.items():
+        values["files"] = [{"path": "a", "size_bytes": 1, "sha256": "b" * 64, "url": url}]
+        manifest.write_text(json.dumps(values))
+        version = store.find("model:v0")
+        for action in (version.verify, lambda version=version: version.download(tmp_path / "out")):
+            with pytest.raises(ArtifactError, match=problem):
+                action()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_changed_and_missing_contents_are_noticed(store, logs, tmp_path):
     version = add(store, files={"a/b": b"content"})
     (path,) = stored_files(logs)

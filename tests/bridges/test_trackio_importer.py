@@ -20,6 +20,7 @@ from tests.importers.test_import import KILLS, check_killed_import
 
 SCRIPT = """
     import json, sys
+    import numpy as np
     import trackio
 
     for project, options, begin, end in json.loads(sys.argv[1]):
@@ -30,7 +31,8 @@ SCRIPT = """
         if begin == 0:
             table = trackio.Table(columns=["a"], data=[[1]])
             histogram = trackio.Histogram([1, 2, 2], num_bins=2)
-            trackio.log({"hist": histogram, "table": table, "loss": 9.0, "note": "text"}, step=end)
+            picture = trackio.Image(np.full((8, 8, 3), 9, np.uint8), caption="a fox")
+            trackio.log({"hist": histogram, "table": table, "picture": picture, "loss": 9.0, "note": "text"}, step=end)
             trackio.log_system({"cpu": 50.0})
             trackio.alert("attention", "the loss")
         trackio.finish()
@@ -67,6 +69,9 @@ def test_trackio_projects_become_runs(projects, logs):
     assert sorted(reports) == ["first", "second", "third"]
     assert reports["first"]["left_out"] == {"table": 1, "value that is not a number": 1}
     history = tachograph.read(logs / "first")
+    (picture,) = history.media.items()
+    assert (picture.name, picture.step, picture.caption, picture.fields["width"]) == ("picture", 5, "a fox", 8)
+    assert picture.path is not None
     start = next(history.records("start"))
     assert (start["project"], start["group"], start["imported_from"]["format"]) == ("jackets", "g", "trackio")
     assert history.config == {**CONFIG, "api_key": "[masked]"}

@@ -17,6 +17,7 @@ from tachograph.importers import describe, import_runs
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 from tests.importers.test_import import KILLS, check_killed_import
+from tests.media.recording import content_of, picture_of
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": ""}
 SCRIPT = """
@@ -223,3 +224,33 @@ def test_config_of_an_export_is_not_executed(tmp_path, logs):
 def test_diagnose_reads_a_wandb_file(wandb_folder, tmp_path):
     shutil.copy(file_of(wandb_folder, "failed"), tmp_path)
     assert tachograph.diagnose(tmp_path / "run-failed.wandb").signals["loss"] == "loss"
+
+
+def test_pictures_and_pages_are_imported(tmp_path, logs, script):
+    program = """
+        import sys, numpy as np, wandb
+        run = wandb.init(dir=sys.argv[1], project="p", id="media")
+        pictures = [np.full((8, 8, 3), value, np.uint8) for value in (10, 200)]
+        run.log({"one": wandb.Image(pictures[0], caption="a fox"), "loss": 1.0}, step=3)
+        run.log({"several": [wandb.Image(picture, caption=f"nr {n}") for n, picture in enumerate(pictures)]}, step=4)
+        run.log({"nested": {"page": wandb.Html("<b>hi</b>", inject=False)}, "lost": wandb.Image(pictures[1])}, step=5)
+        run.finish()
+    """
+    script(program, tmp_path, env=OFFLINE).ok()
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (lost,) = (folder / "files" / "media" / "images").glob("lost_*")
+    lost.unlink()
+    lost.symlink_to("/etc/passwd")
+    (report,) = import_runs("wandb", [folder], logs)
+    assert report.left_out == {
+        "image: there is no file 'media/images/" + lost.name + "' beside the log, or it is too large": 1
+    }
+    run_folder = logs / report.run
+    media = {line["name"]: line for line in lines_of(run_folder) if line["event"] == "media"}
+    assert [item.get("caption") for item in media["several"]["items"]] == ["nr 0", "nr 1"]
+    assert (media["one"]["global_step"], media["one"]["items"][0]["caption"]) == (3, "a fox")
+    colours = [picture_of(run_folder, item).getpixel((0, 0)) for item in media["several"]["items"]]
+    assert colours == [(10, 10, 10), (200, 200, 200)]
+    assert content_of(run_folder, media["nested.page"]["items"][0]) == b"<b>hi</b>"
+    assert "problem" in media["lost"]["items"][0]
+    assert [line["loss"] for line in lines_of(run_folder) if line["event"] == "step"] == [1.0]

@@ -278,6 +278,17 @@ def test_running_run_is_summarised_without_a_stored_summary(logs):
     assert (row.folder.private / "summary.json").exists()
 
 
+def test_running_run_keeps_its_values_until_they_are_computed_again(tmp_path):
+    process = msgspec.to_builtins(this_process())
+    folder = write(tmp_path / "run", [{**START, "process": process}, step(0, loss=0.5)])
+    catalog = Catalog(tmp_path)
+    assert [row.get("result") for row in catalog.select("", columns=["result"])] == [0.5]
+    for number in range(1, 4):  # it grows between requests that have no time to read it
+        append(folder, [step(number, loss=0.25)])
+        (row,) = catalog.select("", columns=["result"], max_s=0.0)
+        assert [row.get("result"), row.get("steps")] == [0.5, number + 1]
+
+
 def test_state_of_a_dead_process_needs_no_change_of_files(tmp_path):
     here = msgspec.to_builtins(this_process())
     write(
@@ -407,7 +418,9 @@ def test_result_is_the_main_validation_metric(tmp_path):
             9.0,
         ),
         "cleanrl": ([{"losses/value_loss": 3.0, "episodic_return": 5.0}, {}], "episodic_return", 5.0),
-        "gan": ([{"loss_D": 3.0, "loss_G": 5.0}, {"loss_D": 2.0, "loss_G": 4.0}], "loss_G", 4.0),
+        "test set": ([{"train_loss": 3.0, "test_loss": 5.0}, {"test_loss": 4.0, "test_acc": 0.5}], "test_loss", 4.0),
+        "test accuracy": ([{"train_loss": 3.0, "Test Accuracy": 0.5}, {"Test Accuracy": 0.4}], "Test Accuracy", 0.5),
+        "gan": ([{"loss_D": 3.0, "loss_G": -5.0}, {"loss_D": 2.0, "loss_G": 4.0}], "loss_G", 4.0),
         "plain": ([{"train_loss": 3.0}, {"train_loss": 2.0}], "train_loss", 2.0),
         "none": ([{"speed": 3.0}, {"speed": 2.0}], None, None),
     }

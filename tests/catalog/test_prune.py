@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
 import random
+import shutil
 import signal
+import time
+import zipfile
 
 import pytest
+from click.testing import CliRunner
 
 import tachograph
+from tachograph.artifacts import ArtifactStore, collect_sources
 from tachograph.catalog import (
     Catalog,
     PruneError,
@@ -25,9 +32,22 @@ from tachograph.catalog import (
     read_policy,
     restore_run,
 )
+from tachograph.catalog._media import list_removable_media, pack_media
 from tachograph.catalog._trash import trash_journal
-from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal, read_records
+from tachograph.cli._main import main
+from tachograph.exceptions import TachographError
+from tachograph.journal import (
+    Destination,
+    JournalFollower,
+    RunFolder,
+    journal_size,
+    open_journal,
+    read_records,
+    write_destination,
+)
+from tachograph.reader import has_media, has_thumbnail, make_thumbnail, open_media
 from tests.cli.test_catalog_commands import listed, tacho
+from tests.media_files import media, picture, store, table_file
 from tests.store import END, START, answers, append, hears, opened, step, write
 
 
@@ -57,6 +77,18 @@ def make_run(logs, name="a", num_steps=2_000, **start):
 def act(logs, action, name="a", *, is_forced=False):
     steps = plan_prune(str(logs), [make_rule(f"name={name}", [action])], is_forced=is_forced)
     return [apply_step(str(logs), item, is_forced=is_forced) for item in steps]
+
+
+def test_last_copy_of_a_picture_is_kept(logs):
+    folder = make_run(logs)
+    thumbnails = folder.private / "thumbs"
+    thumbnails.mkdir(parents=True)
+    (thumbnails / f"{'a' * 64}-320.webp").write_bytes(b"x")
+    (thumbnails / f"{'b' * 64}-320.webp").write_bytes(b"x")
+    (folder.media / "aa").mkdir(parents=True)
+    (folder.media / "aa" / f"{'a' * 64}.png").write_bytes(b"x")
+    act(logs, "drop_rebuildable")
+    assert [path.name[0] for path in thumbnails.iterdir()] == ["b"]
 
 
 def test_policy_does_each_action_once(logs, monkeypatch):
@@ -414,3 +446,259 @@ def test_thinning_killed_before_the_swap_leaves_no_copy(logs, monkeypatch):
 def test_parse_action():
     assert str(parse_action("thin:100")) == "thin:100"
     assert str(parse_action(" gzip ")) == "gzip"
+    text = "drop_media:kind=video+audio:older=30d:larger=1.5MB:all"
+    assert str(parse_action(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("drop_media:kind=film", "unknown kind 'film'; expected image"),
+        ("drop_media:older=30", "invalid age '30'"),
+        ("drop_media:older=-3d", "invalid age"),
+        ("drop_media:larger=big", "invalid size 'big'"),
+        ("drop_media:newest", "unknown option 'newest'"),
+        ("gzip:all", "unknown action 'gzip:all'"),
+        ("thin_media:kind=video", "only pictures can be thinned"),
+    ],
+)
+def test_invalid_media_options_are_explained(text, message):
+    with pytest.raises(TachographError, match=message):
+        parse_action(text)
+
+
+def make_media_run(logs):
+    """Return a run with pictures at steps 0 to 9, of which those at 3 are also in a table, and its folder."""
+    run = logs / "a"
+    pictures = [store(run, picture(400, 300, (25 * number, 9, 9)), "png") for number in range(10)]
+    table = table_file(run, [{"p": {"media": "image", **pictures[3]}}])
+    damaged = store(run, b"no picture", "png")
+    write(
+        run,
+        [
+            {**START, "run_name": "a"},
+            *(media("samples", "image", number, item) for number, item in enumerate(pictures)),
+            media("table", "table", 5, table),
+            *(media("odd", "image", number, damaged if number == 1 else pictures[4 * number]) for number in range(3)),
+            END,
+        ],
+    )
+    return RunFolder(run), [item["sha256"] for item in pictures]
+
+
+def names_of_files(folder):
+    return {path.name.partition(".")[0] for path in folder.media.rglob("*") if path.is_file()}
+
+
+def test_media_are_thinned_to_thumbnails(logs):
+    folder, hashes = make_media_run(logs)
+    (estimate,) = [item.freed for item in plan_prune(str(logs), [make_rule("name=a", ["thin_media"])])]
+    (freed,) = act(logs, "thin_media")
+    assert (freed.num_files, estimate.num_files) == (6, 7)  # a damaged one has no thumbnail and stays
+    kept = {hashes[0], hashes[3], hashes[8], hashes[9]}  # both ends of each name, and the picture in the table
+    assert names_of_files(folder) & set(hashes) == kept
+    assert len(names_of_files(folder)) == 6  # the table and the damaged one, too
+    for sha256 in set(hashes) - kept:
+        assert make_thumbnail(folder, sha256, io.BytesIO(), 320)[:4] == b"RIFF"
+    act(logs, "drop_rebuildable")
+    assert has_thumbnail(folder, hashes[1])  # the last copy
+
+
+def test_media_are_dropped_except_both_ends(logs):
+    folder, hashes = make_media_run(logs)
+    act(logs, "pack_media")
+    (freed,) = act(logs, "drop_media")
+    assert freed.num_files == 7
+    assert {number for number, sha256 in enumerate(hashes) if has_media(folder, sha256, "png")} == {0, 3, 8, 9}
+    items = list(tachograph.read(folder.path).media.items("samples", step=1))
+    assert items[0].open() is None and "missing" in items[0].problem
+    assert next(iter(tachograph.read(folder.path).media.items("table"))).rows()[0]["p"]["sha256"] == hashes[3]
+
+
+def test_packed_media_are_read_and_packed_again(logs):
+    folder, hashes = make_media_run(logs)
+    wrong = "f" * 64
+    (folder.media / "ff").mkdir(exist_ok=True)
+    (folder.media / "ff" / f"{wrong}.png").write_bytes(b"not this content")
+    (folder.media / "notes.txt").write_text("of the user")
+    assert "packed 12 files" in tacho("compact", "a", "--log-dir", str(logs))
+    assert sorted(path.name for path in folder.media.rglob("*") if path.is_file()) == [f"{wrong}.png", "notes.txt"]
+    with zipfile.ZipFile(folder.path / "media.zip") as archive:
+        assert archive.testzip() is None and len(archive.infolist()) == 12
+    read = list(tachograph.read(folder.path).media.items("samples"))
+    assert [(item.path, item.problem) for item in read] == [(None, None)] * 10
+    for number, item in enumerate(read):
+        with item.open() as file:
+            assert file.read() == picture(400, 300, (25 * number, 9, 9))
+            file.seek(-4, os.SEEK_END)
+            assert file.read() == b"\xaeB`\x82"
+    assert disk_usage(folder)["media"] > 10_000
+    more = store(folder.path, picture(9, 9), "png")  # of a resumed run
+    assert "packed 1 file" in tacho("compact", "a", "--log-dir", str(logs))
+    assert has_media(folder, more["sha256"], "png") and has_media(folder, hashes[0], "png")
+    assert "packed 0 files" in tacho("compact", "a", "--log-dir", str(logs))
+
+
+def test_packing_stops_at_a_run_that_was_resumed(logs):
+    folder, _ = make_media_run(logs)
+    assert pack_media(folder, publishing=lambda: contextlib.nullcontext(False)) == 0
+    assert len(names_of_files(folder)) == 12 and sorted(os.listdir(folder.path)) == ["media", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("moment", ["unlink", "rename"])
+def test_killed_packing_loses_no_file(logs, moment, monkeypatch):
+    folder, hashes = make_media_run(logs)
+    pid = os.fork()
+    if pid == 0:
+        kill = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        if moment == "unlink":
+            monkeypatch.setattr("tachograph.catalog._media.media_path", kill)
+        pack_media(folder, publishing=kill if moment == "rename" else lambda: contextlib.nullcontext(True))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert all(has_media(folder, sha256, "png") for sha256 in hashes)
+    assert pack_media(folder, publishing=lambda: contextlib.nullcontext(True)) == 12
+    assert all(has_media(folder, sha256, "png") for sha256 in hashes) and names_of_files(folder) == set()
+
+
+def test_hostile_archive_names_no_other_file(logs):
+    folder, hashes = make_media_run(logs)
+    shutil.rmtree(folder.media)
+    secret = logs / "secret.png"
+    secret.write_bytes(picture())
+    pack = folder.path / "media.zip"
+    with zipfile.ZipFile(pack, "w") as archive:
+        archive.writestr(f"{hashes[0][:2]}/{hashes[0]}.png", b"x" * 1_000, zipfile.ZIP_DEFLATED)
+        archive.writestr(f"../{hashes[1][:2]}/{hashes[1]}.png", b"x")
+        archive.writestr("../../secret.png", b"x")
+        archive.writestr(f"{hashes[2][:2]}/{hashes[2]}.png", b"whole")
+    assert [has_media(folder, sha256, "png") for sha256 in hashes[:3]] == [False, False, True]
+    data = pack.read_bytes()
+    pack.write_bytes(data.replace(b"PK\x03\x04", b"PK\x03\x05"))  # headers that are none
+    assert open_media(folder, hashes[2], "png") is None
+    for length in (0, 10, len(data) - 30, len(data) - 1):
+        pack.write_bytes(data[:length])
+        assert open_media(folder, hashes[2], "png") is None, length
+    pack.unlink()
+    pack.symlink_to(secret)
+    assert open_media(folder, hashes[2], "png") is None
+
+
+def test_what_is_not_sent_yet_stays(logs):
+    folder, _ = make_media_run(logs)
+    files = names_of_files(folder)
+    write_destination(folder, Destination(server="https://tacho.example.org", mode="offline"))
+    for action in ("thin_media", "drop_media", "trash", "thin:100", "drop_traces"):
+        (item,) = plan_prune(str(logs), [make_rule("name=a", [action])])
+        assert (item.action, "were not sent to its server yet: tacho sync a" in item.skipped) == (None, True)
+        with pytest.raises(TachographError, match="not sent to its server"):
+            parse_action(action).apply(str(logs), folder, "a")
+    assert names_of_files(folder) == files
+    assert act(logs, "drop_rebuildable") is not None
+    # The server has all records, and the media that the first half of them names.
+    size = folder.journal.stat().st_size
+    state = {"server": "https://tacho.example.org", "have": {"0": size}, "media_offset": size // 2}
+    folder.private.mkdir(exist_ok=True)
+    (folder.private / "server.json").write_text(json.dumps(state))
+    (item,) = plan_prune(str(logs), [make_rule("name=a", ["drop_media"])])
+    assert item.action is None
+    (folder.private / "server.json").write_text(json.dumps({**state, "media_offset": size}))
+    (freed,) = act(logs, "drop_media")
+    assert freed.num_files == 7
+
+
+def test_media_option_is_short_for_the_actions(logs):
+    folder, hashes = make_media_run(logs)
+    result = CliRunner().invoke(main, ["prune", "--media", "thin", "--log-dir", str(logs)])
+    assert (result.exit_code, "thin_media" in result.output) == (0, True)
+    result = CliRunner().invoke(main, ["prune", "--media", "thin", "--yes", "--log-dir", str(logs)])
+    assert (result.exit_code, has_thumbnail(folder, hashes[1])) == (0, True)
+    result = CliRunner().invoke(main, ["prune", "--media", "thin", "--policy", "x.yaml", "--log-dir", str(logs)])
+    assert (result.exit_code, "policy" in result.output) == (2, True)
+
+
+def make_mixed_run(logs):
+    """Return a run with a picture, a video and a table at each of four steps, the last of them logged just now."""
+    run = logs / "mixed"
+    records, hashes = [], {"image": [], "video": [], "table": [], "cell": []}
+    for number in range(4):
+        at = {"time": time.time() if number == 3 else 1_000.0}
+        still = store(run, picture(20, 20, (60 * number, 1, 1)), "png")
+        clip = store(run, bytes([number]) * 1_000 * (number + 1), "mp4")
+        cell = store(run, picture(20, 20, (60 * number, 1, 2)), "png")
+        table = table_file(run, [{"number": number, "p": {"media": "image", **cell}}])
+        for kind, item in (("image", still), ("video", clip), ("table", table)):
+            records.append(media(f"{kind}s", kind, number, item, **at))
+            hashes[kind].append(item["sha256"])
+        hashes["cell"].append(cell["sha256"])
+    write(run, [{**START, "run_name": "mixed"}, *records, END])
+    return RunFolder(run), hashes
+
+
+def test_media_are_dropped_by_kind_age_and_size(logs):
+    folder, hashes = make_mixed_run(logs)
+
+    def plan(option):
+        steps = plan_prune(str(logs), [make_rule("name=mixed", [f"drop_media{option}"])])
+        removable = {
+            file.sha256
+            for step in steps
+            for file in list_removable_media(folder, is_thinned=False, media_filter=step.action.media_filter)
+        }
+        assert sum(step.freed.num_files for step in steps) == len(removable)
+        return {
+            kind: [number for number, each in enumerate(known) if each in removable] for kind, known in hashes.items()
+        }
+
+    nothing = {"image": [], "video": [], "table": [], "cell": []}
+    assert plan("") == {**nothing, "image": [1, 2], "video": [1, 2]}
+    assert plan(":kind=video") == {**nothing, "video": [1, 2]}
+    assert plan(":kind=video:all") == {**nothing, "video": [0, 1, 2, 3]}
+    assert plan(":kind=video:all:older=1d") == {**nothing, "video": [0, 1, 2]}
+    assert plan(":larger=2kB:all") == {**nothing, "video": [1, 2, 3]}
+    assert plan(":kind=table+image") == {**nothing, "image": [1, 2], "table": [1, 2], "cell": [1, 2]}
+    journal = folder.journal.read_bytes()
+    (freed,) = act(logs, "drop_media:kind=video+table:all:older=1d", "mixed")
+    assert freed.num_files == 9
+    assert folder.journal.read_bytes() == journal  # the records stay
+    remaining = names_of_files(folder)
+    assert {kind: [n for n, each in enumerate(known) if each in remaining] for kind, known in hashes.items()} == {
+        "image": [0, 1, 2, 3],
+        "video": [3],
+        "table": [3],
+        "cell": [3],
+    }
+    assert "missing" in next(iter(tachograph.read(folder.path).media.items("videos"))).problem
+    assert "drop_media:kind=video+table" in read_annotations(folder).values["custom.pruned_drop_media"]
+
+
+def test_media_options_select_files(logs):
+    folder, hashes = make_mixed_run(logs)
+    drop = ["prune", "--media", "drop", "--log-dir", str(logs), "--kind", "video,audio", "--all-steps"]
+    plan = CliRunner().invoke(main, [*drop, "--older-than", "1d", "--larger-than", "2kB", "--dry-run", "--json"])
+    (step,) = json.loads(plan.output)["steps"]
+    assert (step["num_files"], step["freed_bytes"]) == (2, 5_000)
+    assert step["action"] == "drop_media:kind=video+audio:older=1d:larger=2kB:all"
+    assert len(names_of_files(folder)) == 16
+    plan = CliRunner().invoke(main, [*drop, "--dry-run"])
+    assert [line.split() for line in plan.output.splitlines() if line.startswith("mixed")] == [
+        ["mixed", "drop_media:kind=video+audio:all", "4", "10.0", "kB"]
+    ]
+    result = CliRunner().invoke(main, [*drop, "--yes"])
+    assert (result.exit_code, "freed 10" in result.output) == (0, True)
+    assert not names_of_files(folder) & set(hashes["video"])
+    result = CliRunner().invoke(main, ["prune", "--kind", "video", "--log-dir", str(logs)])
+    assert (result.exit_code, "need --media" in result.output) == (2, True)
+
+
+def test_prune_and_du_count_artifacts(logs):
+    make_media_run(logs)
+    store = ArtifactStore(logs)
+    store.add("model", collect_sources({"a": b"x" * 2_000}))
+    project = ArtifactStore(logs / "project")
+    project.add("model", collect_sources({"a": b"y" * 3_000}))
+    usage = json.loads(CliRunner().invoke(main, ["du", "--json", "--log-dir", str(logs)]).output)
+    assert usage["artifacts"] == {"num_files": 2, "num_bytes": 5_000}
+    store.remove("model", "v0")
+    result = CliRunner().invoke(main, ["prune", "--media", "drop", "--log-dir", str(logs)])
+    assert "tacho artifact gc" in result.output

@@ -155,7 +155,8 @@ def test_tables_and_images(logs):
     tracker.log_table("answers", columns=["prompt", "answer"], data=[["a", "b"], ["c", "d"]], step=5)
     pandas = pytest.importorskip("pandas")
     tracker.log_table("frame", dataframe=pandas.DataFrame({"x": range(1200)}), step=6)
-    tracker.log_images({"samples": [object(), object()]}, step=6)
+    pictures = [torch.zeros(3, 4, 4), torch.ones(3, 4, 4)]
+    tracker.log_images({"samples": pictures, "batch": torch.zeros(2, 4, 4, 3)}, 6, caption=["a"], dataformats="NHWC")
     tracker.finish()
     records = lines_of(logs / "grey")
     answers, frame = of_kind(records, "completions")
@@ -164,7 +165,10 @@ def test_tables_and_images(logs):
     assert len(frame["rows"]) == 1000
     assert frame["rows"][-1]["x"] == 1199
     assert frame["num_dropped"] == 200
-    assert of_kind(records, "event", name="images")[0]["num_images/samples"] == 2
+    samples, batch = of_kind(records, "media")
+    assert (samples["name"], samples["global_step"], len(samples["items"])) == ("samples", 6, 2)
+    assert (samples["items"][0]["caption"], len(batch["items"])) == ("a", 2)
+    assert not of_kind(records, "telemetry_error")
 
 
 def test_invalid_arguments_raise(logs):

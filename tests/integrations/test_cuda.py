@@ -168,3 +168,37 @@ def test_watching_does_not_change_the_weights(logs):
         return b"".join(weight.detach().cpu().numpy().tobytes() for weight in loop.model.parameters())
 
     assert weights(True) == weights(False)
+
+
+def test_histograms_are_counted_without_synchronisation(logs):
+    loop = Loop()
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run:
+        with tacho.watch(loop.model, loop.optimizer, histograms="both", every=5):
+            loop.train(loop.batches)
+            run.flush()
+            torch.cuda.set_sync_debug_mode("error")  # raises if torch would wait, in any thread
+            try:
+                loop.train(loop.batches)
+                run.flush()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    history = tacho.read(run)
+    assert [each.step for each in history.histograms("gradients/0.weight")] == list(range(0, 40, 5))
+    assert {each.num_values for each in history.histograms("weights/0.weight")} == {1 << 20}  # a sample
+    assert {each.num_values for each in history.histograms("weights/0.bias")} == {2048}
+    assert history.num_lost_records == 0 and not history.latest("telemetry_error")
+
+
+def test_histograms_count_like_the_processor(logs):
+    from tachograph.integrations._common.tensor_histograms import _count_keys, _keys
+
+    values = torch.randn(100_000).exp2() * torch.randn(100_000)
+    expected = torch.bincount(_keys(torch, values), minlength=512)
+    for dtype in (torch.float32, torch.float64):
+        keys = _keys(torch, values.to("cuda", dtype))
+        assert torch.equal(_count_keys(torch, keys).cpu().long(), expected)
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert torch.equal(_count_keys(torch, keys).cpu().long(), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -916,3 +916,15 @@ def test_steps_are_counted_while_skipping(tmp_path, logs, monkeypatch):
     assert [epoch["global_step"] for epoch in of(records, "epoch")] == [6 * (epoch + 1) - 1 for epoch in range(8)]
     assert len(of(records, "validation")) == 8
     assert not of(records, "telemetry_error")
+
+
+def test_logger_records_media(logs):
+    logger = TachographLogger("media", log_dir=str(logs), console=False)
+    logger.log_image("samples", [torch.zeros(3, 4, 4), torch.ones(3, 4, 4)], 3, caption=["a", "b"])
+    logger.log_table("answers", columns=["x"], data=[[1], [2]], step=3)
+    logger.log_audio("sound", [torch.zeros(100)], 3, sample_rate=[8000])
+    logger.finish()
+    records = {line["name"]: line for line in lines_of(logs / "media") if line["event"] == "media"}
+    assert [item["caption"] for item in records["samples"]["items"]] == ["a", "b"]
+    assert records["answers"]["items"][0]["num_rows"] == 2
+    assert (records["sound"]["kind"], records["sound"]["global_step"]) == ("audio", 3)

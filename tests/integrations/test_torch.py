@@ -182,6 +182,27 @@ def test_track_before_watch(run):
     assert named(records, "instrumented")[0]["method"] == "watch"
 
 
+def test_metrics_that_the_loop_logs_are_left_to_it(run):
+    model, optimizer, loader = parts()
+    with tacho.watch(model, optimizer):
+        for number, batch in enumerate(tacho.track(loader)):
+            train_step(model, optimizer, batch)
+            tacho.log({"train_loss": 7.0}, step=number)
+    rows = [row for row in steps(recorded(run)) if row["global_step"] >= NUM_BATCHES // 2]
+    assert [row["train_loss"] for row in rows if "train_loss" in row] == [7.0] * (NUM_BATCHES // 2)
+    assert {row["global_step"] for row in rows if "lr" in row} == {row["global_step"] for row in rows}
+
+
+def test_last_step_is_that_of_the_last_call(run):
+    is_newest = []
+    for step in range(100):
+        run.log({"train_loss": 1.0}, step=step)
+        is_newest.append(run.last_step == step)
+    assert sum(is_newest) > 50  # not while the writer thread builds the record
+    run.flush()
+    assert run.last_step == 99
+
+
 # track ---------------------------------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,13 @@ import wave
 
 import numpy as np
 import pandas
+import pytest
 from PIL import Image
 
 import tachograph as tacho
 from tachograph.testing import MemoryRun
 from tests.conftest import lines_of
-from tests.media.recording import content_of, record, stored_files
+from tests.media.recording import content_of, picture_of, record, stored_files
 from tests.tables import each
 
 PICTURE = np.zeros((8, 8, 3), np.uint8)
@@ -233,10 +234,88 @@ def test_files_are_copied_or_pointed_at(logs, tmp_path):
         "report",
         5,
     )
-    assert pointer == {**pointer, "path": str(path), "kept": False, "sha256": first["sha256"], "bytes": first["bytes"]}
+    assert pointer == {**pointer, "path": str(path), "sha256": first["sha256"], "bytes": first["bytes"]}
+    assert "kept" not in pointer, "the first call has stored the same content"
     assert (last["file_name"], last["caption"]) == ("r.pdf", "all")
     assert len(stored_files(logs / "media")) == 1
     assert all("problem" in item for item in problems) and len(problems) == 2
+
+
+class Hostile:
+    """Data whose attributes raise, like those of a proxy object whose server is gone."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name}")
+
+
+class ArrayLike:
+    """An array of a library that nobody has heard of."""
+
+    shape, dtype, nbytes = (4, 4), np.dtype("u1"), 16
+
+    def __array__(self, dtype=None, copy=None):
+        return np.full((4, 4), 7, np.uint8)
+
+
+def test_data_of_any_kind_is_recorded_or_a_problem(logs):
+    """Nothing is lost without a word, and nothing costs more than its own item."""
+    recursive: list = []
+    recursive.append(recursive)
+    image = tacho.Image(PICTURE)
+    good = {
+        "array-like": tacho.Image(ArrayLike()),
+        "generator": tacho.Table(rows=({"a": number} for number in range(3))),
+        "lists": tacho.Table(columns=["a"], data=([number] for number in range(3))),
+        "odd cells": tacho.Table(
+            rows=[{"a": recursive, "b": [image], "c": 10**400, "d": {1}, "e": b"x"}, {}, {"z": 1}]
+        ),
+    }
+    bad = {
+        "hostile": tacho.Image(Hostile()),
+        "no rows": tacho.Table(rows=[3]),
+        "no lists": tacho.Table(columns=["a"], data=["x"]),
+        "ragged": tacho.Table(columns=["a", "b"], data=[[1], [1, 2, 3]]),
+    }
+    histograms = {
+        "texts": tacho.Histogram(["a"]),
+        "text edges": tacho.Histogram(counts=[1], edges=["a", "b"]),
+        "huge counts": tacho.Histogram(counts=[1e308] * 3, edges=[0, 1, 2, 3]),
+        "ragged values": tacho.Histogram([[1], [2, 3]]),
+    }
+
+    def log(run):
+        run.log({**good, **bad, **histograms, "fine": tacho.Histogram([1.0])}, step=1)
+
+    lines = record(logs, log)
+    items = {line["name"]: line["items"][0] for line in lines if line["event"] == "media"}
+    assert [name for name, item in items.items() if "problem" in item] == list(bad)
+    assert items["generator"]["rows"] == items["lists"]["rows"] == [{"a": 0}, {"a": 1}, {"a": 2}]
+    assert picture_of(logs / "media", items["array-like"]).getpixel((0, 0)) == 7
+    assert items["odd cells"]["num_rows"] == 3 and "list of media" in items["odd cells"]["rows"][0]["b"]
+    (values,) = (line["values"] for line in lines if line["event"] == "histograms")
+    assert list(values) == ["fine"]
+    errors = [line["field"] for line in lines if line["event"] == "telemetry_error"]
+    assert {*bad, *histograms} <= {*errors}
+    with pytest.raises(ValueError, match="appears twice"):
+        tacho.Table(columns=["a", "b", "a"], data=[])
+
+
+def test_a_file_that_is_not_kept_is_linked_if_it_is_small(logs, tmp_path):
+    small, large = tmp_path / "small.pdf", tmp_path / "large.bin"
+    small.write_bytes(b"%PDF")
+    large.write_bytes(bytes(2_000_000))
+
+    def log(run):
+        run.log_file(small, keep=False)
+        run.log_file(large, keep=False)
+
+    media = {line["name"]: line["items"][0] for line in record(logs, log, media_max_mb=1) if line["event"] == "media"}
+    pointer, linked = media["large.bin"], media["small.pdf"]
+    assert (pointer["kept"], pointer["path"], pointer["bytes"]) == (False, str(large), 2_000_000)
+    assert linked["path"] == str(small) and "kept" not in linked
+    small.unlink()
+    assert content_of(logs / "media", linked) == b"%PDF"
+    assert len(stored_files(logs / "media")) == 1
 
 
 def test_the_csv_mirror_has_no_items(logs):

@@ -141,14 +141,20 @@ def test_disabled_runs_and_other_ranks_take_media(logs, monkeypatch, script):
 
 def test_the_end_of_a_run_waits_and_counts_the_rest(script, logs):
     program = """
-        import sys, time, numpy as np, tachograph as tacho
+        import pathlib, sys, threading, time, numpy as np, tachograph as tacho
         run = tacho.init("slow", log_dir=sys.argv[1], console=False, exit_timeout_s=float(sys.argv[2]))
         frames = np.random.default_rng(0).integers(0, 256, (120, 256, 256, 3), dtype=np.uint8)
         for step in range(8):
             run.log({"clip": tacho.Video(frames)}, step=step)
         started_s = time.monotonic()
         run.finish()
-        print(time.monotonic() - started_s)
+        duration_s = time.monotonic() - started_s
+        names = sorted(pathlib.Path(run.path).rglob("*"))
+        for thread in threading.enumerate():
+            if thread.name == "tachograph-media":
+                thread.join()
+        assert sorted(pathlib.Path(run.path).rglob("*")) == names  # nothing is stored after the end
+        print(duration_s)
     """
     seconds = float(script(program, logs, 1.0, preload="tachograph").ok().split()[-1])
     assert seconds < 60  # not as long as all clips take

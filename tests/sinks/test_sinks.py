@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import tachograph
+from tachograph.importers import import_runs
 from tachograph.journal import RunFolder, RunState
 from tachograph.reader import read
 from tachograph.sinks import BackgroundSink, SinkDriver
 from tachograph.sinks._driver import backoff_s
-from tests.conftest import HANG_S, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 
 def scalars(folder):
@@ -72,6 +73,64 @@ def test_tensorboard_receives_text_histograms_and_hyperparameters(logs):
         events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.content
     )
     assert end.status == 1  # success
+
+
+MEDIA = """
+    import sys, numpy as np, tachograph as tacho
+    sink, media = sys.argv[2], sys.argv[3] == "yes"
+    options = {"media": True} if media else {}
+    if sink == "wandb":
+        options["mode"] = "offline"
+    with tacho.init("x", log_dir=sys.argv[1], sinks=[{sink: options}], git=False, exit_timeout_s=60) as run:
+        pixels = np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8)
+        pictures = [tacho.Image(pixels[:8, :8], caption="a fox"), tacho.Image(pixels, caption="a wolf")]
+        run.log({"train_loss": 1.0, "samples": pictures, "voice": tacho.Audio(np.zeros(80), rate=8000)}, step=3)
+        run.log({"note": tacho.Markdown("**bold**"), "broken": tacho.Image(np.zeros(3))}, step=4)
+        run.log({"reward": tacho.Histogram([1.0, 2.0], bins=2), "page": tacho.Html("<b>hi</b>")}, step=4)
+        run.log({"eval": tacho.Table(rows=[{"prompt": "a", "score": 0.5}])}, step=5)
+"""
+
+
+def test_tensorboard_receives_media_if_asked(logs, script):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for choice in ("no", "yes"):
+        script(MEDIA, logs / choice, "tensorboard", choice).ok()
+    events = {
+        choice: EventAccumulator(str(logs / choice / "x" / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+        for choice in ("no", "yes")
+    }
+    tags = events["no"].Tags()
+    assert not tags["images"] and not tags["audio"] and not {"note", "reward"} & {*tags["tensors"]}
+    (fox,), (wolf,) = (events["yes"].Images(f"samples/{index}") for index in (0, 1))
+    assert (fox.step, fox.width, wolf.width) == (3, 8, 300)
+    assert fox.encoded_image_string.startswith(b"\x89PNG") and wolf.encoded_image_string.startswith(b"\x89PNG")
+    (voice,) = events["yes"].Audio("voice")
+    assert (voice.sample_rate, voice.encoded_audio_string[:4]) == (8000, b"RIFF")
+    (note,), (reward,) = events["yes"].Tensors("note"), events["yes"].Tensors("reward")
+    assert (note.step, note.tensor_proto.string_val[0], reward.step) == (4, b"**bold**", 4)
+    assert "broken" not in events["yes"].Tags()["images"]
+
+
+def test_wandb_receives_media_if_asked(logs, script):
+    for choice in ("no", "yes"):
+        script(MEDIA, logs / choice, "wandb", choice).ok()
+        (path,) = (logs / choice / "x").rglob("*.wandb")
+        wait_for(lambda path=path: any(line.WhichOneof("record_type") == "exit" for line in wandb_records(path)))
+        (report,) = import_runs("wandb", [path], logs / "imported", name=choice)
+        media = {line["name"]: line for line in lines_of(logs / "imported" / choice) if line["event"] == "media"}
+        if choice == "no":
+            assert media == {} and not report.left_out
+    assert {name: line["kind"] for name, line in media.items()} == {
+        "samples": "image",
+        "voice": "audio",
+        "page": "html",
+    }
+    assert [item.get("caption") for item in media["samples"]["items"]] == ["a fox", "a wolf"]
+    assert not [item for line in media.values() for item in line["items"] if "problem" in item]
+    assert report.left_out["table-file"] == 1
+    (histogram,) = read(logs / "imported" / "yes").latest("event", "histogram")
+    assert (histogram["tag"], histogram["counts"]) == ("reward", [1, 1])
 
 
 def wandb_records(path):

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph._base.guard import faults
+from tachograph._base.hashing import BLOCK_BYTES, hash_blocks
 from tachograph.artifacts._names import check_artifact_path
 from tachograph.exceptions import ArtifactError
 
-__all__ = ["BLOCK_BYTES", "PendingFile", "blocks_of", "collect_sources", "hash_content"]
+__all__ = ["PendingFile", "blocks_of", "collect_sources", "hash_content", "open_source"]
 
-BLOCK_BYTES = 1 << 20
 """Files are read in pieces of this size."""
 
 _FLAGS = 0
@@ -74,7 +74,7 @@ class PendingFile:
         self.facts: FileFacts | None = None
         self._descriptor: int | None = None
         if self.local_path is not None:
-            descriptor = _open(self.local_path)
+            descriptor = open_source(self.local_path)
             self.facts = facts_of(descriptor)
             if not is_ours and len(_open_descriptors) < _MAX_OPEN:
                 self._descriptor = descriptor
@@ -93,7 +93,7 @@ class PendingFile:
             descriptor = os.dup(self._descriptor)
             os.lseek(descriptor, 0, os.SEEK_SET)
         else:
-            descriptor = _open(self.local_path)
+            descriptor = open_source(self.local_path)
         try:
             self.check(descriptor)
         except BaseException:
@@ -138,7 +138,12 @@ class PendingFile:
             self.close()
 
 
-def _open(path: str) -> int:
+def open_source(path: str) -> int:
+    """Open a regular file, which may be a link to one. Never blocks.
+
+    Raises:
+        ArtifactError: if it cannot be read, or is something else.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except faults(OSError) as error:
@@ -158,10 +163,7 @@ def blocks_of(descriptor: int) -> Iterator[bytes]:
 
 def hash_content(descriptor: int) -> str:
     """Return the SHA-256 of an open file."""
-    digest = hashlib.sha256()
-    for block in blocks_of(descriptor):
-        digest.update(block)
-    return digest.hexdigest()
+    return hash_blocks(blocks_of(descriptor)).sha256
 
 
 def facts_of(descriptor: int) -> FileFacts:

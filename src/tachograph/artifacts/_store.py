@@ -5,12 +5,16 @@
     .tachograph/artifacts/names/<name>/index.json  aliases, digests, and the number of the next version
     .tachograph/artifacts/staging/             files that are about to be stored
     .tachograph/artifacts/lock                 held while versions or aliases change
-    .tachograph/artifacts/in-use.lock          shared by those that store files, exclusive for `collect_garbage`
+    .tachograph/artifacts/in-use.lock          shared while files are stored, exclusive for `collect_garbage`
 
 Contents are copied, not linked: a second name of the user's file (a hard link) would change with it. Where the file
 system can share blocks until one of the files is changed (Btrfs, XFS), a copy takes no time and no space. A file gets
 its name when it is complete, and a version is written after all of its files. So whenever a process is killed, a
 version is complete or absent; a temporary file or a content that no version names is removed by `collect_garbage`.
+
+On a team's server each project has a store of its own, to which `receive` adds the versions of trainers. The server
+numbers them itself. A trainer may send a version again, or after one that was logged later, so `receive` moves an alias
+only if the version was logged after the last move, and adds no version that was removed since.
 
 A version is created under a lock and as a new file, so two processes that log one name at once get two versions. The
 index is written after the version. If the process is killed between the two, the index lacks the version; readers see
@@ -20,13 +24,15 @@ that by its number, and apply the aliases in the version themselves.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,15 +51,30 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph._base.guard import faults, suppress
+from tachograph._base.hashing import hash_blocks
 from tachograph._base.typed import decode_json
-from tachograph.artifacts._names import check_alias, check_artifact_name, is_version, parse_reference
+from tachograph.artifacts._names import (
+    check_alias,
+    check_artifact_name,
+    check_artifact_path,
+    is_version,
+    parse_reference,
+)
 from tachograph.artifacts._sources import PendingFile, blocks_of, hash_content
-from tachograph.artifacts._version import ArtifactFile, ArtifactVersion, blob_path
+from tachograph.artifacts._version import ArtifactFile, ArtifactVersion, blob_path, is_sha256
 from tachograph.exceptions import ArtifactError, did_you_mean
 from tachograph.records import mask_mapping, restore_non_finite, to_json, to_plain
 from tachograph.settings import resolve_settings
 
-__all__ = ["ArtifactStore", "ClearedSpace", "digest_of", "find_artifact", "list_artifacts"]
+__all__ = [
+    "ArtifactStore",
+    "ClearedSpace",
+    "ReceivedVersion",
+    "digest_of",
+    "find_artifact",
+    "find_artifact_folders",
+    "list_artifacts",
+]
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _MANIFEST = re.compile(r"v(0|[1-9][0-9]{0,8})\.json", re.ASCII)
@@ -62,18 +83,33 @@ _STAGING_S = 7 * 86_400.0
 
 
 class _Index(msgspec.Struct):
-    """What `index.json` of a name says."""
+    """The content of `index.json` of a name."""
 
     next_number: int = 0
     aliases: dict[str, int] = {}
     digests: dict[str, int] = {}
+    alias_times: dict[str, float] = {}
+    """When each alias was last moved or removed."""
+    removal_times: dict[str, float] = {}
+    """When the versions that were removed were removed, by their digests."""
 
 
 class ClearedSpace(NamedTuple):
-    """What `collect_garbage` removed."""
+    """Files that `collect_garbage` removed, or that are stored."""
 
     num_files: int
     num_bytes: int
+
+
+class ReceivedVersion(NamedTuple):
+    """The result of `ArtifactStore.receive`."""
+
+    version: ArtifactVersion | None
+    """None if contents are missing, or the version was removed after it was logged."""
+    missing_hashes: Sequence[str] = ()
+    is_new: bool = False
+    manifest_path: Path = Path()
+    """The file that describes the version."""
 
 
 class ArtifactStore:
@@ -144,6 +180,79 @@ class ArtifactStore:
             with exclusive_lock(self._folder / "in-use.lock", below=self._root, is_shared=True):
                 self.find(str(version))  # its files are there as long as it is
                 return self._commit(copy)
+
+    def receive(
+        self, version: ArtifactVersion, logged_at: float, link: Callable[[str, Path], bool], *, max_missing: int
+    ) -> ReceivedVersion:
+        """Store a version that another log folder has, as soon as its contents are here.
+
+        Args:
+            version: the version; its aliases are those with which it was logged.
+            logged_at: when it was logged, in seconds since the epoch.
+            link: gives a content, named by its hash, a second name at a path; returns False if it is missing.
+            max_missing: how many missing contents to return.
+
+        Raises:
+            ArtifactError: if the version is invalid, or a content has another size.
+        """
+        version = _checked(version)
+        with self._explaining(f"artifact {version.name!r} cannot be stored"):
+            self._make_folder("names", version.name)
+            with exclusive_lock(self._folder / "in-use.lock", below=self._root, is_shared=True):
+                missing_hashes: list[str] = []
+                sizes = {file.sha256: file.size_bytes for file in version.files if not file.url}
+                for sha256, num_bytes in sizes.items():
+                    if not self._link(sha256, num_bytes, link):
+                        missing_hashes.append(sha256)
+                        if len(missing_hashes) == max_missing:
+                            break
+                if missing_hashes:
+                    return ReceivedVersion(None, missing_hashes)
+                numbers_before = self._numbers(version.name)
+                committed_version = self._commit_logged(version, logged_at)
+                if committed_version is None:
+                    return ReceivedVersion(None)
+                number = int(committed_version.version[1:])
+                manifest_path = self._manifest(version.name, number)
+                return ReceivedVersion(committed_version, [], number not in numbers_before, manifest_path)
+
+    def _link(self, sha256: str, num_bytes: int, link: Callable[[str, Path], bool]) -> bool:
+        if self._has(sha256, num_bytes):
+            return True
+        target = self._blob(sha256)
+        with suppress(FileNotFoundError):
+            target.unlink()  # of another size
+        if not link(sha256, target):
+            return False
+        if not self._has(sha256, num_bytes):
+            target.unlink()
+            raise ArtifactError(f"the content {sha256[:12]}… has another size than the list of files says")
+        return True
+
+    def has(self, reference: str) -> bool:
+        """Return whether there is such a version or alias.
+
+        Raises:
+            ArtifactError: if the text names no artifact.
+        """
+        name, alias = parse_reference(reference)
+        return (int(alias[1:]) in self._numbers(name)) if is_version(alias) else alias in self._index(name).aliases
+
+    def contents(self, name: str, version: str) -> dict[str, int]:
+        """Return the sizes of the contents of a version by their hashes. The versions used last are kept in memory.
+
+        Raises:
+            ArtifactError: if there is no such version, or it cannot be read.
+        """
+        if not is_version(version):
+            raise ArtifactError(f"{version!r:.80} is not a version such as 'v0'")
+        path = self._manifest(check_artifact_name(name), int(version[1:]))
+        try:
+            status = os.lstat(path)
+        except faults(OSError):
+            raise ArtifactError(f"artifact {name!r} has no version {version!r}") from None
+        identity = (status.st_mtime_ns, status.st_ino, status.st_size)
+        return _contents(str(self._root), name, int(version[1:]), identity)
 
     def stage(self) -> Path:
         """Create a folder on the file system of the store, for files that are about to be stored.
@@ -271,17 +380,36 @@ class ArtifactStore:
         return self._make_folder("files", sha256[:2]) / sha256
 
     def _commit(self, version: ArtifactVersion) -> ArtifactVersion:
-        """Write a version, unless there is one with the same files, and move its aliases."""
+        """Write a version that is logged now, and move its aliases."""
+        committed_version = self._commit_logged(version, None)
+        assert committed_version is not None  # noqa: S101 - only a version that was logged before its removal is not added
+        return committed_version
+
+    def _commit_logged(self, version: ArtifactVersion, logged_at: float | None) -> ArtifactVersion | None:
+        """Write a version, unless there is one with the same files, and move its aliases.
+
+        If it was logged earlier, return None if it was removed since, and leave aliases that were moved since.
+        """
         with exclusive_lock(self._folder / "lock", below=self._root):
             index = self._index(version.name)
             number = index.digests.get(version.digest)
+            if (
+                number is None
+                and logged_at is not None
+                and index.removal_times.get(version.digest, -math.inf) >= logged_at
+            ):
+                return None
             if number is None:
                 number = index.next_number
                 version.version = f"v{number}"
                 self._write_version(version, number)
                 index.next_number = number + 1
                 index.digests[version.digest] = number
-            index.aliases.update(dict.fromkeys(version.aliases, number))
+            index.removal_times.pop(version.digest, None)
+            for alias in version.aliases:
+                if logged_at is None or index.alias_times.get(alias, -math.inf) <= logged_at:
+                    index.aliases[alias] = number
+                    index.alias_times[alias] = time.time() if logged_at is None else logged_at
             self._write_index(version.name, index)
             return self._read(version.name, number, index)
 
@@ -394,10 +522,11 @@ class ArtifactStore:
         number = int(self.find(f"{name}:{version}").version[1:])
         with self._explaining("aliases cannot be changed"), exclusive_lock(self._folder / "lock", below=self._root):
             index = self._index(name)
-            index.aliases = {
-                alias: target for alias, target in index.aliases.items() if target != number or alias == "latest"
-            }
+            removed_aliases = [each for each, target in index.aliases.items() if target == number and each != "latest"]
+            for alias in removed_aliases:
+                del index.aliases[alias]
             index.aliases.update(dict.fromkeys(new_aliases, number))
+            index.alias_times.update(dict.fromkeys([*removed_aliases, *new_aliases], time.time()))
             self._write_index(name, index)
             return self._read(name, number, index)
 
@@ -413,12 +542,28 @@ class ArtifactStore:
             if not is_version(version) or int(version[1:]) not in self._numbers(check_artifact_name(name)):
                 self.find(f"{name}:{version}")
             with exclusive_lock(self._folder / "lock", below=self._root):
-                self._write_index(name, self._index(name))  # first: it has the number of the next version
+                index = self._index(name)
+                digests = [digest for digest, number in index.digests.items() if number == int(version[1:])]
+                index.removal_times.update(dict.fromkeys(digests, time.time()))
+                self._write_index(name, index)  # first: it has the number of the next version
                 self._manifest(name, int(version[1:])).unlink(missing_ok=True)
                 self._write_index(name, self._index(name))
 
-    def collect_garbage(self, *, is_dry_run: bool = False) -> ClearedSpace:
+    def disk_usage(self) -> ClearedSpace:
+        """Return how many contents are stored, and how much space they take."""
+        num_files = num_bytes = 0
+        for path in (self._folder / "files").glob("*/*"):
+            with suppress(OSError):
+                num_bytes += path.lstat().st_size
+                num_files += 1
+        return ClearedSpace(num_files, num_bytes)
+
+    def collect_garbage(self, *, is_dry_run: bool = False, grace_s: float = 0.0) -> ClearedSpace:
         """Delete the contents that no version has, and what processes that were killed left.
+
+        Args:
+            is_dry_run: only count them.
+            grace_s: keep the contents that were stored less than so many seconds ago: a version may follow.
 
         Raises:
             ArtifactError: if a run is storing files at the moment, or a version cannot be read: its files are unknown.
@@ -428,11 +573,11 @@ class ArtifactStore:
         with self._explaining("unused files cannot be removed"):
             try:
                 with exclusive_lock(self._folder / "in-use.lock", below=self._root, may_wait=False):
-                    return self._delete_unused(is_dry_run)
+                    return self._delete_unused(is_dry_run, grace_s)
             except BlockingIOError:
                 raise ArtifactError("a run is storing an artifact at the moment; repeat the command later") from None
 
-    def _delete_unused(self, is_dry_run: bool) -> ClearedSpace:
+    def _delete_unused(self, is_dry_run: bool, grace_s: float) -> ClearedSpace:
         referenced_hashes: set[str] = set()
         for name in os.listdir(self._folder / "names"):
             os.listdir(self._folder / "names" / name)  # a folder that cannot be read must not look empty
@@ -442,6 +587,8 @@ class ArtifactStore:
         num_files = num_bytes = 0
         for path in self._unused(referenced_hashes):
             status = path.lstat()
+            if grace_s > 0 and time.time() - status.st_ctime < grace_s:
+                continue
             if not is_dry_run:
                 path.unlink()
             num_files += 1
@@ -489,7 +636,7 @@ def find_artifact(reference: str, log_dir: str | os.PathLike[str] | None = None)
 
     Args:
         reference: name and version or alias.
-        log_dir: the log folder; by default that of the settings.
+        log_dir: the log folder; by default the one in the settings.
 
     Raises:
         ArtifactError: if there is none; the message names what there is.
@@ -503,13 +650,59 @@ def list_artifacts(
     """Return versions of artifacts, sorted by name, oldest first.
 
     Args:
-        log_dir: the log folder; by default that of the settings.
+        log_dir: the log folder; by default the one in the settings.
         name: only versions of this name.
         run: only versions that the run of this name or id logged.
     """
     store = ArtifactStore(log_dir or resolve_settings({}).log_dir)
     versions = [version for each in ([name] if name else store.names()) for version in store.versions(each)]
     return [version for version in versions if run is None or run in (version.run_name, version.run_id)]
+
+
+def find_artifact_folders(log_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders that have artifacts: a log folder and, on a team's server, its projects."""
+    root = Path(log_dir)
+    try:
+        projects = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+    except faults(OSError):
+        return []
+    folders = [root, *(root / name for name in projects if not name.startswith("."))]
+    return [folder for folder in folders if (folder / ".tachograph" / "artifacts" / "names").is_dir()]
+
+
+@functools.lru_cache(maxsize=16)
+def _contents(log_dir: str, name: str, number: int, identity: tuple[int, int, int]) -> dict[str, int]:
+    """Return the contents of a version, whose file has not been written again as long as its identity is the same."""
+    version = ArtifactStore(log_dir)._read(name, number, _Index())
+    return {file.sha256: file.size_bytes for file in version.files if file.sha256 and not file.url}
+
+
+def _checked(version: ArtifactVersion) -> ArtifactVersion:
+    """Return a version of another log folder with a digest of its own.
+
+    Raises:
+        ArtifactError: if a name, an alias, a path, a hash or a size is invalid.
+    """
+    files = sorted(version.files, key=lambda file: file.path)
+    paths = {check_artifact_path(file.path) for file in files}
+    if len(paths) < len(files):
+        raise ArtifactError("two files of the artifact have the same path")
+    sizes: dict[str, int] = {}
+    for file in files:
+        if not is_sha256(file.sha256) and not (file.url and not file.sha256):
+            raise ArtifactError(f"{file.path!r}: {file.sha256!r:.80} is not a SHA-256 in hexadecimal")
+        if file.size_bytes < 0 or (file.sha256 and sizes.setdefault(file.sha256, file.size_bytes) != file.size_bytes):
+            raise ArtifactError(f"{file.path!r} has an invalid size")
+    return msgspec.structs.replace(
+        version,
+        name=check_artifact_name(version.name),
+        version="",
+        digest=digest_of(files),
+        metadata=_plain_metadata(restore_non_finite(version.metadata)),
+        files=files,
+        aliases=list(dict.fromkeys(check_alias(alias) for alias in version.aliases)),
+        log_dir="",
+    )
 
 
 def digest_of(files: Iterable[ArtifactFile]) -> str:
@@ -525,8 +718,4 @@ def _plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _copy(descriptor: int, copy: int) -> str:
     """Copy a file in pieces; return the hash of the copy."""
-    digest = hashlib.sha256()
-    for block in blocks_of(descriptor):
-        digest.update(block)
-        write_all(copy, block)
-    return digest.hexdigest()
+    return hash_blocks(blocks_of(descriptor), copy_to=copy).sha256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -11,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.files import UnsafeFileError, make_folder, open_to_read, replacing, write_all
+from tachograph._base.files import UnsafeFileError, make_folder, open_to_read, replacing
 from tachograph._base.guard import faults
+from tachograph._base.hashing import hash_blocks, read_blocks
 from tachograph.artifacts._names import check_artifact_path
-from tachograph.artifacts._sources import BLOCK_BYTES
+from tachograph.artifacts._sources import open_source
 from tachograph.exceptions import ArtifactError
 
 __all__ = ["ArtifactFile", "ArtifactVersion", "blob_path", "is_sha256"]
@@ -65,6 +65,11 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
         return f"{self.name}:{self.version}"
 
     @property
+    def num_files(self) -> int:
+        """Number of files."""
+        return len(self.files)
+
+    @property
     def size_bytes(self) -> int:
         """The size of all files."""
         return sum(file.size_bytes for file in self.files)
@@ -86,7 +91,7 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
         Raises:
             ArtifactError: if a file is missing or was changed, or cannot be written.
         """
-        folder = Path(os.path.abspath(to or os.path.join("artifacts", f"{self.name}-{self.version}")))
+        folder = Path(os.path.abspath(to or os.path.join("artifacts", self._folder_name())))
         try:
             os.makedirs(folder, exist_ok=True)
         except faults(OSError) as error:
@@ -102,10 +107,10 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
             ArtifactError: for the first file that is missing or was changed.
         """
         for file in self.files:
-            digest = hashlib.sha256()
-            for block in self._blocks(file):
-                digest.update(block)
-            self._check(file, digest.hexdigest())
+            self._check(file, hash_blocks(self._blocks(file)).sha256)
+
+    def _folder_name(self) -> str:
+        return f"{self.name}-{self.version}"
 
     def _download(self, file: ArtifactFile, folder: Path) -> None:
         target = folder / check_artifact_path(file.path)
@@ -115,11 +120,7 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
             if target.parent != folder:
                 make_folder(target.parent, below=folder)
             with replacing(target, below=folder) as descriptor:
-                digest = hashlib.sha256()
-                for block in self._blocks(file):
-                    digest.update(block)
-                    write_all(descriptor, block)
-                self._check(file, digest.hexdigest())
+                self._check(file, hash_blocks(self._blocks(file), copy_to=descriptor).sha256)
             os.close(descriptor)
         except UnsafeFileError as error:
             raise ArtifactError(f"cannot write {str(target)!r}: {error}") from error
@@ -133,9 +134,10 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
         root = Path(self.log_dir)
         path = blob_path(root, file.sha256) if file.url is None else Path(file.url)
         try:
-            with open_to_read(path, below=root) if file.url is None else open(path, "rb") as content:
-                while block := content.read(BLOCK_BYTES):
-                    yield block
+            # In the log folder of another user, a reference may name a device that never ends.
+            with open_to_read(path, below=root) if file.url is None else open(open_source(file.url), "rb") as content:
+                if os.fstat(content.fileno()).st_size == file.size_bytes:  # otherwise it was changed
+                    yield from read_blocks(content)
         except faults(OSError) as error:
             raise ArtifactError(
                 f"{self}: {file.path!r} cannot be read: {error.strerror} ({path}); log the same files again to "
@@ -143,12 +145,17 @@ class ArtifactVersion(msgspec.Struct, kw_only=True, omit_defaults=True):
             ) from error
 
     def _check(self, file: ArtifactFile, sha256: str) -> None:
-        if sha256 != file.sha256:
-            where = file.url or blob_path(Path(self.log_dir), file.sha256)
+        if sha256 == file.sha256:
+            return
+        if file.url is not None:
             raise ArtifactError(
-                f"{self}: the content of {file.path!r} was changed ({where}); delete that file and log the same "
-                "files again to restore it"
+                f"{self}: {file.path!r} refers to {file.url!r}, which was changed; log it again as a new version"
             )
+        where = blob_path(Path(self.log_dir), file.sha256)
+        raise ArtifactError(
+            f"{self}: the content of {file.path!r} was changed ({where}); delete that file and log the same "
+            "files again to restore it"
+        )
 
 
 def blob_path(log_dir: Path, sha256: str) -> Path:
@@ -173,10 +180,7 @@ def _has_content(path: Path, folder: Path, file: ArtifactFile) -> bool:
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.size_bytes or status.st_nlink > 1:
             return False
-        digest = hashlib.sha256()
         with open_to_read(path, below=folder) as content:
-            while block := content.read(BLOCK_BYTES):
-                digest.update(block)
-        return digest.hexdigest() == file.sha256
+            return hash_blocks(read_blocks(content)).sha256 == file.sha256
     except faults(OSError):
         return False

@@ -57,7 +57,17 @@ from tachograph.catalog._prune import (
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.catalog._results import default_results
-from tachograph.catalog._row import AGGREGATES, FACTS, SIGNAL_ANNOTATION, Fact, FactKind, RunRow, needs_full, reader_of
+from tachograph.catalog._row import (
+    AGGREGATES,
+    FACTS,
+    SIGNAL_ANNOTATION,
+    Fact,
+    FactKind,
+    RunRow,
+    needs_full,
+    reader_of,
+    result_direction,
+)
 from tachograph.catalog._runs_diff import DiffKey, DiffResult, DiffRun, FileVersions, RunsDiff, diff_rows
 from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
@@ -184,6 +194,7 @@ __all__ = [
     "rebuild",
     "reproduction_script",
     "restore_run",
+    "result_direction",
     "save_view",
     "slug_of",
     "sort_rows",

@@ -18,6 +18,14 @@ from typing import NamedTuple
 import msgspec
 
 from tachograph.catalog._ended import why_not_ended
+from tachograph.catalog._media import (
+    MediaFilter,
+    drop_media,
+    list_loose_media,
+    list_removable_media,
+    pack_media,
+    parse_media_filter,
+)
 from tachograph.catalog._summary import journal_key, load_summary, save_summary
 from tachograph.catalog._thin import StepThinner, thin_run
 from tachograph.catalog._trash import trash_run
@@ -30,9 +38,10 @@ from tachograph.journal import (
     current_state,
     lock_run_folder,
     open_journal,
+    read_destination,
     stat_journal,
 )
-from tachograph.reader import read_ranks
+from tachograph.reader import list_packed_media, media_pack, media_path, media_size, read_ranks
 
 __all__ = ["ACTIONS", "ActionError", "Freed", "RunAction", "parse_action"]
 
@@ -40,11 +49,18 @@ ACTIONS: dict[str, str] = {
     "drop_rebuildable": "delete what can be made again: cached columns, `metrics.csv`, files of the TensorBoard sink",
     "gzip": "compress the journals",
     "drop_traces": "delete traces of torch's profiler and stacks",
+    "pack_media": "pack pictures and other media into one file, `media.zip`",
+    "thin_media": "replace pictures by thumbnails, except at the first and the newest step of each name",
+    "drop_media": "delete pictures, audio, video and files, except at these steps; tables and texts stay",
     "thin:N": "replace single steps by windows of N steps; the old journal goes to the trash",
     "trash": "move the run to the trash",
 }
 _SAMPLE_BYTES = 1 << 20
 _MIN_WINDOW, _MAX_WINDOW = 2, 1_000_000
+
+
+_LOSSY_ACTIONS = {"drop_traces", "thin_media", "drop_media", "thin", "trash"}
+"""Actions that a run which is marked for sending has to wait for."""
 
 
 class ActionError(TachographError):
@@ -59,19 +75,38 @@ class Freed(NamedTuple):
 
 
 class RunAction(NamedTuple):
-    """An action, such as ``gzip`` or ``thin:100``."""
+    """An action, such as ``gzip``, ``thin:100`` or ``drop_media:kind=video``."""
 
     name: str
     window: int = 0
     """The number of steps in a window, for ``thin``."""
+    media_filter: MediaFilter = MediaFilter()
+    """For ``thin_media`` and ``drop_media``."""
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.window}" if self.window else self.name
+        option = str(self.window or self.media_filter)
+        return f"{self.name}:{option}" if option else self.name
 
     @property
     def frees_later(self) -> bool:
         """Whether the space is free only once the trash is emptied."""
         return self.name in {"trash", "thin"}
+
+    def why_unsent(self, folder: RunFolder, name: str) -> str:
+        """Return why the action would lose what the server of the run does not have yet; empty if it would not."""
+        if self.name not in _LOSSY_ACTIONS:
+            return ""
+        from tachograph.remote import read_send_state, unsent_bytes  # only here: lists do not need it
+
+        destination = read_destination(folder)
+        state = read_send_state(folder) if destination is not None else None
+        if destination is None or (state is not None and state.is_gone):
+            return ""
+        num_bytes = unsent_bytes(folder, state)
+        if not num_bytes:
+            return ""
+        command = destination.sync_command(name)
+        return f"{num_bytes:,} bytes of {name!r} were not sent to its server yet: {command}; or pass --force"
 
     def estimate(self, folder: RunFolder) -> Freed:
         """Return about how much space the action would free."""
@@ -82,6 +117,12 @@ class RunAction(NamedTuple):
             return Freed(_sample_thin(folder, self.window), 1)
         if self.name == "trash":
             return Freed(sum(disk_usage(folder).values()), 1)
+        if self.name == "pack_media":
+            return _packing_gain(folder)
+        if self.name in {"thin_media", "drop_media"}:
+            is_thinned = self.name == "thin_media"
+            files = list_removable_media(folder, is_thinned=is_thinned, media_filter=self.media_filter)
+            return Freed(sum(media_size(folder, *file) or 0 for file in files), len(files))
         return _sum_files(_rebuildable(folder) if self.name == "drop_rebuildable" else _traces(folder))
 
     def apply(self, log_dir: str, folder: RunFolder, name: str, *, is_forced: bool = False) -> Freed:
@@ -99,6 +140,8 @@ class RunAction(NamedTuple):
         """
         if reason := why_not_ended(folder, name, is_forced=is_forced):
             raise ActionError(reason)
+        if not is_forced and (reason := self.why_unsent(folder, name)):
+            raise ActionError(reason)
         if self.name == "trash":
             estimate = self.estimate(folder)
             trash_run(log_dir, name, is_forced=is_forced)
@@ -107,23 +150,45 @@ class RunAction(NamedTuple):
             return _gzip(folder, name, is_forced=is_forced)
         if self.name == "thin":
             return _thin(log_dir, folder, name, self.window)
+        if self.name == "pack_media":
+            return _pack_media(folder, name, is_forced=is_forced)
+        if self.name in {"thin_media", "drop_media"}:
+            _check_sinks(folder, name)
+            is_thinned = self.name == "thin_media"
+            return Freed(
+                *drop_media(
+                    folder,
+                    is_thinned=is_thinned,
+                    publishing=lambda: _allowing(folder, name, is_forced=is_forced),
+                    media_filter=self.media_filter,
+                )
+            )
         with _run_lock(folder, name):
             return _delete(folder, _rebuildable(folder) if self.name == "drop_rebuildable" else _traces(folder))
 
 
 def parse_action(text: object) -> RunAction:
-    """Return the action of a text such as ``gzip`` or ``thin:100``.
+    """Return the action of a text such as ``gzip``, ``thin:100`` or ``drop_media:kind=video:older=30d``.
 
     Raises:
         ActionError: if there is no such action.
     """
-    name, _, number = str(text).strip().partition(":")
-    if name == "thin" and number.isdecimal() and _MIN_WINDOW <= int(number) <= _MAX_WINDOW:
-        return RunAction(name, int(number))
-    if number or name not in ACTIONS:
+    name, _, option = str(text).strip().partition(":")
+    if name == "thin" and option.isdecimal() and _MIN_WINDOW <= int(option) <= _MAX_WINDOW:
+        return RunAction(name, int(option))
+    if name in {"thin_media", "drop_media"} and option:
+        try:
+            media_filter = parse_media_filter(option)
+        except ValueError as error:
+            raise ActionError(f"{name}: {error}") from error
+        if name == "thin_media" and media_filter.kinds not in {(), ("image",)}:
+            raise ActionError("thin_media: only pictures can be thinned; use drop_media for other kinds")
+        return RunAction(name, media_filter=media_filter)
+    if option or name not in ACTIONS:
         action_names = ", ".join(ACTIONS)
         raise ActionError(
-            f"unknown action {str(text)[:100]!r}; expected one of: {action_names} (with a number, as in thin:100)"
+            f"unknown action {str(text)[:100]!r}; expected one of: {action_names} "
+            "(with an option, as in thin:100 or drop_media:kind=video)"
         )
     return RunAction(name)
 
@@ -132,8 +197,11 @@ def parse_action(text: object) -> RunAction:
 
 
 def _rebuildable(folder: RunFolder) -> list[Path]:
-    """Return the files that can be made again from the journal."""
-    paths = [path for part in ("cache", "thumbs") for path in _files_in(folder.private / part)]
+    """Return the files that can be made again from the journal and the media."""
+    paths = _files_in(folder.private / "cache")
+    media = {path.stem for path in _files_in(folder.media)} | {Path(entry).stem for entry in list_packed_media(folder)}
+    # A thumbnail of a picture that the quota has removed is all that is left of it.
+    paths += [path for path in _files_in(folder.private / "thumbs") if path.name.partition("-")[0] in media]
     paths += [path for path in (folder.csv, folder.csv_cursor) if path.is_file() and not path.is_symlink()]
     # Event files are ours if our sink has written the run, and only then `tacho sync` writes them again.
     events, cursor = folder.path / "tensorboard", folder.private / "sink-tensorboard.json"
@@ -174,11 +242,37 @@ def _delete(folder: RunFolder, paths: list[Path]) -> Freed:
     return freed_space
 
 
+# Media ---------------------------------------------------------------------------------------------------------------
+
+
+def _packing_gain(folder: RunFolder) -> Freed:
+    """Return the blocks that the files of the media take beyond their sizes, and the number of files."""
+    num_bytes = num_files = 0
+    for file in list_loose_media(folder):
+        with contextlib.suppress(OSError):
+            status = media_path(folder, *file).lstat()
+            num_bytes += max(0, getattr(status, "st_blocks", 0) * 512 - status.st_size)
+            num_files += 1
+    return Freed(num_bytes, num_files)
+
+
+def _pack_media(folder: RunFolder, name: str, *, is_forced: bool) -> Freed:
+    gain = _packing_gain(folder)
+    if not gain.num_files:
+        return Freed(0, 0)
+    size_bytes = sum(media_size(folder, *file) or 0 for file in list_loose_media(folder))
+    with contextlib.suppress(FileNotFoundError):
+        size_bytes += media_pack(folder).stat().st_size
+    _check_space(folder.journal, size_bytes)
+    num_packed = pack_media(folder, publishing=lambda: _allowing(folder, name, is_forced=is_forced))
+    return Freed(gain.num_bytes if num_packed else 0, num_packed)
+
+
 # Journals ------------------------------------------------------------------------------------------------------------
 
 
 def _plain_journals(folder: RunFolder) -> list[Path]:
-    ranks = [path for path in _files_in(folder.ranks) if re.fullmatch(r"\d{5,9}\.jsonl", path.name)]
+    ranks = [path for path in _files_in(folder.ranks) if re.fullmatch(r"(host-)?\d{5,9}\.jsonl", path.name)]
     return [*ranks, *([folder.journal] if folder.journal.is_file() else [])]
 
 
@@ -249,7 +343,7 @@ def _check_sinks(folder: RunFolder, name: str) -> None:
 def _check_space(path: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < num_bytes + (1 << 20):
-        raise ActionError(f"{str(path.parent)!r} has {free / 1e6:,.0f} MB free, too little for a new journal")
+        raise ActionError(f"{str(path.parent)!r} has {free / 1e6:,.0f} MB free, too little for a new file")
 
 
 @contextlib.contextmanager

@@ -449,7 +449,7 @@ class Catalog:
         if summary is None:
             summary = brief_summary(folder, key, read_heartbeat(folder.heartbeat))
             old = self._row_cache[log_dir].get(name)
-            if old is not None and old.row.summary.is_full and _is_continued(old.row.summary, summary):
+            if old is not None and old.row.summary.was_full and _is_continued(old.row.summary, summary):
                 # Until it is computed again, what grows slowly is better than nothing.
                 summary = msgspec.structs.replace(
                     old.row.summary, journal=key, overview=summary.overview, has_end=summary.has_end, is_full=False
@@ -481,7 +481,7 @@ class Catalog:
             for entry in everything
             if not entry.row.summary.is_full or (missing_values and entry.row.missing_values(missing_values))
         ]
-        waiting.sort(key=lambda entry: (not entry.row.summary.has_end, -(entry.row.summary.overview.started or 0.0)))
+        waiting.sort(key=self._turn)
         for entry in waiting:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return
@@ -493,6 +493,13 @@ class Catalog:
                 if self._unreadable.get(run_key) != journal:
                     self._unreadable[run_key] = journal
                     self._listing.forget()
+
+    def _turn(self, entry: _CacheEntry) -> tuple[bool, bool, float, float]:
+        """Return the order in which summaries are computed: running runs without any before those with an old one."""
+        summary = entry.row.summary
+        followed = None if summary.has_end else self._running.get(os.fspath(entry.row.folder.path))
+        next_s = 0.0 if followed is None else followed.next_s
+        return not summary.has_end, summary.was_full, next_s, -(summary.overview.started or 0.0)
 
     def _complete_run(self, entry: _CacheEntry, step_values: list[StepValue]) -> None:
         row = entry.row

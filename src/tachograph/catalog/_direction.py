@@ -26,7 +26,7 @@ _HIGHER_IS_BETTER = (
     *("accuracy", "acc", "reward", "f1", "auc", "bleu", "rouge", "precision", "recall", "map", "iou", "psnr", "ssim"),
     *("throughput", "goodput", "score", "return", "r2"),
 )
-_SEPARATOR = re.compile(r"[/._\-]")
+_SEPARATOR = re.compile(r"[/._\-\s]")
 _VALUES = {"last", "first", "min", "max", "mean", "median", "tail", "best"}
 """The aggregates that are values of the metric itself."""
 

@@ -128,7 +128,7 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
         log_dir: the log folder.
         rules: the rules.
         is_forced: also with runs that are pinned, have the tag ``keep``, are a parent or the baseline of others, or may
-            still be recorded on another machine.
+            still be recorded on another machine, and with what their server does not have yet.
     """
     catalog = Catalog(log_dir)
     steps: list[PruneStep] = []
@@ -152,6 +152,9 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
             for action in rule.actions:
                 if action not in run_actions and RunAction("trash") not in run_actions:
                     run_actions.add(action)
+                    if not is_forced and (reason := action.why_unsent(row.folder, row.id)):
+                        steps.append(PruneStep(row, None, Freed(0, 0), f"{action}: {reason}"))
+                        continue
                     with contextlib.suppress(OSError):
                         estimate = action.estimate(row.folder)
                         is_thinned = any(other.name == "thin" for other in run_actions)

@@ -14,7 +14,7 @@ __all__ = ["default_results"]
 
 _MAX_RESULTS = 3
 _EVALUATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "test", "dev"}
-_SEPARATOR = re.compile(r"[/._\-]")
+_SEPARATOR = re.compile(r"[/._\-\s]")
 
 
 def default_results(rows: Sequence[RunRow]) -> list[str]:

@@ -180,12 +180,19 @@ def _result(row: RunRow) -> float | None:
     if name is None:
         return None
     aggregates = row.summary.metrics[name]
-    return aggregates.max if result_direction(name) > 0 else aggregates.min
+    direction = result_direction(name)
+    return aggregates.max if direction > 0 else aggregates.min if direction < 0 else aggregates.last
 
 
 def result_direction(name: str) -> int:
-    """Return the direction of a metric that is a result; a loss with an unusual name is one that should fall."""
-    return direction_of(name) or (1 if (signal_of(name) or ("",))[0] in {"reward", "val_accuracy"} else -1)
+    """Return the direction of a metric that is a result; a loss with an unusual name is one that should fall.
+
+    It is 0 for the losses of a GAN, which may rise while the training goes well.
+    """
+    signal = (signal_of(name) or ("",))[0]
+    if signal == "adversarial_loss":
+        return 0
+    return direction_of(name) or (1 if signal in {"reward", "val_accuracy"} else -1)
 
 
 def _num_alerts(row: RunRow) -> int:
@@ -247,7 +254,8 @@ FACTS: dict[str, Fact] = {
     "loss": Fact("number", "the last training loss, under any of its usual names", _loss),
     "result": Fact(
         "number",
-        "the best value of the first that the run has: validation loss, validation accuracy, reward, training loss",
+        "the best value of the first that the run has: validation loss or accuracy, test loss or accuracy, reward, "
+        "training loss; of a GAN, the last loss of the generator",
         _result,
     ),
     "result_metric": Fact("text", "the name of that metric", lambda row: row.result_name),

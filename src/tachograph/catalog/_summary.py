@@ -98,6 +98,11 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     checkpoints: list[SavedCheckpoint] = []
     """The latest checkpoints."""
 
+    @property
+    def was_full(self) -> bool:
+        """Whether it has the values of a full summary, perhaps of an earlier state of the journal."""
+        return self.num_attempts is not None
+
 
 def journal_key(file_status: os.stat_result) -> JournalKey:
     """Return the key of a journal."""

@@ -31,6 +31,7 @@ _PART_OF = {
     "output": "output",
     "traces": "traces",
     "media": "media",
+    "media.zip": "media",
     "tensorboard": "tensorboard",
     "code": "code",
     "annotations": "annotations",

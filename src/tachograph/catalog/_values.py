@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-__all__ = ["Ago", "Meaning", "Period", "Value", "as_number", "meaning_of"]
+__all__ = ["Ago", "Meaning", "Period", "Value", "as_number", "meaning_of", "parse_age_s", "parse_size_bytes"]
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -84,3 +84,21 @@ def as_number(text: str) -> float | None:
         return float(text) if len(text) <= 40 and text.strip() == text and "_" not in text else None
     except ValueError:
         return None
+
+
+def parse_age_s(text: str) -> float | None:
+    """Return the seconds of a duration with a unit, such as ``30d``; None if it is not one."""
+    number = _NUMBER.fullmatch(text.strip())
+    if number is None or number[2] not in _UNITS_S or float(number[1]) < 0:
+        return None
+    return float(number[1]) * _UNITS_S[number[2]]
+
+
+def parse_size_bytes(text: str) -> int | None:
+    """Return the bytes of a size such as ``10MB``, ``10M`` or ``5000``; None if it is not one."""
+    number = _NUMBER.fullmatch(text.strip())
+    unit = number[2].removesuffix("B") if number is not None else ""
+    if number is None or (unit and unit not in _FACTORS):
+        return None
+    size_bytes = float(number[1]) * _FACTORS.get(unit, 1.0)
+    return int(size_bytes) if 0 <= size_bytes < 1e18 else None

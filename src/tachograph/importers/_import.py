@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +39,7 @@ from tachograph.journal import (
     restore_journal,
     stat_journal,
 )
+from tachograph.media import MediaImport
 from tachograph.records import (
     METRIC_KINDS,
     OMIT,
@@ -209,8 +211,13 @@ def _import_run(
         is_new = folder is None or not folder.exists() or not stat_journal(folder.journal).st_size
         journal = _ImportedJournal(folder, cursor, report.run, stack, dry_run=dry_run)
         origin = {"format": report.format, "id": source.id, "path": str(source.path.resolve()), "name": source.name}
+        media = MediaImport(None if dry_run else folder)
         while item is not None:
             record, position = item
+            if record["event"] == "media":
+                record = media.store(record)
+                problems = Counter(item["problem"] for item in record["items"] if "problem" in item)
+                source.left_out.update({f"{record['kind']}: {reason}": count for reason, count in problems.items()})
             if record["event"] == "start":
                 identity = {"run_name": report.run, "run_id": run_id, "schema": SCHEMA_VERSION}
                 identity |= {"resumed": journal.offset > 0, "imported_from": origin}

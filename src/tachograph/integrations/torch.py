@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from tachograph.recorder import Run
 __all__ = ["Watch", "track", "watch"]
 
 _Batch = TypeVar("_Batch")
+
+_HISTOGRAMS = ("gradients", "weights", "both")
 
 _watches: list[Watch] = []
 """The open watches. They share one observer, which the last to close ends."""
@@ -131,6 +133,8 @@ def watch(
     run: Run | None = None,
     logs: bool = True,
     grad_norm_every: int = 0,
+    histograms: Literal["gradients", "weights", "both"] | None = None,
+    every: int = 1_000,
 ) -> Watch:
     """Record a plain loop: iterations, time of forward, backward and optimizer, loss and learning rate.
 
@@ -143,9 +147,12 @@ def watch(
             a loss of its own, as in a GAN, these are recorded as `loss/0` and `loss/1`, or as `loss/generator` and
             `loss/discriminator` for ``{"generator": …, "discriminator": …}``; so are their learning rates, as `lr/0` …
         run: the run to record into; the current one if not given. If there is none, one is started.
-        logs: whether to record `train_loss`, `lr` and `grad_norm`. Pass False if your loop logs them itself.
+        logs: whether to record `train_loss`, `lr` and `grad_norm`. One that your loop logs itself is left to it.
         grad_norm_every: compute the gradient norm every this many steps if gradients are not clipped; 0: never. This
             reads all gradients, which costs device time.
+        histograms: `gradients`, `weights` or `both`: record their distributions, one for each tensor of the model that
+            the optimizers update.
+        every: the number of steps of an optimizer from one recording of histograms to the next.
 
     Raises:
         ConfigError: if an argument has the wrong type or value.
@@ -165,15 +172,15 @@ def watch(
         if isinstance(optimizer_argument, torch.optim.Optimizer)
         else list(_iterable(optimizer_argument))
     )
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer={type(one).__name__}: expected a torch.optim.Optimizer or a list of them")
+    other_types = [type(one).__name__ for one in optimizers if not isinstance(one, torch.optim.Optimizer)]
+    if other_types or not optimizers:
+        problem = other_types[0] if other_types else "[]"
+        raise ConfigError(f"optimizer={problem}: expected a torch.optim.Optimizer or a list of them")
     if model is not None and not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module or None")
     if not isinstance(grad_norm_every, int) or grad_norm_every < 0:
         raise ConfigError(f"grad_norm_every={grad_norm_every!r}: expected an integer of at least 0 (0: never)")
-    if not optimizers:
-        raise ConfigError("optimizer=[]: expected a torch.optim.Optimizer or a list of them")
+    _check_histograms(model, histograms, every)
     observer = _get_observer(run, "watch")
     prepare_device(optimizers[0])
     observer.logs_into_any = logs
@@ -199,7 +206,33 @@ def watch(
             handles += [one.register_step_pre_hook(before_step), one.register_step_post_hook(after_step)]
             if observer.watched_ids is not None:
                 observer.watched_ids.add(id(one))
+    if histograms:
+        handles += _count_tensors(model, optimizers, observer, histograms, every)
     return Watch(observer, handles)
+
+
+def _count_tensors(model: Any, optimizers: list[Any], observer: LoopObserver, kind: Any, every: int) -> list[Any]:
+    """Count gradients or weights at the steps of optimizers; return what removes the hooks."""
+    # Imported here: a run without media loads no module of it.
+    from tachograph.integrations._common.tensor_histograms import TensorHistograms
+
+    counter = TensorHistograms(model, observer, kind, every)
+    before_step, after_step = counter.step_hooks()
+    handles: list[Any] = [counter]
+    for one in optimizers:  # after the hooks of the observer: these start the run and count the step
+        handles += [one.register_step_pre_hook(before_step), one.register_step_post_hook(after_step)]
+    return handles
+
+
+def _check_histograms(model: Any, histograms: Any, every: Any) -> None:
+    if histograms is not None and histograms not in _HISTOGRAMS:
+        raise ConfigError(f"histograms={histograms!r:.80}: expected one of {', '.join(map(repr, _HISTOGRAMS))}")
+    if histograms is not None and model is None:
+        raise ConfigError(
+            f"histograms={histograms!r} with model=None: pass the model, which has the names of its tensors"
+        )
+    if type(every) is not int or every < 1:
+        raise ConfigError(f"every={every!r:.80}: expected an integer of at least 1")
 
 
 def _iterable(optimizers: Any) -> Iterable[Any]:

@@ -1,9 +1,11 @@
 """Media: everything that is logged and is no number. See `docs/media.md`."""
 
+from tachograph.media._imported import ImportedFile, MediaImport
 from tachograph.media._recorder import MediaRecorder
 from tachograph.media._values import (
     Audio,
     ConfusionMatrix,
+    ExponentCounts,
     File,
     Histogram,
     Html,
@@ -20,11 +22,14 @@ from tachograph.media._values import (
 __all__ = [
     "Audio",
     "ConfusionMatrix",
+    "ExponentCounts",
     "File",
     "Histogram",
     "Html",
     "Image",
+    "ImportedFile",
     "Markdown",
+    "MediaImport",
     "MediaRecorder",
     "MediaValue",
     "PRCurve",

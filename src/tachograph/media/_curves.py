@@ -6,11 +6,15 @@ from typing import Any
 
 from tachograph.media._snapshots import SnapshotError
 
-__all__ = ["confusion_matrix", "histogram", "histogram_of_counts", "precision_recall"]
+__all__ = ["confusion_matrix", "histogram", "histogram_of_counts", "histogram_of_exponents", "precision_recall"]
 
+_MAX_COUNT = 1e15
 _MAX_CLASSES = 200
 _MAX_CURVES = 50
 _MAX_POINTS = 200
+_LOW_POWER, _HIGH_POWER = -40, 24
+"""The bins of counted exponents: the magnitudes from 2^low to 2^high of either sign, and one bin in the middle."""
+_EXPONENT_BIAS = 127
 
 
 def confusion_matrix(y_true: Any, y_pred: Any, labels: list[str] | None) -> dict[str, Any]:
@@ -147,11 +151,14 @@ def histogram_of_counts(counts: Any, edges: Any) -> dict[str, Any]:
     """
     import numpy as np
 
-    counts, edges = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (counts, edges))
+    try:
+        counts, edges = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (counts, edges))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SnapshotError(f"the counts and edges of a histogram must be numbers: {error}") from None
     if not (np.isfinite(counts).all() and np.isfinite(edges).all() and (np.diff(edges) >= 0).all()):
         raise SnapshotError("the counts and edges of a histogram must be finite, and the edges in order")
-    if (counts < 0).any():
-        raise SnapshotError("a histogram has counts below 0")
+    if (counts < 0).any() or counts.max(initial=0.0) > _MAX_COUNT:
+        raise SnapshotError(f"a histogram has counts below 0 or above {_MAX_COUNT:g}")
     num_values = float(counts.sum())
     bins: dict[str, Any] = {
         "edges": edges.tolist(),
@@ -166,3 +173,27 @@ def histogram_of_counts(counts: Any, edges: Any) -> dict[str, Any]:
         bins |= {"min": float(edges[in_use[0]]), "max": float(edges[in_use[-1] + 1]), "mean": mean}
         bins["std"] = float(np.sqrt((counts * (centres - mean) ** 2).sum() / num_values))
     return bins
+
+
+def histogram_of_exponents(counts: Any) -> dict[str, Any]:
+    """Return the bins of values whose signs and exponents were counted; see `ExponentCounts`.
+
+    The bin in the middle has zeros and smaller magnitudes, and the outermost bins have larger ones.
+    """
+    import numpy as np
+
+    positive, negative = counts.reshape(2, -1).astype(np.int64)
+    first, last = _LOW_POWER + _EXPONENT_BIAS, _HIGH_POWER + _EXPONENT_BIAS
+    sides = []
+    for side in (positive, negative):
+        bins = side[first:last].copy()
+        bins[-1] += side[last:-1].sum()
+        sides.append(bins)
+    middle = positive[:first].sum() + negative[:first].sum()
+    bins = np.concatenate((sides[1][::-1], [middle], sides[0]))
+    return {
+        "exp2": [_LOW_POWER, _HIGH_POWER],
+        "counts": bins.tolist(),
+        "n": int(bins.sum()),
+        "nonfinite": int(positive[-1] + negative[-1]),
+    }

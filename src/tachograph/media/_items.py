@@ -6,7 +6,7 @@ An item that cannot be built does not fail its record: it has a `problem` instea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tachograph.media._pictures import (
 )
 from tachograph.media._pixels import MAX_PIXELS, class_numbers, frames_of, pictures_of
 from tachograph.media._snapshots import ArrayCopy, FileAt, SnapshotError, is_pil_image
-from tachograph.media._store import MediaStore, StoredFile, hash_file, open_user_file_to_read
+from tachograph.media._store import MediaStore, StoredFile, has_file_changed, hash_file, open_user_file_to_read
 from tachograph.media._tables import table_fields
 from tachograph.media._values import (
     Audio,
@@ -62,6 +62,8 @@ class ItemBuilder:
 
     def __init__(self, store: MediaStore) -> None:
         self._store = store
+        self.has_room: Callable[[int], bool] = lambda _num_bytes: True
+        """Returns whether a file of a size may be stored without removing others."""
         self.num_dropped = 0
         """Pictures of batches beyond the limit of a call, since this was last set to 0."""
         self.files: list[StoredFile] = []
@@ -136,7 +138,10 @@ class ItemBuilder:
     def _pictures(self, image: Image) -> list[Item]:
         data = image.data
         if isinstance(data, FileAt):
-            return [self._picture_file(_read_file(data))]
+            if image.is_linked:
+                item = self._encoded_file(data, _PICTURE_EXTS, _picture_size(data), is_linked=True)
+                return [{**item, "lossy": item["ext"] == "jpg"}]
+            return [{**self._picture_file(_read_file(data)), **_change_of(data)}]
         if isinstance(data, bytes):
             return [self._picture_file(data)]
         is_torch = isinstance(data, ArrayCopy) and data.is_torch
@@ -187,7 +192,8 @@ class ItemBuilder:
 
     def _video(self, video: Video) -> Item:
         if isinstance(video.data, (FileAt, bytes)):
-            return self._encoded_file(video.data, _VIDEO_EXTS, {"fps": video.fps})
+            facts = {} if video.is_linked else {"fps": video.fps}
+            return self._encoded_file(video.data, _VIDEO_EXTS, facts, is_linked=video.is_linked)
         data = video.data
         if isinstance(data, list):
             import numpy as np
@@ -212,7 +218,7 @@ class ItemBuilder:
 
     def _audio(self, audio: Audio) -> Item:
         if isinstance(audio.data, (FileAt, bytes)):
-            item = self._encoded_file(audio.data, _AUDIO_EXTS, {})
+            item = self._encoded_file(audio.data, _AUDIO_EXTS, {}, is_linked=audio.is_linked)
             if item["ext"] == "wav":
                 item |= wave_facts(self._store.read(item["sha256"], "wav") or b"")
             return item
@@ -225,7 +231,7 @@ class ItemBuilder:
             **({"clipped": sound.num_clipped} if sound.num_clipped else {}),
         }
 
-    def _encoded_file(self, data: FileAt | bytes, exts: set[str], facts: Item) -> Item:
+    def _encoded_file(self, data: FileAt | bytes, exts: set[str], facts: Item, *, is_linked: bool = False) -> Item:
         """Store an encoded file as it is, if its first bytes say that it is of an expected type."""
         header = data[:_HEADER_BYTES] if isinstance(data, bytes) else _read_file(data, _HEADER_BYTES)
         ext = sniff(header)
@@ -234,9 +240,10 @@ class ItemBuilder:
         if isinstance(data, bytes):
             return {**self._add(data, ext).fields, **facts}
         _check_file_size(data)
-        file = self._store.add_copy(data, ext)
+        file = (self._store.add_link(data, ext) if is_linked else None) or self._store.add_copy(data, ext)
         self.files.append(file)
-        return {**file.fields, **facts, **({"changed": True} if file.has_changed else {})}
+        name = {"file_name": os.path.basename(data.path)} if is_linked else {}
+        return {**file.fields, **facts, **name, **({"changed": True} if file.has_changed else {})}
 
     # Texts and files -----------------------------------------------------------------------------------------------
 
@@ -247,19 +254,28 @@ class ItemBuilder:
         return self._add(mask_text(data.decode()).encode(), ext).fields
 
     def _html(self, html: Html) -> Item:
-        data = _read_file(html.data) if isinstance(html.data, FileAt) else html.data.encode("utf-8", "backslashreplace")
-        return self._add(data, "html").fields
+        if isinstance(html.data, FileAt):
+            return {**self._add(_read_file(html.data), "html").fields, **_change_of(html.data)}
+        return self._add(html.data.encode("utf-8", "backslashreplace"), "html").fields
 
     def _file(self, file: File) -> Item:
         source: FileAt = file.data
         name = file.name or os.path.basename(source.path)
-        if not file.keep:
-            digest, num_bytes = hash_file(source.path)
-            return {"path": source.path, "file_name": name, "bytes": num_bytes, "sha256": digest, "kept": False}
         ext = "".join(character for character in Path(source.path).suffix[1:9].lower() if character.isalnum()) or "bin"
-        stored_file = self._store.add_copy(source, ext)
-        self.files.append(stored_file)
-        return {**stored_file.fields, "file_name": name, **({"changed": True} if stored_file.has_changed else {})}
+        stored_file: StoredFile | None
+        if file.keep:
+            stored_file = self._store.add_copy(source, ext)
+        else:
+            # A large file, such as a checkpoint, would take its space after the program has deleted it.
+            may_link = source.size_bytes <= MAX_CALL_BYTES and self.has_room(source.size_bytes)
+            stored_file = self._store.add_link(source, ext) if may_link else None
+        if stored_file is None:
+            digest, num_bytes = hash_file(source.path)
+            item: Item = {"bytes": num_bytes, "sha256": digest, "kept": False, **_change_of(source)}
+        else:
+            self.files.append(stored_file)
+            item = {**stored_file.fields, **({"changed": True} if stored_file.has_changed else {})}
+        return {**item, "file_name": name, **({} if file.keep else {"path": source.path})}
 
     def _cell(self, value: Any) -> Any:
         """Return a cell of a table as JSON: a scalar, or a reference to a file."""
@@ -293,6 +309,25 @@ def read_array(data: Any) -> Any:
         return np.asarray(data)
     except (ValueError, TypeError) as error:
         raise SnapshotError(str(error)) from None
+
+
+def _picture_size(file: FileAt) -> Item:
+    """Return the width and height of the picture in a file.
+
+    Raises:
+        SnapshotError: if there is none, or if it is too large.
+    """
+    size = size_of_file(file.path)
+    if size is None:
+        raise SnapshotError("a picture that cannot be decoded")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise SnapshotError(f"a picture of {size[0]}×{size[1]} has more than {MAX_PIXELS // 10**6} megapixels")
+    return {"width": size[0], "height": size[1]}
+
+
+def _change_of(file: FileAt) -> Item:
+    """Return a mark if a file has changed since it was logged."""
+    return {"changed": True} if has_file_changed(file) else {}
 
 
 def _check_file_size(file: FileAt) -> None:

@@ -58,7 +58,7 @@ class Quota:
         """Return whether there is room for another entry; thin older ones if that is necessary."""
         if num_bytes > self._max_bytes:
             return False
-        while not self._has_room(num_bytes):
+        while not self.has_room(num_bytes):
             if self._word != "thin" or not self._thin_largest():
                 return False
         return True
@@ -73,7 +73,8 @@ class Quota:
         while self._word == "latest" and len(entries) > self._num_latest:
             self._remove(entries.pop(0), keeps_thumbnails=False)
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether there is room for so many bytes without thinning anything."""
         store = self._store
         return store.num_bytes + num_bytes <= self._max_bytes and store.num_files < self._max_files
 

@@ -19,11 +19,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tachograph._base.guard import guard, suppress
+from tachograph._base.guard import guard, reraise_from_signal_handler, suppress
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph.journal import RunFolder
 from tachograph.media._snapshots import SnapshotError, memory_bytes, snapshot, wrap_bare
-from tachograph.media._values import Histogram, MediaValue
+from tachograph.media._values import ExponentCounts, Histogram, MediaValue
 from tachograph.settings import Settings
 
 __all__ = ["MediaRecorder", "RecordsMedia"]
@@ -32,7 +32,10 @@ MAX_ITEMS = 64
 MAX_CALL_BYTES = 100 << 20
 _NICENESS = 5
 _POLL_S = 0.05
+_LAST_FILE_S = 0.5
+"""How long the end of a run waits for the file that is being written when its time is over."""
 _MAX_REPORTED = 20
+_MAX_PROBLEM_CHARS = 500
 
 
 class RecordsMedia(Protocol):
@@ -140,7 +143,7 @@ class MediaRecorder:
         if len(same_kind) > MAX_ITEMS:
             self._report(name, f"{len(same_kind)} items in one call; the first {MAX_ITEMS} were recorded")
         num_dropped = len(values) - len(fitting)
-        num_bytes = sum(map(memory_bytes, fitting))
+        num_bytes = sum(map(_bytes_of, fitting))
         reason = self._reason_to_drop(num_bytes)
         if reason:
             self.drop(name, kind, len(values), reason, step)
@@ -149,7 +152,7 @@ class MediaRecorder:
         self._enqueue(_MediaJob(kind, name, copies, num_dropped=num_dropped, step=step, num_bytes=num_bytes))
 
     def _add_histograms(self, histograms: dict[str, Histogram], step: Any) -> None:
-        num_bytes = sum(map(memory_bytes, histograms.values()))
+        num_bytes = sum(map(_bytes_of, histograms.values()))
         reason = self._reason_to_drop(num_bytes)
         if reason:
             self._run.count_loss(reason)
@@ -169,6 +172,8 @@ class MediaRecorder:
     def drop(self, name: str, kind: str, num_items: int, reason: str, step: Any) -> None:
         """Count media that is not recorded, and record the gap."""
         self._run.count_loss(reason)
+        if kind == ExponentCounts.kind:
+            return  # histograms have no gaps
         fields = {"name": name, "kind": kind, "items": [], "num_dropped": num_items, "reason": reason}
         self._run.add_record("media", {"global_step": step, **fields})
 
@@ -222,6 +227,8 @@ class MediaRecorder:
         while not self._has_ended.is_set() and time.monotonic() < deadline_s:
             self._has_ended.wait(min(deadline_s - time.monotonic(), _POLL_S))
         self._is_closing = True
+        if self._worker is not None and not self._has_ended.is_set():
+            self._worker.close(_LAST_FILE_S)
         missing_jobs: list[_MediaJob] = [] if self._current_job is None else [self._current_job]
         with suppress(queue.Empty):
             while True:
@@ -277,6 +284,8 @@ class MediaRecorder:
             from tachograph.media._worker import MediaWorker  # imports what only the thread needs
 
             self._worker = MediaWorker(self._run)
+            if self._is_closing:
+                self._worker.close(0.0)
         try:
             event, fields, problems = self._worker.build(job)
         except OSError as error:
@@ -303,13 +312,25 @@ class Problem(MediaValue):
     kind = "problem"
 
 
+def _bytes_of(value: MediaValue) -> int:
+    try:
+        return memory_bytes(value)
+    except Exception as error:  # noqa: BLE001 - data of any library, whose attributes may raise
+        reraise_from_signal_handler(error)
+        return 0
+
+
 def _snapshot_or_problem(value: MediaValue) -> MediaValue:
     try:
         return snapshot(value)
     except SnapshotError as error:
-        problem = Problem(str(error), value.caption, {})
-        problem.meta = dict(value.meta)
-        return problem
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - as above
+        reraise_from_signal_handler(error)
+        reason = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
+    problem = Problem(reason, value.caption, {})
+    problem.meta, problem.index = dict(value.meta), value.index
+    return problem
 
 
 # If a process forks while another thread imports a module, the lock of that module stays locked in the child for ever.

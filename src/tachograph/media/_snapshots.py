@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tachograph._base.guard import faults, reraise_from_signal_handler
+from tachograph._base.importing import import_on_first_use
 from tachograph._base.paths import absolute_path
 from tachograph.media._values import (
     Audio,
@@ -37,6 +38,7 @@ __all__ = ["ArrayCopy", "FileAt", "SnapshotError", "memory_bytes", "snapshot", "
 MAX_ROWS = 100_000
 _MAX_CELL_CHARS = 1_000
 _MAX_EVENT_WAITS = 30
+_MAX_DEPTH = 16
 _PLAIN_CELLS = (str, int, float, bool, type(None))
 
 
@@ -84,10 +86,12 @@ class ArrayCopy:
         return data.resolve_conj().resolve_neg().numpy()
 
 
-def memory_bytes(value: Any) -> int:
+def memory_bytes(value: Any, depth: int = 0) -> int:
     """Return about how many bytes a copy of the data would take; 0 for a file, which is not read now."""
+    if depth > _MAX_DEPTH:
+        return 0
     if isinstance(value, MediaValue):
-        return sum(map(memory_bytes, _data_of(value)))
+        return sum(memory_bytes(part, depth + 1) for part in _data_of(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return len(value)
     if isinstance(value, str):
@@ -101,7 +105,9 @@ def memory_bytes(value: Any) -> int:
     if hasattr(value, "memory_usage"):
         return int(value.memory_usage(index=False).sum())
     if isinstance(value, (list, tuple)):
-        return 8 * len(value) if not value or isinstance(value[0], (int, float)) else sum(map(memory_bytes, value))
+        if not value or isinstance(value[0], (int, float)):
+            return 8 * len(value)
+        return sum(memory_bytes(part, depth + 1) for part in value)
     return 64
 
 
@@ -110,7 +116,7 @@ def _data_of(value: MediaValue) -> list[Any]:
         if value.dataframe is not None:
             return [value.dataframe]
         rows = list(islice(value.rows if value.rows is not None else value.row_lists or (), MAX_ROWS))
-        return [cell for row in rows for cell in (row.values() if isinstance(row, Mapping) else row)]
+        return [cell for row in rows if hasattr(row, "__iter__") for cell in _cells_of(row)]
     parts = [value.data]
     if isinstance(value, Image):
         parts += [data for data, _ in value.masks.values()]
@@ -119,6 +125,10 @@ def _data_of(value: MediaValue) -> list[Any]:
     if isinstance(value, PRCurve):
         parts.append(value.scores)
     return parts
+
+
+def _cells_of(row: Any) -> Any:
+    return row.values() if isinstance(row, Mapping) else row
 
 
 def wrap_bare(value: Any) -> MediaValue | None:
@@ -239,6 +249,8 @@ def _copy_array(data: Any) -> ArrayCopy:
         return ArrayCopy(data, is_torch=False)
     if hasattr(data, "to_numpy"):  # a series of pandas
         return ArrayCopy(data.to_numpy(copy=True), is_torch=False)
+    if not hasattr(data, "copy"):  # another array type; its elements may be on a device
+        return ArrayCopy(data.__array__().copy(), is_torch=False)
     return ArrayCopy(data.copy(), is_torch=False)
 
 
@@ -285,7 +297,10 @@ def _copy_table(table: Table) -> None:
         table.rows = [{str(name): _copy_cell(cell) for name, cell in row.items()} for row in rows]
     else:
         columns = table.columns or []
-        lists = [list(row) for row in islice(table.row_lists or (), MAX_ROWS + 1)]
+        rows = list(islice(table.row_lists or (), MAX_ROWS + 1))
+        if any(isinstance(row, (str, Mapping)) or not hasattr(row, "__iter__") for row in rows):
+            raise SnapshotError("a row of a table is no list, as there are columns; use rows=[{…}] for dicts")
+        lists = [list(row) for row in rows]
         if any(len(cells) != len(columns) for cells in lists):
             raise SnapshotError(f"a row of a table does not have {len(columns)} cells, as there are columns")
         table.rows = [dict(zip(columns, map(_copy_cell, cells), strict=True)) for cells in lists]
@@ -301,6 +316,8 @@ def _copy_cell(cell: Any) -> Any:
             return snapshot(media)
         except SnapshotError as error:
             return str(error)
+    if isinstance(cell, (list, tuple)) and cell and wrap_bare(cell[0]) is not None:
+        return "a list of media cannot be a cell; use a column for each"
     if hasattr(cell, "shape"):  # may be on a device; the media thread reads it
         return freeze({"cell": cell}).get("cell")
     plain = to_plain(cell, "cell", [])
@@ -315,6 +332,7 @@ def _draw_figure(figure: Any) -> Any:
     Programs clear or close a figure right after they logged it, a copy takes as long as drawing, and matplotlib must
     not be used from two threads. So the pixels are made here, and only they are encoded later.
     """
+    import_on_first_use("numpy", "matplotlib.backends.backend_agg")
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -6,21 +6,32 @@ content, so equal content is one file. The store knows how many files and bytes 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tachograph._base.files import add_file, make_folder, open_to_read, replace_file, replacing, write_all
+from tachograph._base.files import (
+    add_file,
+    clone_file,
+    link_user_file,
+    make_folder,
+    open_to_read,
+    replace_file,
+    replacing,
+)
+from tachograph._base.hashing import HashedContent, hash_blocks, read_blocks
 from tachograph.journal import RunFolder
 from tachograph.media._snapshots import FileAt, SnapshotError
 
-__all__ = ["MediaStore", "StoredFile"]
+__all__ = ["MediaStore", "StoredFile", "has_file_changed", "hash_file", "open_user_file_to_read"]
 
-_BLOCK_BYTES = 1 << 20
 _MAX_COPIES = 3
+_POLL_S = 0.01
 _THUMBNAIL_NAME = "{}-320.webp"
 
 
@@ -33,15 +44,22 @@ class StoredFile(NamedTuple):
     is_new: bool = True
     has_changed: bool = False
     """Whether a file of the user changed while it was copied."""
+    is_linked: bool = False
+    """Whether it is another name of a file of the user."""
 
     @property
     def fields(self) -> dict[str, str | int]:
         """The fields of an item that refer to the file."""
-        return {"sha256": self.sha256, "ext": self.ext, "bytes": self.num_bytes}
+        mark = {"linked": True} if self.is_linked else {}
+        return {"sha256": self.sha256, "ext": self.ext, "bytes": self.num_bytes, **mark}
 
 
 class _ChangedFileError(Exception):
     """A file is no longer the one that was hashed."""
+
+
+class _NotClonedError(Exception):
+    """The file system cannot share the blocks of files."""
 
 
 class MediaStore:
@@ -50,8 +68,17 @@ class MediaStore:
     def __init__(self, run_folder: Callable[[], RunFolder | None]) -> None:
         self._run_folder = run_folder
         self._path: Path | None = None
+        self._is_closed = False
+        self._is_writing = False
         self.num_bytes = 0
         self.num_files = 0
+
+    def close(self, timeout_s: float) -> None:
+        """Write no further file, and wait for the one that is being written. Called by the thread that ends the run."""
+        self._is_closed = True
+        deadline_s = time.monotonic() + timeout_s
+        while self._is_writing and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
 
     def open(self) -> None:
         """Count the files of earlier attempts, and remove temporary files of an attempt that was killed."""
@@ -59,6 +86,9 @@ class MediaStore:
         if folder is None or folder == self._path:
             return
         self._path, self.num_bytes, self.num_files = folder, 0, 0
+        with suppress(OSError):  # media of earlier attempts that `tacho compact` has packed
+            self.num_bytes += os.stat(folder.with_name("media.zip")).st_size
+            self.num_files += 1
         for parent, _, names in os.walk(folder):
             for name in names:
                 path = os.path.join(parent, name)
@@ -84,8 +114,8 @@ class MediaStore:
         return StoredFile(digest, ext, len(data), is_new)
 
     def _add_file(self, path: Path, data: bytes) -> bool:
-        run_path = self._make_parent(path)
-        return add_file(path, data, below=run_path)
+        with self._writing(path) as run_path:
+            return add_file(path, data, below=run_path)
 
     def add_copy(self, file: FileAt, ext: str) -> StoredFile:
         """Store a copy of a file of the user, block by block.
@@ -105,18 +135,66 @@ class MediaStore:
         if is_new:
             self.num_bytes += num_bytes
             self.num_files += 1
-        return StoredFile(digest, ext, num_bytes, is_new, _state(file.path) != (file.size_bytes, file.modified_ns))
+        return StoredFile(digest, ext, num_bytes, is_new, has_file_changed(file))
+
+    def add_link(self, file: FileAt, ext: str) -> StoredFile | None:
+        """Store a file of the user without copying it; return None where that is not possible.
+
+        The file gets a second name (a hard link), or, where files can share blocks, a clone, which stays as it is if
+        the program changes its file later.
+
+        Raises:
+            SnapshotError: if it cannot be read, or changes all the time.
+        """
+        for _ in range(_MAX_COPIES):
+            try:
+                source = open_user_file_to_read(file.path)
+            except OSError as error:
+                raise SnapshotError(f"cannot read {file.path!r}: {error.strerror}") from None
+            with source:
+                before = _facts(os.fstat(source.fileno()))
+                digest, num_bytes = hash_blocks(read_blocks(source))
+                path = self._path_of(digest, ext)
+                has_changed = before[:2] != (file.size_bytes, file.modified_ns)
+                if path is None or path.exists():
+                    return StoredFile(digest, ext, num_bytes, is_new=False, has_changed=has_changed)
+                is_linked = False
+                if not self._clone(source, path):
+                    is_linked = self._link(file.path, path)
+                    if not is_linked:
+                        return None
+                if _facts(os.fstat(source.fileno())) == before and (not is_linked or _facts(os.stat(path)) == before):
+                    self.num_bytes += num_bytes
+                    self.num_files += 1
+                    return StoredFile(digest, ext, num_bytes, has_changed=has_changed, is_linked=is_linked)
+                os.unlink(path)
+        raise SnapshotError(f"{file.path!r} changed whenever it was read")
+
+    def _clone(self, source: BinaryIO, path: Path) -> bool:
+        try:
+            with self._writing(path) as run_path, replacing(path, below=run_path) as descriptor:
+                if not clone_file(source.fileno(), descriptor):
+                    raise _NotClonedError
+        except _NotClonedError:
+            return False
+        os.close(descriptor)
+        return True
+
+    def _link(self, source: str, path: Path) -> bool:
+        with suppress(OSError), self._writing(path) as run_path:
+            link_user_file(source, path, below=run_path)
+            return True
+        return False
 
     def _copy(self, source: str, path: Path, expected_digest: str) -> bool:
         """Copy a file; return False, and leave nothing, if its content has changed since it was hashed."""
-        run_path = self._make_parent(path)
-        digest = hashlib.sha256()
         try:
-            with open_user_file_to_read(source) as file, replacing(path, below=run_path) as descriptor:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
-                    write_all(descriptor, block)
-                if digest.hexdigest() != expected_digest:
+            with (
+                self._writing(path) as run_path,
+                open_user_file_to_read(source) as file,
+                replacing(path, below=run_path) as descriptor,
+            ):
+                if hash_blocks(self._blocks_until_closed(file), copy_to=descriptor).sha256 != expected_digest:
                     raise _ChangedFileError
         except _ChangedFileError:
             return False
@@ -149,8 +227,8 @@ class MediaStore:
         if run_folder is None:
             return
         path = run_folder.private / "thumbs" / _THUMBNAIL_NAME.format(sha256)
-        make_folder(path.parent, below=run_folder.path)
-        replace_file(path, data, below=run_folder.path)
+        with self._writing(path) as run_path:
+            replace_file(path, data, below=run_path)
 
     def _folder(self) -> Path | None:
         run_folder = self._run_folder()
@@ -160,29 +238,44 @@ class MediaStore:
         folder = self._folder()
         return None if folder is None else folder / sha256[:2] / f"{sha256}.{ext}"
 
-    def _make_parent(self, path: Path) -> Path:
-        """Create the folder of a file; return the folder of the run."""
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[Path]:
+        """Create the folder of a file, which is written inside; yield the folder of the run.
+
+        Raises:
+            OSError: if the store is closed.
+        """
         run_folder = self._run_folder()
         assert run_folder is not None  # noqa: S101 - a path was made from it
-        make_folder(path.parent, below=run_folder.path)
-        return run_folder.path
+        self._is_writing = True  # before the look at `_is_closed`, which `close` sets first
+        try:
+            self._raise_if_closed()
+            make_folder(path.parent, below=run_folder.path)
+            yield run_folder.path
+        finally:
+            self._is_writing = False
+
+    def _blocks_until_closed(self, file: BinaryIO) -> Iterator[bytes]:
+        for block in read_blocks(file):
+            self._raise_if_closed()
+            yield block
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.ECANCELED, "the run has ended")
 
 
-def hash_file(path: str) -> tuple[str, int]:
+def hash_file(path: str) -> HashedContent:
     """Return the hash and the size of a file of the user.
 
     Raises:
         SnapshotError: if it cannot be read.
     """
-    digest, num_bytes = hashlib.sha256(), 0
     try:
         with open_user_file_to_read(path) as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                num_bytes += len(block)
+            return hash_blocks(read_blocks(file))
     except OSError as error:
         raise SnapshotError(f"cannot read {path!r}: {error.strerror}") from None
-    return digest.hexdigest(), num_bytes
 
 
 def open_user_file_to_read(path: str) -> BinaryIO:
@@ -194,9 +287,15 @@ def open_user_file_to_read(path: str) -> BinaryIO:
     return open_to_read(Path(os.path.realpath(path)))
 
 
-def _state(path: str) -> tuple[int, int] | None:
+def _facts(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what changes when a file is changed or replaced."""
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+def has_file_changed(file: FileAt) -> bool:
+    """Return whether a file of the user was changed or deleted since it was logged."""
     try:
-        status = os.stat(path)
+        status = os.stat(file.path)
     except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+        return True
+    return (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.modified_ns)

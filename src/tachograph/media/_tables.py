@@ -51,7 +51,7 @@ def table_fields(
 
 def _rows_of(table: Table) -> list[dict[str, Any]]:
     if table.dataframe is None:
-        return list(table.rows or ())  # type: ignore[arg-type]
+        return list(table.rows or ())
     frame = table.dataframe
     try:
         frame = frame.head(MAX_ROWS + 1) if hasattr(frame, "head") else frame

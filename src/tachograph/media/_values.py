@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 __all__ = [
     "Audio",
     "ConfusionMatrix",
+    "ExponentCounts",
     "File",
     "Histogram",
     "Html",
@@ -43,6 +44,10 @@ class MediaValue:
     data: Any = None
     caption: str | Sequence[str] | None = None
     meta: Mapping[str, Any]
+    is_linked: bool = False
+    """Whether a file is stored without copying it, if the file system allows that: another program made it."""
+    index: int | None = None
+    """The position of the item; by default, its position in the call."""
 
     def __init__(self, data: Any, caption: str | Sequence[str] | None, meta: Mapping[str, Any]) -> None:
         if caption is not None and not isinstance(caption, str):
@@ -267,6 +272,7 @@ class Table(MediaValue):
 
     Raises:
         TypeError: for an argument of the wrong type, or if there are no rows or several sources of them.
+        ValueError: if two columns have the same name.
 
     Example:
         >>> run.log({"eval": tacho.Table(rows=[{"prompt": p, "answer": a, "picture": tacho.Image(x)}])}, step=step)
@@ -294,9 +300,12 @@ class Table(MediaValue):
         if dataframe is not None and not hasattr(dataframe, "to_dict"):
             raise TypeError(f"Table: dataframe: expected a dataframe, got {type(dataframe).__name__}")
         super().__init__(None, caption, meta)
-        self.rows = rows
+        self.rows = _as_collection(rows)
         self.columns = None if columns is None else [str(column) for column in columns]
-        self.row_lists = data
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            repeated_name = next(name for name in self.columns if self.columns.count(name) > 1)
+            raise ValueError(f"Table: columns: {repeated_name!r} appears twice; each column needs a name of its own")
+        self.row_lists = _as_collection(data)
         self.dataframe = dataframe
 
 
@@ -335,6 +344,24 @@ class Histogram(MediaValue):
         self.bins = bins
         self.counts = counts
         self.edges = edges
+
+
+class ExponentCounts(MediaValue):
+    """Histograms of many tensors that were counted on a device; for `watch`, not for users.
+
+    Args:
+        counts: a row for each tensor, and a column for each value of the sign and the exponent of a float32 number,
+            its nine highest bits.
+        names: the name of each row.
+        facts: further fields of each row's histogram.
+    """
+
+    kind = "exponent_counts"
+
+    def __init__(self, counts: Any, names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(counts, None, {})
+        self.names = names
+        self.facts = facts
 
 
 class ConfusionMatrix(MediaValue):
@@ -401,7 +428,7 @@ class File(MediaValue):
     Args:
         path: the file.
         name: the name to show, by default its own.
-        keep: store a copy in the run's folder; otherwise only its path, size and hash are recorded.
+        keep: store a copy in the run's folder; otherwise a link to it if it is small, and its path, size and hash.
         caption: a text for people.
         meta: anything else that describes the file.
 
@@ -501,6 +528,11 @@ def _check_masks(masks: Any) -> dict[str, tuple[Any, dict[str, str]]]:
             labels = dict(enumerate(_check_labels(labels) or ()))
         checked_masks[str(name)] = (data, {str(number): str(label) for number, label in labels.items()})
     return checked_masks
+
+
+def _as_collection(rows: Any) -> Any:
+    """Return rows as something that can be iterated over more than once."""
+    return rows if rows is None or hasattr(rows, "__len__") else list(rows)
 
 
 _BOX_FIELDS = ("x", "y", "width", "height")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tachograph.media._curves import histogram, histogram_of_counts
+from tachograph.media._curves import histogram, histogram_of_counts, histogram_of_exponents
 from tachograph.media._items import MAX_CALL_BYTES, ItemBuilder, read_array
 from tachograph.media._quota import Quota
 from tachograph.media._snapshots import FileAt, SnapshotError
 from tachograph.media._store import MediaStore
-from tachograph.media._values import File, Histogram, MediaValue
+from tachograph.media._values import ExponentCounts, File, Histogram, MediaValue
 
 __all__ = ["MediaWorker"]
 
 _PROBLEM_KIND = "problem"
+_MAX_PROBLEM_CHARS = 500
 
 
 class MediaJob(Protocol):
@@ -41,7 +42,12 @@ class MediaWorker:
             max_files=settings.media_max_files,
         )
         self._builder = ItemBuilder(self._store)
+        self._builder.has_room = self._quota.has_room
         self._has_told = False
+
+    def close(self, timeout_s: float) -> None:
+        """Write no further file. Called by the thread that ends the run."""
+        self._store.close(timeout_s)
 
     def build(self, job: MediaJob) -> tuple[str, dict[str, Any], list[tuple[str, str]]]:
         """Return the kind and the fields of a job's record, and the problems of its values with their names.
@@ -51,6 +57,8 @@ class MediaWorker:
         """
         if job.kind == "histograms":
             return self._build_histograms(job)
+        if job.kind == ExponentCounts.kind:
+            return self._build_exponent_histograms(job)
         self._store.open()
         fields: dict[str, Any] = {"global_step": job.step, "name": job.name, "kind": job.kind}
         if not self._quota.make_room(sum(map(_file_bytes, job.values))):
@@ -64,12 +72,17 @@ class MediaWorker:
         for value in job.values:
             if value.kind == _PROBLEM_KIND:
                 items.append({"problem": value.data, **({"caption": value.caption} if value.caption else {})})
+                if value.index is not None:
+                    items[-1]["index"] = value.index
             else:
-                items += self._builder.build(value)
+                built_items = self._builder.build(value)
+                if value.index is not None:
+                    built_items[0]["index"] = value.index
+                items += built_items
         num_dropped = job.num_dropped + self._builder.num_dropped
         for index, item in enumerate(items):
-            item["index"] = index
-            item.setdefault("meta", {}).setdefault("prompt_id", index)
+            number = item.setdefault("index", index)
+            item.setdefault("meta", {}).setdefault("prompt_id", number)
         self._quota.add(job.name, self._builder.files)
         self._tell_of_thinning()
         problems = [(job.name, item["problem"]) for item in items if "problem" in item]
@@ -88,6 +101,21 @@ class MediaWorker:
                     values[name] = histogram(read_array(value.data), value.bins)
             except SnapshotError as error:
                 problems.append((name, str(error)))
+            except Exception as error:  # noqa: BLE001 - data of any library; the other histograms are stored
+                problems.append((name, f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]))
+        return "histograms", {"global_step": job.step, "values": values} if values else {}, problems
+
+    def _build_exponent_histograms(self, job: MediaJob) -> tuple[str, dict[str, Any], list[tuple[str, str]]]:
+        values: dict[str, Any] = {}
+        problems: list[tuple[str, str]] = []
+        for value in job.values:
+            try:
+                if not isinstance(value, ExponentCounts):
+                    raise SnapshotError(str(value.data))
+                rows = zip(value.names, value.facts, read_array(value.data), strict=True)
+                values |= {name: {**histogram_of_exponents(counts), **facts} for name, facts, counts in rows}
+            except SnapshotError as error:
+                problems.append((job.name, str(error)))
         return "histograms", {"global_step": job.step, "values": values} if values else {}, problems
 
     def _tell_of_thinning(self) -> None:

@@ -47,7 +47,7 @@ class Tacho:
     def command(self, *arguments: str) -> str:
         """Return what another command of Tachograph prints about these runs."""
         command = [sys.executable, "-m", "tachograph", *arguments]
-        return preloaded("command").run(command, cwd=self.folder, text=True, timeout=HANG_S, env=os.environ).stdout
+        return preloaded("commands").run(command, cwd=self.folder, text=True, timeout=HANG_S, env=os.environ).stdout
 
     def bare(
         self, *command: str, env: dict[str, str] | None = None, preload: str | None = None

@@ -113,6 +113,28 @@ SCRIPTS = {
         cfg = Config(float(sys.argv[1][5:]))
         print("loss: 0.5")
         """,
+    "class": """
+        import sys
+        class CFG:
+            learning_rate = float(sys.argv[1][5:])
+            betas = (0.9, 0.95)
+            model = {"depth": 2, "kernel": {"size": [3, 3]}}
+            def describe(self): return "a method is no value"
+        print("loss: 0.5")
+        """,
+    "local": """
+        import sys
+        def main():
+            class Config:
+                learning_rate = 6e-4
+                betas = (0.9, 0.95)
+            args, cfg = None, Config()
+            cfg.learning_rate = float(sys.argv[1][5:])
+            evaluate()
+        def evaluate():
+            print("loss: 0.5")
+        main()
+        """,
     "click": """
         import click
         @click.command()
@@ -161,6 +183,12 @@ def test_config_of_other_parsers_and_of_variables(tacho, python):
     expected = {
         "configurator": {"learning_rate": 0.25},
         "dataclass": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
+        "class": {
+            "learning_rate": 0.25,
+            "betas": [0.9, 0.95],
+            "model": {"depth": 2, "kernel": {"size": [3, 3]}},
+        },
+        "local": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
         "click": {"learning_rate": 0.25},
         "absl": {"lr": 0.25},
         "fire": {"lr": 0.25, "betas": [0.9, 0.95]},

@@ -209,8 +209,10 @@ LOOP = """
         optimizer.step()
         optimizer.zero_grad()
         print(f"iter {step}: loss 9.5, time 1.00ms")
+        print(f"global_step={step}, episodic_return=21.0")
         if step % 10 == 0:
             writer.add_scalar("eval/accuracy", 0.5, step)
+            writer.add_scalar("charts/episodic_return", 21.0, step)
     print("Test set: Average loss: 0.03, Accuracy: 9900/10000 (99%)")
     """
 
@@ -223,7 +225,7 @@ def test_printed_validation_gets_the_step_of_the_loop(tacho, python):
         "val_loss": [(step, step + 0.5) for step in range(0, 41, 10)],
         "test_loss": [(40, 0.03)],
         "test_accuracy": [(40, 0.99)],
-    }  # the training loss is that of the loop, and the script logs the accuracy
+    }  # the training loss is that of the loop, and the script logs the accuracy and the return
     losses = [record["train_loss"] for record in tacho.records("train", "step") if "train_loss" in record]
     assert losses and 9.5 not in losses
 

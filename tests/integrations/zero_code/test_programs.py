@@ -181,7 +181,8 @@ def test_two_ranks_record_into_one_run(tacho, launcher):
     assert [record["rank"] for record in records if record["event"] == "start"] == [1]
     assert [record["last"] for record in records if record["event"] == "rank"] == [3]
     assert not [record for record in records if "train_loss" in record], "only rank 0 records metrics"
-    assert sorted(path.name for path in other.parent.iterdir()) == ["00001.jsonl"]
+    dumps = ["00001.dumps"] if is_torchrun else []  # rank 1 failed
+    assert sorted(path.name for path in other.parent.iterdir()) == [*dumps, "00001.jsonl"]
     saves = [record for record in tacho.records("ddp", "span_stop") if record["name"] == "checkpoint_save_sync"]
     assert len(saves) == 1
     end = tacho.records("ddp", "end")[-1]

@@ -111,7 +111,7 @@ def test_calls_are_recorded_and_unchanged(tacho, python):
         train(20, log)
         writer.add_text("note", "all good", 2)
         writer.add_histogram("layer", model.weight, 19)
-        writer.add_image("picture", torch.zeros(3, 4, 4), 2)
+        writer.add_graph(model, torch.zeros(1, 4))
         writer.add_hparams({{"depth": 2}}, {{"score": 0.75}}, run_name="hparams")
         writer.close()
         wandb.config.warmup = 5
@@ -149,7 +149,73 @@ def test_calls_are_recorded_and_unchanged(tacho, python):
         "layer": (4, 19),
     }
     (left_out,) = [event for event in events if event["name"] == "not_recorded"]
-    assert left_out["tensorboard.add_image"] == 1
+    assert left_out["tensorboard.add_graph"] == 1
+
+
+def test_media_of_trackers_is_recorded(tacho, python):
+    """With pictures and files of their own as without us, and before, in and after an observed loop."""
+    watched = run_both(
+        tacho,
+        python,
+        f"""
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        import numpy as np
+        import wandb
+        from PIL import Image
+        from torch.utils.tensorboard import SummaryWriter
+        wandb.init(project="p")
+        writer = SummaryWriter("events")
+        early = torch.zeros(3, 4, 4)
+        writer.add_image("early", early, 0)
+        early += 1
+
+        def log(step, loss):
+            pictures = [wandb.Image(np.full((4, 4, 3), 50 * step, np.uint8), caption=str(step)) for _ in range(2)]
+            wandb.log({{"samples": pictures, "loss": loss}})
+
+        train(2, log)
+        mask = {{"p": {{"mask_data": np.ones((4, 4), np.uint8), "class_labels": {{1: "fox"}}}}}}
+        masked = wandb.Image(Image.new("RGB", (4, 4)), masks=mask)
+        table = wandb.Table(columns=["a", "picture"], data=[[1, masked], [2, None]])
+        wandb.log({{"page": wandb.Html("<b>x</b>"), "table": table, "masked": masked}})
+        wandb.log({{"molecule": wandb.Object3D(np.zeros((3, 3)))}})
+        writer.add_images("batch", np.zeros((2, 4, 4, 3), np.uint8), 1, dataformats="NHWC")
+        writer.add_audio("sound", torch.zeros(1, 100), 1, sample_rate=8000)
+        writer.close()
+        wandb.finish()
+        print("done")
+        """,
+    )
+    assert len(wandb_rows(watched.folder)) == len(wandb_rows(tacho.folder / "alone")) != 0
+    assert not watched.records("train", "telemetry_error")
+    media: dict[str, list[Any]] = {}
+    for record in watched.records("train", "media"):
+        media.setdefault(record["name"], []).append((record["global_step"], record["kind"], record["items"]))
+    assert set(media) == {"early", "samples", "page", "table", "masked", "batch", "sound"}
+    assert [(step, [item["caption"] for item in items]) for step, _, items in media["samples"]] == [
+        (0, ["0", "0"]),
+        (1, ["1", "1"]),
+    ]
+    (_, _, (early,)) = media["early"][0]
+    (folder,) = (path for path in (watched.folder / "logs").iterdir() if path.is_dir() and path.name == "train")
+    from PIL import Image
+
+    picture = Image.open(folder / "media" / early["sha256"][:2] / f"{early['sha256']}.{early['ext']}")
+    assert picture.convert("RGB").getpixel((0, 0)) == (0, 0, 0)
+    assert {name: (kind, len(items)) for name, ((_, kind, items), *_) in media.items()} == {
+        "early": ("image", 1),
+        "samples": ("image", 2),
+        "page": ("html", 1),
+        "table": ("table", 1),
+        "masked": ("image", 1),
+        "batch": ("image", 2),
+        "sound": ("audio", 1),
+    }
+    assert media["masked"][0][2][0]["masks"]["p"]["labels"] == {"1": "fox"}
+    assert [row["a"] for row in media["table"][0][2][0]["rows"]] == [1, 2]
+    assert media["table"][0][2][0]["rows"][0]["picture"]["media"] == "image"
+    (left_out,) = [event for event in watched.records("train", "event") if event["name"] == "not_recorded"]
+    assert left_out["wandb.Object3D"] == 1
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def test_failure_message_has_reason():
     assert build(make_builder(), start(), {**end, "reason": "SIGTERM"})[-1].reason == "SIGTERM"
     aside = {**error, "fatal": False}
     assert build(make_builder(), start(), aside, {**end, "reason": "SIGTERM"})[-1].reason == "SIGTERM"
+    first = {**end, "reason": "rank 2 (node2) was killed or crashed", "first_failed_rank": {"rank": 2, "host": "node2"}}
+    assert build(make_builder(), start(), error, first)[-1].reason == "rank 2 (node2) was killed or crashed"
 
 
 def test_resume_reports_missing_exit_record():
@@ -105,6 +107,29 @@ def test_messages_of_an_alert():
     assert (risen.event, risen.severity, risen.is_urgent) == ("alert", "critical", True)
     assert (resolved.event, resolved.title, resolved.reason) == ("resolved", "Resolved: Loss spike", "it fell again")
     assert len({opened.key, risen.key, resolved.key}) == 3
+
+
+def test_cause_of_an_alert_is_a_message():
+    cause = {"text": "It was sample 41.", "confidence": "certain", "kind": "bad_input", "dump": "1-loss_spike"}
+    records = [alert("opened"), alert("updated", cause=cause), alert("resolved"), alert("resolved", cause=cause)]
+    builder = make_builder(dashboard_url="http://runs.example.org")
+    opened, explained, resolved = build(builder, *records)
+    assert (explained.event, explained.title, explained.severity) == ("alert", "Cause: Loss spike", "warning")
+    assert explained.reason == "It was sample 41. (certain)\nEvidence: tacho dump show greyjacket 1-loss_spike"
+    assert explained.link == "http://runs.example.org/#/run/greyjacket/health"
+    assert opened.link == resolved.link == "http://runs.example.org/#/run/greyjacket"
+
+
+def test_failure_message_has_cause_of_its_dump():
+    verdict = {"text": "Labels are too large.", "confidence": "certain", "kind": "index"}
+    dump = {"event": "dump", "time": 105.0, "dump": "2-exception", "reason": "exception", "verdict": verdict}
+    error = {"event": "error", "time": 110.0, "fatal": True, "error_type": "IndexError", "error_message": "target 7"}
+    end = {"event": "end", "time": 111.0, "status": "failed", "reason": "IndexError"}
+    reason = build(make_builder(), start(), error, dump, end)[-1].reason
+    assert reason.startswith("IndexError: target 7\nCause: Labels are too large. (certain)\nEvidence: tacho dump show")
+    assert build(make_builder(), start(), dump, start(time=120.0), error, end)[-1].reason == "IndexError: target 7"
+    other = {**dump, "reason": "loss_spike"}
+    assert build(make_builder(), start(), other, error, end)[-1].reason == "IndexError: target 7"
 
 
 def test_repeated_record_gives_one_message():

@@ -11,14 +11,14 @@ import pytest
 
 from tachograph.sinks.notify import EVENTS, notify_table
 from tests.conftest import HANG_S
+from tests.preloaded import preloaded
 from tests.receiver import Reply
 
 
 def tacho(*arguments, **environment):
-    return subprocess.run(
+    return preloaded("commands").run(
         [sys.executable, "-m", "tachograph", "notify", "test", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=HANG_S,
-        env={**os.environ, "COLUMNS": "200", **environment},
+        text=True, timeout=HANG_S, env={**os.environ, "COLUMNS": "200", **environment},
     )  # fmt: skip
 
 

@@ -83,7 +83,8 @@ def test_terminated_program_reports_sigterm(logs, script, receiver):
     if len(receiver.requests) == 2:  # a process that was asked to end does not wait long: a resumed run sends the rest
         script(TRAIN, logs, receiver.address, "exits").wait()
     assert events(receiver)[:3] == ["error", "milestone", "start"]
-    assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == "SIGTERM"
+    error = next(item.json() for item in receiver.requests if item.json()["event"] == "error")
+    assert error["reason"].splitlines()[0] == "SIGTERM"  # more lines name the dump, if it was written in time
 
 
 def test_killed_program_is_resumed(logs, script, receiver):

@@ -2,8 +2,8 @@
 
 An event file is a sequence of frames: the size of the data (8 bytes), a checksum of the size (4), the data, and a
 checksum of the data (4). The data is a protocol buffer `Event` with a time, a step and a `Summary` of tagged values.
-The checksums are CRC-32C. Python has no fast one, so a frame of more than `_MAX_EVENT_BYTES` is skipped without a look
-at its data: it is a picture, a graph or an embedding, none of which is imported.
+The checksums are CRC-32C. Python has no fast one, so the data of a frame of more than `_MAX_CHECKED_BYTES`, such as a
+picture, is read without a look at its checksum. One of more than `_MAX_EVENT_BYTES` is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tachograph.importers.protobuf import as_double, as_signed, as_text, read_do
 
 __all__ = ["LoggedEvent", "LoggedValue", "read_events"]
 
-_MAX_EVENT_BYTES = 256 << 10
+_MAX_CHECKED_BYTES = 256 << 10
+_MAX_EVENT_BYTES = 64 << 20
+_MAX_TENSOR_BYTES = 256 << 10
 _size_and_checksum = struct.Struct("<QI")
 
 # Types of the elements of a tensor, by their number, as formats of `struct`.
@@ -40,7 +42,7 @@ class LoggedValue(NamedTuple):
 
     tag: str
     kind: str
-    """`scalar`, `text`, `histogram` or `hparams`; values of any other kind are not imported."""
+    """`scalar`, `text`, `histogram`, `hparams`, `image` or `audio`; values of any other kind are not imported."""
     content: Any = None
 
 
@@ -80,12 +82,13 @@ def read_events(path: Path, offset: int, damage: list[Damage]) -> Iterator[Logge
                     return stop("the file ends inside an event")
                 file.seek(end)
                 offset = end
-                yield LoggedEvent(0.0, 0, [LoggedValue("", f"event of more than {_MAX_EVENT_BYTES >> 10} KiB")], end)
+                yield LoggedEvent(0.0, 0, [LoggedValue("", f"event of more than {_MAX_EVENT_BYTES >> 20} MiB")], end)
                 continue
             data = file.read(size + 4)
             if len(data) < size + 4:
                 return stop("the file ends inside an event")
-            if _masked_crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            is_checked = size <= _MAX_CHECKED_BYTES
+            if is_checked and _masked_crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
                 return stop("the checksum of an event is wrong")
             try:
                 event = _parse_event(data[:-4], end)
@@ -137,11 +140,11 @@ def _parse_value(data: int | bytes) -> LoggedValue:
         elif number == 2:
             typed_value = LoggedValue("", "scalar", as_double(value))
         elif number == 4:
-            typed_value = LoggedValue("", "image")
+            typed_value = LoggedValue("", "image", _parse_encoded(value))
         elif number == 5 and isinstance(value, bytes):
             typed_value = LoggedValue("", "histogram", _parse_histogram(value))
         elif number == 6:
-            typed_value = LoggedValue("", "audio")
+            typed_value = LoggedValue("", "audio", _parse_encoded(value))
         elif number == 8 and isinstance(value, bytes):
             tensor = value
         elif number == 9 and isinstance(value, bytes):
@@ -150,7 +153,13 @@ def _parse_value(data: int | bytes) -> LoggedValue:
         return typed_value._replace(tag=tag)
     if plugin == "hparams":
         return LoggedValue(tag, "hparams", _parse_hparams(content))
-    return _parse_tensor(tag, plugin, tensor)
+    if plugin in {"images", "audio"}:
+        return LoggedValue(tag, plugin.removesuffix("s"), _parse_files(plugin, tensor))
+    if plugin == "histograms":
+        return LoggedValue(tag, "histogram", _parse_histogram_tensor(tensor))
+    return (
+        LoggedValue(tag, plugin or "tensor") if len(tensor) > _MAX_TENSOR_BYTES else _parse_tensor(tag, plugin, tensor)
+    )
 
 
 def _parse_plugin(metadata: bytes) -> tuple[str, bytes]:
@@ -176,6 +185,12 @@ def _parse_histogram(data: bytes) -> dict[str, Any]:
         elif number == 7:
             counts += read_doubles(value)
     return {"counts": counts, "edges": [low, *limits]}
+
+
+def _parse_encoded(data: int | bytes) -> list[bytes]:
+    """Return the file in an image or a sound of an event; in both, it is field 4."""
+    fields = read_fields(data if isinstance(data, bytes) else b"")
+    return [value for number, value in fields if number == 4 and isinstance(value, bytes)][:1]
 
 
 def _parse_hparams(data: bytes) -> dict[str, Any]:
@@ -230,6 +245,22 @@ def _parse_tensor(tag: str, plugin: str, data: bytes) -> LoggedValue:
     if num_elements == 1 and len(numbers) == 1 and plugin in {"", "scalars"}:
         return LoggedValue(tag, "scalar", float(numbers[0]))
     return LoggedValue(tag, plugin or "tensor")
+
+
+def _parse_histogram_tensor(data: bytes) -> dict[str, Any]:
+    """Return the bins of a histogram of TensorBoard 2, which is rows of left edge, right edge and count."""
+    numbers: list[float] = []
+    for number, value in read_fields(data):
+        if number in {4, 6} and len(data) <= _MAX_TENSOR_BYTES:  # as bytes, or as a list
+            numbers += read_doubles(value)
+    counts = numbers[2::3]
+    return {"counts": counts, "edges": [*numbers[:1], *numbers[1::3]][: len(counts) + 1]}
+
+
+def _parse_files(plugin: str, data: bytes) -> list[bytes]:
+    """Return the files in a tensor: pictures after their width and height, or sounds, each with a label."""
+    texts = [value for number, value in read_fields(data) if number == 8 and isinstance(value, bytes)]
+    return texts[2:] if plugin == "images" else texts[::2]
 
 
 def _num_elements(shape: bytes) -> int:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tachograph._base.guard import guard, reraise_from_signal_handler
 from tachograph._init import init
 from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
+from tachograph.bridges.tensorboard.media_values import clips, figures, pictures, sound
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 from tachograph.settings import Settings
@@ -263,13 +264,7 @@ class SummaryWriter:
         dataformats: str = "CHW",
     ) -> None:
         """Record a picture. Floats are from 0 to 1, bytes from 0 to 255."""
-
-        def build() -> MediaValue:
-            from tachograph.media import Image
-
-            return Image(img_tensor, layout=dataformats.upper(), range=_range_of(img_tensor))
-
-        self._add_media("add_image", tag, build, global_step)
+        self._add_media("add_image", tag, lambda: pictures(img_tensor, dataformats), global_step)
 
     def add_images(
         self,
@@ -294,24 +289,9 @@ class SummaryWriter:
         labels: Iterable[str] | None = None,
     ) -> None:
         """Record a picture with boxes, whose corners are in pixels: left, top, right and bottom."""
-
-        def build() -> MediaValue:
-            from tachograph.media import Image
-
-            names = itertools.chain(labels or (), itertools.repeat(None))
-            boxes = [
-                {
-                    "x": left,
-                    "y": top,
-                    "width": right - left,
-                    "height": bottom - top,
-                    **({"label": name} if name else {}),
-                }
-                for (left, top, right, bottom), name in zip(box_tensor.tolist(), names, strict=False)
-            ]
-            return Image(img_tensor, layout=dataformats.upper(), range=_range_of(img_tensor), boxes=boxes)
-
-        self._add_media("add_image_with_boxes", tag, build, global_step)
+        self._add_media(
+            "add_image_with_boxes", tag, lambda: pictures(img_tensor, dataformats, box_tensor, labels), global_step
+        )
 
     def add_figure(
         self,
@@ -322,17 +302,10 @@ class SummaryWriter:
         walltime: float | None = None,
     ) -> None:
         """Record a figure of matplotlib, or several, and close them as the original does."""
-        figures = figure if isinstance(figure, list) else [figure]
-
-        def build() -> list[MediaValue]:
-            from tachograph.media import Image
-
-            return [Image(each) for each in figures]
-
-        self._add_media("add_figure", tag, build, global_step)
+        self._add_media("add_figure", tag, lambda: figures(figure), global_step)
         pyplot = sys.modules.get("matplotlib.pyplot")
         if close and pyplot is not None:
-            for each in figures:
+            for each in figure if isinstance(figure, list) else [figure]:
                 pyplot.close(each)
 
     def add_video(
@@ -344,14 +317,7 @@ class SummaryWriter:
         walltime: float | None = None,
     ) -> None:
         """Record clips: an array of clips × frames × channels × height × width."""
-
-        def build() -> list[MediaValue]:
-            from tachograph.media import Video
-
-            value_range = _range_of(vid_tensor)
-            return [Video(clip, float(fps), layout="TCHW", range=value_range) for clip in vid_tensor]
-
-        self._add_media("add_video", tag, build, global_step)
+        self._add_media("add_video", tag, lambda: clips(vid_tensor, fps), global_step)
 
     def add_audio(
         self,
@@ -362,13 +328,7 @@ class SummaryWriter:
         walltime: float | None = None,
     ) -> None:
         """Record a sound: samples from -1 to 1."""
-
-        def build() -> MediaValue:
-            from tachograph.media import Audio
-
-            return Audio(snd_tensor.reshape(-1), int(sample_rate))
-
-        self._add_media("add_audio", tag, build, global_step)
+        self._add_media("add_audio", tag, lambda: sound(snd_tensor, sample_rate), global_step)
 
     def add_pr_curve(
         self,
@@ -469,11 +429,6 @@ class SummaryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(error)
-
-
-def _range_of(array: Any) -> tuple[float, float] | None:
-    """Return the values that are black and white: as in TensorBoard, all numbers but bytes are from 0 to 1."""
-    return None if str(array.dtype).endswith(("uint8", "bool")) else (0.0, 1.0)
 
 
 class GlobalSummaryWriter:

@@ -1,4 +1,4 @@
-"""TensorBoard event files: scalars, texts, histograms and hyperparameters.
+"""TensorBoard event files: scalars, texts, histograms, pictures, sounds and hyperparameters.
 
 The event files of a folder are one run, together with the files of its subfolders for splits, such as `train` and
 `validation`, whose tags get the name of the subfolder as a prefix. Several files of a run are read side by side in the
@@ -19,6 +19,7 @@ from typing import Any
 from tachograph.bridges.tensorboard._event_file import LoggedEvent, read_events
 from tachograph.exceptions import ConfigError
 from tachograph.importers import Position, RunSource, SourceRecord, field_name
+from tachograph.media import ImportedFile
 from tachograph.records import CONFIG_CHANGED, SPLIT_FOLDERS, SUMMARY
 
 __all__ = ["TensorBoardImporter"]
@@ -136,6 +137,10 @@ class TensorBoardSource(RunSource):
                 records.append({**at, "name": kind, "global_step": event.step, "tag": prefix + tag, "text": content})
             elif kind == "histogram":
                 records.append({**at, "name": kind, "global_step": event.step, "tag": prefix + tag, **content})
+            elif kind in {"image", "audio"} and content:
+                items = [{"file": ImportedFile(data)} for data in content]
+                media = {"name": prefix + tag, "kind": kind, "items": items}
+                records.append({"event": "media", "time": event.time_s, "global_step": event.step, **media})
             else:
                 self.left_out[kind] += 1
         if scalars and is_session:  # the results that belong to the hyperparameters

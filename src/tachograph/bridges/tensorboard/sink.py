@@ -19,6 +19,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from tachograph._base.files import make_folder
+from tachograph.bridges.exported_media import as_png, exported_histograms, exported_items
 from tachograph.bridges.tensorboard.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
@@ -26,6 +27,7 @@ from tachograph.sinks import scalar_metrics
 
 __all__ = ["TensorBoardSink"]
 
+_SIZE = ("width", "height")
 _STATUS = {"finished": api_pb2.STATUS_SUCCESS, "failed": api_pb2.STATUS_FAILURE}
 
 
@@ -34,12 +36,15 @@ class TensorBoardSink:
 
     Args:
         log_dir: folder that gets one folder per run; the run folder's `tensorboard/` if not given.
+        media: whether to write pictures, sounds, texts and histograms that were logged as media, too.
     """
 
     name = "tensorboard"
 
-    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
-        check_options(log_dir)
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None, media: bool = False) -> None:
+        check_options(log_dir, media)
+        self._media = media
+        self._folder: RunFolder | None = None
         # Resolved now, because training code may change the working directory.
         self._log_dir = None if log_dir is None else os.path.abspath(log_dir)
         self._writer: Any = None
@@ -51,6 +56,7 @@ class TensorBoardSink:
         """Create a new event file; TensorBoard merges the files of one folder."""
         with contextlib.suppress(Exception):  # a writer that failed may also fail to close
             self.close()
+        self._folder = folder
         self._run_id = str(start.get("run_id", folder.name))
         self._config = start["config"] if isinstance(start.get("config"), dict) else {}
         path = folder.path / "tensorboard"
@@ -86,6 +92,11 @@ class TensorBoardSink:
             yield _hparams_pb(hparams_metadata.SESSION_END_INFO_TAG, session_end_info=info)
         elif record["event"] == "event":
             yield from self._summaries_of_event(record)
+        elif record["event"] == "media" and self._media:
+            yield from self._summaries_of_media(record)
+        elif record["event"] == "histograms" and self._media:
+            for name, counts, edges in exported_histograms(record):
+                yield from _histogram_pb(name, counts, edges)
 
     def _summaries_of_event(self, record: dict[str, Any]) -> Iterator[Summary]:
         name, tag = record.get("name"), str(record.get("tag"))
@@ -99,6 +110,26 @@ class TensorBoardSink:
         elif name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
             self._config = {**self._config, **record["config"]}
             yield from self._hparams(record)
+
+    def _summaries_of_media(self, record: dict[str, Any]) -> Iterator[Summary]:
+        """Yield a summary for each item; the ones of a list have tags with their index."""
+        items = list(exported_items(record, self._folder))
+        for item in items:
+            tag = f"{record.get('name')}/{item.position}" if len(items) > 1 else str(record.get("name"))
+            if item.kind == "image" and (data := as_png(item.data)) is not None:
+                width, height = (number if type(number) is int else 0 for number in map(item.fields.get, _SIZE))
+                image = Summary.Image(width=width, height=height, encoded_image_string=data)
+                yield Summary(value=[Summary.Value(tag=tag, image=image)])
+            elif item.kind == "audio" and item.fields.get("ext") == "wav":
+                rate = item.fields.get("rate")
+                audio = Summary.Audio(
+                    sample_rate=rate if isinstance(rate, (int, float)) else 0,
+                    encoded_audio_string=item.data,
+                    content_type="audio/wav",
+                )
+                yield Summary(value=[Summary.Value(tag=tag, audio=audio)])
+            elif item.kind in {"text", "markdown"}:
+                yield text_pb(tag, str(item.fields.get("text") or item.data.decode("utf-8", "replace")))
 
     def _hparams(self, record: dict[str, Any]) -> Iterator[Summary]:
         values = _scalars(self._config)

@@ -18,11 +18,13 @@ from typing import Any
 
 from tachograph.importers import Damage, Position, RunSource, SourceRecord, field_name, read_single_run, source_changed
 from tachograph.importers.sqlite import find_tables, open_database, rows_up_to_damage
+from tachograph.media import ImportedFile
 from tachograph.records import CONFIG_CHANGED, flatten
 
 __all__ = ["TrackioImporter"]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MEDIA_KINDS = {"trackio.image": "image", "trackio.video": "video", "trackio.audio": "audio"}
 _COLUMNS = {
     "metrics": ("id", "timestamp", "step", "metrics"),
     "system_metrics": ("id", "timestamp", "metrics"),
@@ -135,6 +137,12 @@ class TrackioSource(RunSource):
                 if value["_type"] == "trackio.histogram" and value.get("values"):
                     counts = {"counts": value["values"], "edges": value.get("bins")}
                     yield {"event": "event", **at, "name": "histogram", "tag": name, **counts}
+                elif value["_type"] in _MEDIA_KINDS and isinstance(value.get("file_path"), str):
+                    caption = value.get("caption")
+                    item = {"caption": caption} if isinstance(caption, str) and caption else {}
+                    file = ImportedFile(root=str(self.path.parent / "media"), path=value["file_path"])
+                    media = {"name": field_name(name), "kind": _MEDIA_KINDS[value["_type"]]}
+                    yield {"event": "media", **at, **media, "items": [{**item, "file": file}]}
                 else:
                     self.left_out[str(value["_type"]).removeprefix("trackio.")] += 1
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tachograph.importers import field_name
 from tachograph.importers.protobuf import as_double, as_signed, as_text, read_fields
@@ -22,6 +22,17 @@ __all__ = [
     "without_media",
 ]
 
+_MEDIA_KINDS = {
+    "image-file": "image",
+    "images/separated": "image",
+    "video-file": "video",
+    "videos": "video",
+    "audio-file": "audio",
+    "audio": "audio",
+    "html-file": "html",
+    "html": "html",
+}
+"""The kinds of media, by the types of W&B; the ones without ``-file`` are lists."""
 _RUN_TEXTS = {1: "id", 2: "entity", 3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes", 13: "host"}
 
 
@@ -110,10 +121,20 @@ def to_nested(items: Iterator[tuple[list[str], Any]]) -> dict[str, Any]:
     return result
 
 
-def flatten(row: Mapping[str, Any], left_out: Counter[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the values of a row by names with dots, as W&B shows them, and its histograms; count other media."""
+class FlatRow(NamedTuple):
+    """The content of a row: values by names with dots, as W&B shows them, histograms, and media."""
+
+    values: dict[str, Any]
+    histograms: list[dict[str, Any]]
+    media: list[dict[str, Any]]
+    """The name, the kind and the items of each; a file is named by its path in the folder of files."""
+
+
+def flatten(row: Mapping[str, Any], left_out: Counter[str]) -> FlatRow:
+    """Return the content of a row; count media of a kind that is not imported."""
     values: dict[str, Any] = {}
     histograms: list[dict[str, Any]] = []
+    media: list[dict[str, Any]] = []
 
     def add(name: str, value: Any) -> None:
         if not isinstance(value, dict):
@@ -124,13 +145,32 @@ def flatten(row: Mapping[str, Any], left_out: Counter[str]) -> tuple[dict[str, A
                 add(f"{name}.{key}", item)
         elif value["_type"] == "histogram" and (edges := _edges(value)):
             histograms.append({"tag": name, "counts": value.get("values"), "edges": edges})
+        elif items := _media_items(value):
+            media.append({"name": field_name(name), "kind": _MEDIA_KINDS[value["_type"]], "items": items})
         else:
             left_out[str(value["_type"])] += 1
 
     for name, value in row.items():
         if name not in {"_step", "_timestamp", "_runtime", "_wandb"}:
             add(name, value)
-    return values, histograms
+    return FlatRow(values, histograms, media)
+
+
+def _media_items(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the paths and captions of media; empty if there are none, or of a kind that is not imported."""
+    if value["_type"] not in _MEDIA_KINDS:
+        return []
+    paths = value["filenames"] if isinstance(value.get("filenames"), list) else [value.get("path")]
+    captions = value.get("captions") if "filenames" in value else [value.get("caption")]
+    if not isinstance(captions, list):
+        captions = []
+    items = []
+    for number, path in enumerate(paths):
+        if not isinstance(path, str):
+            return []
+        caption = captions[number] if number < len(captions) else None
+        items.append({"path": path, **({"caption": caption} if isinstance(caption, str) and caption else {})})
+    return items
 
 
 def _edges(histogram: Mapping[str, Any]) -> list[float]:

@@ -26,6 +26,7 @@ from tachograph.importers import Damage, Position, RunSource, SourceRecord, read
 from tachograph.importers.chunked_file import read_chunked_records
 from tachograph.importers.files import find_below, find_nearby
 from tachograph.importers.protobuf import as_signed, as_text, read_fields
+from tachograph.media import ImportedFile
 from tachograph.records import CONFIG_CHANGED, METRIC_DEFINED, SUMMARY
 
 __all__ = ["WandbImporter"]
@@ -107,6 +108,7 @@ class WandbSource(RunSource):
         self._axes: dict[str, str] = dict(position.get("axes", {}))
         for file in self._files:
             key = f"{file.parent.name}/{file.name}"
+            self._media_folder = str(file.parent / "files")
             self._has_start = key in offsets
             for data, end in read_chunked_records(file, offsets.get(key, 0), self.damage, header=_HEADER):
                 try:
@@ -176,9 +178,12 @@ class WandbSource(RunSource):
         record: dict[str, Any] = {"event": "step", "global_step": row.pop("_step", step)}
         if isinstance(row.get("_timestamp"), (int, float)):
             record["time"] = row["_timestamp"]
-        values, histograms = flatten(row, self.left_out)
+        values, histograms, media = flatten(row, self.left_out)
         at = {name: record[name] for name in ("time", "global_step") if name in record}
         events = [{"event": "event", "name": "histogram", **at, **histogram} for histogram in histograms]
+        for entry in media:
+            items = [_with_file(item, self._media_folder) for item in entry["items"]]
+            events.append({"event": "media", **at, **entry, "items": items})
         return [*self._new_axes(values), *events, {**record, **values}] if values else events
 
     def _define_metric(self, content: bytes) -> None:
@@ -209,6 +214,12 @@ class WandbSource(RunSource):
     def _take_summary(self) -> list[dict[str, Any]]:
         values, self._summary = without_media(self._summary), {}
         return [{"event": "event", "name": SUMMARY, SUMMARY: values}] if values else []
+
+
+def _with_file(item: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return an item with its file in place of its path."""
+    facts = {name: value for name, value in item.items() if name != "path"}
+    return {**facts, "file": ImportedFile(root=folder, path=item["path"])}
 
 
 def _read_run(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import wandb
 
 from tachograph._base.files import make_folder
+from tachograph.bridges.exported_media import ExportedItem, exported_histograms, exported_items
 from tachograph.bridges.wandb.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY
@@ -47,6 +48,7 @@ class WandbSink:
         entity: the user or team that owns the project.
         mode: `online`, `offline` (keeps everything on this machine), `shared` or `disabled`.
         group: groups runs in the W&B interface.
+        media: whether to send pictures, sounds, videos, tables, pages and histograms that were logged as media, too.
     """
 
     name = "wandb"
@@ -57,8 +59,11 @@ class WandbSink:
         entity: str | None = None,
         mode: str | None = None,
         group: str | None = None,
+        media: bool = False,
     ) -> None:
-        check_options(project, entity, mode, group)
+        check_options(project, entity, mode, group, media)
+        self._media = media
+        self._folder: RunFolder | None = None
         self._project = project
         self._entity = entity
         self._mode: Any = mode
@@ -73,6 +78,7 @@ class WandbSink:
         """Start or resume the W&B run with the same id."""
         with contextlib.suppress(Exception):  # a run that failed may also fail to finish
             self.close()
+        self._folder = folder
         make_folder(folder.path / "wandb", below=folder.path)  # wandb would follow a link
         self._run = wandb.init(
             project=self._project or os.environ.get("WANDB_PROJECT", "tachograph"),
@@ -100,6 +106,13 @@ class WandbSink:
             values: dict[str, Any] = scalar_metrics(record)
             if record["event"] == "completions":
                 values = self._table(record)
+            elif record["event"] == "media" and self._media:
+                values = self._values_of_media(record)
+            elif record["event"] == "histograms" and self._media:
+                values = {
+                    name: wandb.Histogram(np_histogram=(counts, edges))
+                    for name, counts, edges in exported_histograms(record)
+                }
             elif record["event"] == "event":
                 values = self._values_of_event(record)
             elif record["event"] == "alert" and record.get("status") == "opened":
@@ -122,6 +135,17 @@ class WandbSink:
                 return {str(record.get("tag")): wandb.Histogram(np_histogram=(record["counts"], record["edges"]))}
         return {}
 
+    def _values_of_media(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the items of a `media` record as objects of W&B; it has a name for one, and a list for several."""
+        values = []
+        for item in exported_items(record, self._folder):
+            with contextlib.suppress(ValueError, TypeError, OSError, wandb.Error):  # a format that W&B does not take
+                value = _as_wandb(item)
+                if value is not None:
+                    values.append(value)
+        name = str(record.get("name"))
+        return {name: values[0] if len(values) == 1 else values} if values else {}
+
     def _table(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return samples as a table. W&B shows the last one, so it has the latest samples of earlier records, too."""
         name = str(record.get("table", "completions"))
@@ -138,6 +162,24 @@ class WandbSink:
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._status == "finished" else 1)
+
+
+def _as_wandb(item: ExportedItem) -> Any:
+    """Return an item as an object of W&B; None for a kind that it does not have."""
+    caption = item.caption or None
+    if item.kind in {"image", "video"} and item.fields.get("ext") in {"png", "jpg", "webp"}:
+        return wandb.Image(item.path, caption=caption)
+    if item.kind in {"image", "video"}:
+        return wandb.Video(item.path, caption=caption)
+    if item.kind == "audio":
+        return wandb.Audio(item.path, caption=caption)
+    if item.kind == "html":
+        return wandb.Html(item.data.decode("utf-8", "replace"), inject=False)
+    rows, columns = item.fields.get("rows"), item.fields.get("columns")
+    if item.kind == "table" and isinstance(columns, list) and isinstance(rows, list):
+        data = [[_cell(row.get(column)) for column in columns] for row in rows if isinstance(row, dict)]
+        return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+    return None
 
 
 def _cell(value: Any) -> Any:

@@ -51,6 +51,7 @@ __all__ = ["CompiledFlags", "LoopObserver", "active_observer", "set_active_obser
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
+_STEP_METRICS = frozenset({"train_loss", "lr", "grad_norm"})
 _EVALUATIONS = frozenset({Names.VALIDATION_LOOP, Names.TESTING_LOOP})
 
 _NO_CONTROL = "`tacho run` observes a plain loop but cannot control it; send the process a signal instead"
@@ -107,7 +108,11 @@ class LoopObserver:
         self.is_script_run: Callable[[Run], bool] = lambda run: False
         """Returns whether a run that is not ours records a script written for other trackers: it is logged into."""
         self.logged_by_script: Collection[str] = ()
-        """Names of metrics that the script logs itself, which are not logged again."""
+        """Names of metrics that the script passes to other trackers, which are not logged again."""
+        self._names_of_others: set[str] = set()
+        """Names of metrics of a step that the script has passed to `log`: they are its own from then on."""
+        self._own_row_at = 0.0
+        """When the last row was logged here."""
         self.state = LoopState(self._sample)
         self.compiled_flags = CompiledFlags()
         self.watched_ids: set[int] | None = None
@@ -124,6 +129,8 @@ class LoopObserver:
         """Facts about the model for the `instrumented` event."""
         self.norm_every = 0
         """Compute the gradient norm every this many steps if the script does not; 0: never."""
+        self.on_compiled_step: list[Callable[[], None]] = []
+        """Called when a step of an optimizer was part of compiled code."""
         self._cannot_start = False
         self._thread_id: int | None = None
         """The thread that trains. Until an optimizer steps, the last thread that made an observed call."""
@@ -153,6 +160,11 @@ class LoopObserver:
     def has_started(self) -> bool:
         """Whether it has found or started its run."""
         return self._integration.run is not None
+
+    @property
+    def run(self) -> Run | None:
+        """The run that the loop is recorded into; None if there is none yet, or it has ended."""
+        return self._integration.run if self._integration.is_open else None
 
     @property
     def num_optimizer_steps(self) -> int:
@@ -438,6 +450,8 @@ class LoopObserver:
             self.state.compiled_backward_seen()
         if flags.ran_step:
             flags.ran_step = False
+            for notify in self.on_compiled_step:
+                notify()
             if self.state.has_seen_backward and not self._is_marked_elsewhere():
                 self._thread_trains = True
                 is_manual = is_iteration_marked(self._integration.run)
@@ -526,6 +540,7 @@ class LoopObserver:
                     values["sec_per_step"] = (iteration.step_s - before[1]) / (iteration.step - before[0])
             if values:
                 run.log(values, step=iteration.step)
+                self._own_row_at = perf_counter()
                 self.governor.values_handled()
         if self._controls_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
@@ -555,13 +570,15 @@ class LoopObserver:
                 values["lr"] = iteration.lr
         if iteration.norm is not None:
             values["grad_norm"] = iteration.norm
-        if self.logged_by_script:
+        if self._integration.run is not None:
+            self._names_of_others |= _STEP_METRICS & self._integration.run.names_logged_since(self._own_row_at)
+        if self.logged_by_script or self._names_of_others:
             values = {name: value for name, value in values.items() if not self._is_logged_by_script(name)}
         return values
 
     def _is_logged_by_script(self, name: str) -> bool:
         general = {"loss": "train_loss", "lr": "lr"}.get(name.partition("/")[0], name)
-        return general in self.logged_by_script
+        return general in self.logged_by_script or general in self._names_of_others
 
     def _values_of_optimizers(self, iteration: Iteration) -> dict[str, Any]:
         """Return the loss and the learning rate of each optimizer: `loss/0`, or `loss/generator` if it has a name.

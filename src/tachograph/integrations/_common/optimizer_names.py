@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from tachograph._base.program_code import is_program_file
+
 __all__ = ["optimizer_names"]
 
-_LIBRARIES = tuple({*sysconfig.get_paths().values(), os.path.abspath(os.path.join(__file__, *[os.pardir] * 3))})
 _MAX_FRAMES = 50
 _MAX_VARIABLES = 2_000
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -44,7 +43,7 @@ def optimizer_names(frame: FrameType | None, optimizers: Collection[int]) -> dic
     for _ in range(_MAX_FRAMES):
         if frame is None or len(names) == len(optimizers):
             break
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+        if is_program_file(frame.f_code.co_filename):
             for variable, value in _variables(frame.f_locals):
                 if id(value) in optimizers and (name := _name_of(variable)):
                     names.setdefault(id(value), name)

@@ -112,10 +112,28 @@ class TachographTracker(GeneralTracker):
                 run.log(training, step=step)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record the names and numbers of images. Pixels are not recorded."""
+        """Record pictures.
+
+        Args:
+            values: pictures by name: a list of arrays, tensors or PIL images, or a batch.
+            step: the step; by default the number of optimizer steps, if the tracker is attached.
+            kwargs: `caption`, a list of texts; `dataformats`, the order of the axes of a batch. Others are ignored.
+        """
         with guard("logging images"):
-            counts = {name: len(images) if hasattr(images, "__len__") else 1 for name, images in values.items()}
-            self._begin_run().event("images", step=step, num_images=counts)
+            from tachograph.media import Image
+
+            if step is None and self._observer is not None:
+                step = self._observer.num_steps
+            captions = kwargs.get("caption")
+            pictures: dict[str, Any] = {}
+            for name, images in values.items():
+                texts = [captions] if isinstance(captions, str) else list(captions or ())
+                if isinstance(images, (list, tuple)):
+                    texts += [None] * (len(images) - len(texts))
+                    pictures[name] = [Image(image, text) for image, text in zip(images, texts, strict=False)]
+                else:
+                    pictures[name] = Image(images, texts or None, layout=kwargs.get("dataformats"))
+            self._begin_run().log(pictures, step=step)
 
     def log_table(
         self,

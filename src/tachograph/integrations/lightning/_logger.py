@@ -137,6 +137,55 @@ class TachographLogger(LightningSubclass):
         if remaining:
             run.log(remaining, step=step)
 
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **options: Any) -> None:
+        """Record pictures: arrays, tensors, PIL images or paths.
+
+        Args:
+            key: the name.
+            images: the pictures.
+            step: the step; by default the latest one.
+            options: lists with an entry for each picture, such as ``caption=["a red fox", "a blue fox"]``.
+        """
+        self._log_media("Image", key, images, step, options)
+
+    def log_audio(self, key: str, audios: list[Any], step: int | None = None, **options: Any) -> None:
+        """Record sounds; `options` has `sample_rate` and `caption` as lists with an entry for each."""
+        options["rate"] = options.pop("sample_rate", options.pop("rate", None))
+        self._log_media("Audio", key, audios, step, options)
+
+    def log_video(self, key: str, videos: list[Any], step: int | None = None, **options: Any) -> None:
+        """Record clips; `options` has `fps` and `caption` as lists with an entry for each."""
+        options.pop("format", None)
+        self._log_media("Video", key, videos, step, options)
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Record rows, or a data frame, as a table."""
+        with guard("logging a table"):
+            from tachograph.media import Table
+
+            source = {"dataframe": dataframe} if dataframe is not None else {"columns": columns, "data": data}
+            self.experiment.log({key: Table(**source)}, step=step)
+
+    log_text = log_table
+
+    def _log_media(self, kind: str, key: str, values: list[Any], step: int | None, options: dict[str, Any]) -> None:
+        with guard("logging media"):
+            from tachograph import media
+
+            lists = {name: entries for name, entries in options.items() if entries is not None}
+            items = [
+                getattr(media, kind)(value, **{name: entries[index] for name, entries in lists.items()})
+                for index, value in enumerate(values)
+            ]
+            self.experiment.log({key: items}, step=step)
+
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Do nothing: model graphs are not recorded."""
 

@@ -4,7 +4,7 @@ That is `argparse`, `simple_parsing`, click, absl, fire, tyro, Hydra or OmegaCon
 
 A namespace counts as the config if it was parsed from the arguments of the program, and a config of OmegaConf if the
 script loaded or merged it. If there are several, they are merged, and later values win. A script that uses none of them
-often has its config in a global variable: `config = {…}`, as nanoGPT does after it has executed its configurator.
+often has its config in a variable: `config = {…}`, as nanoGPT does after it has executed its configurator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tachograph.integrations.zero_code._script_values import ScriptValues
 
 __all__ = ["ConfigHooks", "config_of_script"]
 
-_VARIABLES = ("config", "cfg", "conf", "args", "hparams", "hyperparameters", "hps", "params", "settings")
-"""Global variables of a script that usually have its config."""
+_VARIABLES = ("config", "cfg", "conf", "args", "hparams", "hyperparameters", "hps", "hp", "params", "settings")
+"""Variables of a script that usually have its config, in lower case."""
 _MAX_FIELDS = 500
+_MAX_DEPTH = 10
 
 _OTHERS = ("accelerate.commands", "deepspeed.launcher", "hydra", "omegaconf", "torch.distributed")
 """Packages that parse arguments or merge configs for purposes of their own."""
@@ -189,24 +190,68 @@ def _is_other(frame: FrameType) -> bool:
 
 
 def config_of_script() -> dict[str, Any]:
-    """Return the config in a global variable of the script: a dict, a namespace or a dataclass; empty without one."""
-    variables = vars(sys.modules.get("__main__", sys))
-    for name in _VARIABLES:
-        value = variables.get(name)
-        if isinstance(value, (type, ModuleType)) or callable(value):
+    """Return the config in a variable of the script; empty without one.
+
+    That is a dict, a namespace, a dataclass, or a class whose attributes are plain values. A global variable counts
+    first, then the variables of the functions of the script on the stack, such as `main`.
+    """
+    script = vars(sys.modules.get("__main__", sys))
+    for variables in (script, *_locals_of(script)):
+        if plain := _config_among(variables):
+            return plain
+    return {}
+
+
+def _locals_of(script: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables of the functions of a script on the stack, from the outermost one."""
+    scopes = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals is script and frame.f_code.co_name != "<module>":
+            scopes.append(dict(frame.f_locals))
+        frame = frame.f_back
+    return scopes[::-1]
+
+
+def _config_among(variables: dict[str, Any]) -> dict[str, Any]:
+    candidates = [(name.lower(), name) for name in variables if name.lower() in _VARIABLES]
+    # An instance has the values; its class may only have the defaults.
+    candidates.sort(key=lambda each: (isinstance(variables[each[1]], type), _VARIABLES.index(each[0]), each[1]))
+    for _, name in candidates:
+        value = variables[name]
+        if isinstance(value, ModuleType) or (callable(value) and not isinstance(value, type)):
             continue
-        fields = _dict_of(value)
+        fields = _fields_of_class(value) if isinstance(value, type) else _dict_of(value)
+        if not isinstance(value, (type, dict)) and not _is_container(type(value)):
+            fields = {**_fields_of_class(type(value)), **fields}
         plain = {key: field for key, field in fields.items() if isinstance(key, str) and _is_plain(field)}
         if plain and len(plain) <= _MAX_FIELDS and 2 * len(plain) > len(fields):
             return plain
     return {}
 
 
+def _fields_of_class(owner: type) -> dict[Any, Any]:
+    """Return the attributes of a class used as a config itself, without instances that have other values."""
+    if _is_container(owner) or type(owner) is not type or owner.__init__ is not object.__init__:  # type: ignore[misc]
+        return {}
+    fields: dict[Any, Any] = {}
+    for each in reversed(owner.__mro__[:-1]):
+        fields.update(vars(each))
+    return {name: value for name, value in fields.items() if not name.startswith("_") and not _is_behaviour(value)}
+
+
+def _is_behaviour(value: Any) -> bool:
+    return callable(value) or isinstance(value, (staticmethod, classmethod, property))
+
+
+def _is_container(owner: type) -> bool:
+    """Return whether a class declares fields, whose values its instances have."""
+    return any(hasattr(owner, mark) for mark in ("__dataclass_fields__", "__attrs_attrs__", "model_fields", "_fields"))
+
+
 def _fields_of(config: Any) -> dict[str, Any]:
     """Return the fields of a config of any class; of a class that is no mere container, the plain ones."""
-    is_container = isinstance(config, dict) or any(
-        hasattr(type(config), mark) for mark in ("__dataclass_fields__", "__attrs_attrs__", "model_fields", "_fields")
-    )
+    is_container = isinstance(config, dict) or _is_container(type(config))
     fields = config._asdict() if hasattr(type(config), "_asdict") else _dict_of(config)
     return {name: value for name, value in fields.items() if is_container or _is_plain(value)}
 
@@ -216,7 +261,13 @@ def _dict_of(value: Any) -> dict[Any, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if depth > _MAX_DEPTH:
+        return False
     if isinstance(value, (list, tuple)):
-        return len(value) <= 100 and all(map(_is_plain, value))
+        return len(value) <= 100 and all(_is_plain(each, depth + 1) for each in value)
+    if isinstance(value, dict):  # a section
+        return len(value) <= _MAX_FIELDS and all(
+            isinstance(key, str) and _is_plain(each, depth + 1) for key, each in value.items()
+        )
     return value is None or isinstance(value, (bool, int, float, str))

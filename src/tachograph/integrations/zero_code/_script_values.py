@@ -118,6 +118,8 @@ class ScriptValues:
         tool: str,
         record: Callable[[Run], None],
         row: tuple[int | None, dict[str, Any]] | None = None,
+        *,
+        is_media: bool = False,
     ) -> None:
         """Record something now, or when the run has started; the module explains when it starts."""
         with self._lock:
@@ -129,7 +131,7 @@ class ScriptValues:
                 if row is not None:
                     self._waiting_rows.append(row)
                 self._report_at_exit()
-                is_urgent = row is not None and "torch" not in sys.modules
+                is_urgent = (row is not None or is_media) and "torch" not in sys.modules
                 if self._is_starting or not (is_urgent or len(self._waiting) >= _MAX_WAITING):
                     return
                 self._is_starting = True
@@ -237,6 +239,43 @@ class ScriptValues:
 
         self._add(tool, record, (own_step if step is None else step, row))
 
+    def log_media(
+        self,
+        tool: str,
+        name: str,
+        convert: Callable[[], Any],
+        step: Any,
+        kind: str,
+        own_step: int | None = None,
+    ) -> None:
+        """Record media, or count it if it cannot be converted.
+
+        Args:
+            tool: the name of the tool.
+            name: the name of the media.
+            convert: returns the media; it may raise anything.
+            step: the step that the script states.
+            kind: the class or the method that the script used, to count it.
+            own_step: the step that the tool counts itself.
+        """
+        from tachograph._base.guard import reraise_from_signal_handler
+        from tachograph.bridges.drop_in import place_row
+
+        try:
+            media = convert()
+            if self._run is None:
+                _copy_arrays(media)
+        except Exception as error:  # noqa: BLE001 - data of any kind, and private attributes of another package
+            reraise_from_signal_handler(error)
+            self.count_unrecorded(f"{tool}.{kind}")
+            return
+        step = _as_step(step)
+
+        def record(run: Run) -> None:
+            run.log({name: media}, place_row(run, tool, step, own_step)[0])
+
+        self._add(tool, record, is_media=True)
+
     def log_printed(self, printed: PrintedValues, line: str) -> None:
         """Record metrics that the script printed, unless it logs them, too."""
         logged_names = self._logged_names()
@@ -289,8 +328,11 @@ class ScriptValues:
     def _logged_names(self) -> set[str]:
         """Return the metrics that the script logs, with the names that they have if they are printed."""
         from tachograph.integrations.zero_code._printed_values import parse_line
+        from tachograph.records import SIGNALS, signal_of
 
         names = set(self.logged)
+        if any((signal_of(name) or ("",))[0] == "reward" for name in self.logged):  # printed without its prefix
+            names.update(SIGNALS["reward"])
         for name in self.logged:
             printed = parse_line(f"{name}: 0.5")
             names.update(printed.values if printed is not None else ())
@@ -348,7 +390,31 @@ class ScriptValues:
             elif hasattr(value, "histogram") and hasattr(value, "bins"):
                 self._add_counts(tool, name, list(value.histogram), list(value.bins), step, own_step)
             elif value is not None:
-                self.count_unrecorded(f"{tool}.{type(value).__name__}")
+                self._log_other(tool, name, value, step, own_step)
+
+    def _log_other(self, tool: str, name: str, value: Any, step: int | None, own_step: int | None) -> None:
+        """Record a value that is no number: media of W&B, or a bare picture or figure; count any other."""
+        from tachograph.bridges.wandb.logged_media import logged_media
+
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        kind = type(first).__name__
+
+        def convert() -> Any:
+            media = logged_media(value) if tool == "wandb" else None
+            if media is None:
+                raise TypeError(f"{kind} is no media")
+            return media
+
+        self.log_media(tool, name, convert, step, kind, own_step)
+
+
+def _copy_arrays(media: Any) -> None:
+    """Copy the arrays of media that has to wait for a run: the script may change them until then."""
+    for value in media if isinstance(media, list) else [media]:
+        if hasattr(value.data, "detach"):
+            value.data = value.data.detach().clone()
+        elif hasattr(value.data, "shape") and hasattr(value.data, "copy"):
+            value.data = value.data.copy()
 
 
 def _as_step(step: Any) -> int | None:

@@ -147,9 +147,68 @@ class TrackerHooks:
 
         for observe in (add_scalar, add_scalars, add_text, add_histogram, add_hparams):
             self._calls.wrap(module.SummaryWriter, observe.__name__, observe)
-        for name in ("add_image", "add_images", "add_figure", "add_video", "add_audio", "add_embedding", "add_graph"):
+        self._observe_media(module.SummaryWriter)
+        for name in ("add_embedding", "add_graph", "add_mesh"):
             count = _after(script.count_unrecorded, f"{tool}.{name}")
             self._calls.wrap(module.SummaryWriter, name, functools.partial(_always, count))
+
+    def _observe_media(self, writer_class: Any) -> None:
+        """Observe the pictures, clips and sounds of a writer. They are converted after its own work."""
+        script = self._values
+
+        def record(method: str, tag: str, step: Any, convert: str, *arguments: Any) -> Callable[[Any], None]:
+            def add(_: Any) -> None:
+                from tachograph.bridges.tensorboard import media_values
+
+                script.log_media("tensorboard", tag, lambda: getattr(media_values, convert)(*arguments), step, method)
+
+            return add
+
+        def add_image(
+            writer: Any, tag: str, img_tensor: Any, global_step: Any = None, _: Any = None, dataformats: str = "CHW"
+        ) -> Any:
+            return record("add_image", tag, global_step, "pictures", img_tensor, dataformats)
+
+        def add_images(
+            writer: Any, tag: str, img_tensor: Any, global_step: Any = None, _: Any = None, dataformats: str = "NCHW"
+        ) -> Any:
+            return record("add_images", tag, global_step, "pictures", img_tensor, dataformats)
+
+        def add_image_with_boxes(
+            writer: Any,
+            tag: str,
+            img_tensor: Any,
+            box_tensor: Any,
+            global_step: Any = None,
+            _walltime: Any = None,
+            _rescale: Any = 1,
+            dataformats: str = "CHW",
+            labels: Any = None,
+        ) -> Any:
+            method = "add_image_with_boxes"
+            return record(method, tag, global_step, "pictures", img_tensor, dataformats, box_tensor, labels)
+
+        def add_figure(writer: Any, tag: str, figure: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:
+            return record("add_figure", tag, global_step, "figures", figure)
+
+        def add_video(
+            writer: Any, tag: str, vid_tensor: Any, global_step: Any = None, fps: float = 4, *_: Any, **__: Any
+        ) -> Any:
+            return record("add_video", tag, global_step, "clips", vid_tensor, fps)
+
+        def add_audio(
+            writer: Any,
+            tag: str,
+            snd_tensor: Any,
+            global_step: Any = None,
+            sample_rate: int = 44100,
+            *_: Any,
+            **__: Any,
+        ) -> Any:
+            return record("add_audio", tag, global_step, "sound", snd_tensor, sample_rate)
+
+        for observe in (add_image, add_images, add_image_with_boxes, add_figure, add_video, add_audio):
+            self._calls.wrap(writer_class, observe.__name__, observe)
 
     # MLflow --------------------------------------------------------------------------------------------------------
 

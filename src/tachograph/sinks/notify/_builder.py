@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tachograph.records import (
+    FATAL_DUMPS,
     METRIC_KINDS,
     SEVERITIES,
     clock_jump_s,
@@ -47,6 +48,8 @@ class BuilderState(msgspec.Struct, kw_only=True):
     metrics: dict[str, float | str] = {}
     error: str = ""
     """The fatal exception, which the `end` record does not repeat."""
+    cause: str = ""
+    """What caused it, as a dump shows it."""
     is_open: bool = False
     """Whether an attempt has started and not ended."""
     seen: dict[str, float] = {}
@@ -71,6 +74,7 @@ class MessageBuilder:
             "start": self._handle_start,
             "alert": self._handle_alert,
             "error": self._handle_error,
+            "dump": self._handle_dump,
             "end": self._handle_end,
         }
 
@@ -132,7 +136,7 @@ class MessageBuilder:
         state.started_s = finite_or_none(record.get("time"))
         max_steps = finite_or_none(record.get("max_steps"))
         state.max_steps = int(max_steps) if max_steps else None
-        state.error = ""
+        state.error = state.cause = ""
         reason = _NO_EXIT_RECORD if was_open else ""
         title = "Training resumed" if record.get("resumed") else "Training started"
         return self._message(record, "start", f"start:{record.get('time')}", title, reason=reason)
@@ -143,12 +147,20 @@ class MessageBuilder:
                 str(part) for part in (record.get("error_type"), record.get("error_message")) if part
             )
 
+    def _handle_dump(self, record: dict[str, Any]) -> None:
+        verdict = record.get("verdict")
+        if record.get("reason") in FATAL_DUMPS and isinstance(verdict, dict) and verdict.get("text"):
+            self.state.cause = _format_cause({**verdict, "dump": record.get("dump")}, self._run)
+
     def _handle_end(self, record: dict[str, Any]) -> Message:
         state = self.state
         state.is_open = False
         reason, key = str(record.get("reason") or ""), f"end:{record.get('time')}"
         if record.get("status") == "failed":
-            cause = state.error or reason
+            # If another rank ended first, the error of rank 0 only follows from that.
+            cause = reason if record.get("first_failed_rank") else state.error or reason
+            if state.cause and state.cause not in cause:
+                cause += f"\nCause: {state.cause}"
             return self._message(
                 record, "error", key, "Training failed", reason=cause, state="failed", severity="critical"
             )
@@ -163,6 +175,18 @@ class MessageBuilder:
         if severity_rank(worst) < self._min_rank:
             return None
         title = single_line(record.get("title") or record.get("rule") or "alert")
+        cause = record.get("cause")
+        if isinstance(cause, dict) and cause.get("text"):
+            return self._message(
+                record,
+                "alert",
+                f"alert:{alert}:cause",
+                f"Cause: {title}",
+                severity=worst,
+                rule=_rule_name(record),
+                reason=_format_cause(cause, self._run),
+                link=self._link and f"{self._link}/health",
+            )
         if record.get("absorbed_by"):
             return None  # the problem persists, and the alert that absorbed this one reports it
         if status == "resolved":
@@ -222,9 +246,15 @@ class MessageBuilder:
             metrics={name: state.metrics[name] for name in self._settings.metrics if name in state.metrics},
             duration_s=None if state.started_s is None else max(0.0, time_s - state.started_s),
             host=state.host,
-            link=self._link,
-            **more,
+            **{"link": self._link, **more},
         )
+
+
+def _format_cause(cause: dict[str, Any], run: str) -> str:
+    """Return a cause, its confidence, and where the evidence is."""
+    confidence = single_line(cause.get("confidence") or "")
+    text = f"{cause['text']} ({confidence})" if confidence else str(cause["text"])
+    return f"{text}\nEvidence: tacho dump show {run} {single_line(cause['dump'])}" if cause.get("dump") else text
 
 
 def _config_project(config: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
 
-__all__ = ["bare_media", "clip", "figure", "page", "picture", "sound"]
+__all__ = ["bare_media", "boxes_in_pixels", "clip", "figure", "page", "picture", "sound"]
 
 
 _LIBRARIES = frozenset({"PIL", "matplotlib", "plotly", "tachograph"})
@@ -24,7 +24,7 @@ def picture(
     """Return a picture.
 
     Raises:
-        TypeError, ValueError: if the data are none.
+        TypeError, ValueError: if the data cannot be converted.
     """
     from tachograph.media import Image
 
@@ -32,7 +32,7 @@ def picture(
     if isinstance(original, Image):
         return original
     if isinstance(data, (str, os.PathLike)):
-        return Image(Path(data), _text(caption), masks=_masks(masks), boxes=_boxes(boxes, None))
+        return Image(Path(data), _text(caption), masks=_masks(masks), boxes=boxes_in_pixels(boxes, None))
     data = _drawing_of(data)
     value_range = None
     if not isinstance(data, bytes) and not hasattr(data, "getbands"):
@@ -40,7 +40,9 @@ def picture(
         if data.ndim > 2 and not hasattr(data, "detach"):
             data = data.squeeze()
         value_range = _range_of(data)
-    return Image(data, _text(caption), range=value_range, masks=_masks(masks), boxes=_boxes(boxes, _size_of(data)))
+    return Image(
+        data, _text(caption), range=value_range, masks=_masks(masks), boxes=boxes_in_pixels(boxes, _size_of(data))
+    )
 
 
 def bare_media(value: Any) -> MediaValue | None:
@@ -62,7 +64,7 @@ def clip(data: Any, fps: float, caption: str | None) -> MediaValue | list[MediaV
     """Return a clip, or several of a batch.
 
     Raises:
-        TypeError, ValueError: if the data are none.
+        TypeError, ValueError: if the data cannot be converted.
     """
     from tachograph.media import Video
 
@@ -84,7 +86,7 @@ def sound(data: Any, rate: int | None, caption: str | None) -> MediaValue:
     """Return a sound.
 
     Raises:
-        TypeError, ValueError: if the data are none.
+        TypeError, ValueError: if the data cannot be converted.
     """
     from tachograph.media import Audio
 
@@ -101,7 +103,7 @@ def page(data: Any, *, is_text: bool, caption: str | None) -> MediaValue:
     """Return a page.
 
     Raises:
-        TypeError: if the data are none.
+        TypeError: if the data cannot be converted.
     """
     from tachograph.media import Html
 
@@ -181,7 +183,7 @@ def _masks(masks: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _boxes(groups: Mapping[str, Any] | None, size: tuple[int, int] | None) -> list[dict[str, Any]]:
+def boxes_in_pixels(groups: Mapping[str, Any] | None, size: tuple[int, int] | None) -> list[dict[str, Any]]:
     """Return boxes in pixels. Those in shares of the picture are left out if its size is unknown."""
     boxes = []
     for group in (groups or {}).values():
