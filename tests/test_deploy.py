@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from tachograph.journal import RunFolder
 from tachograph.remote import Connection, RunSender, parse_server
 from tachograph.server.columns import parse_address
 from tachograph.server.team import ProxyTrust
+from tachograph.server.team._metrics import COUNTERS
 from tests.conftest import HANG_S, reserve_port, wait_for
 from tests.remote.conftest import (
     Team,
@@ -309,3 +311,20 @@ def test_check_reports_problems(start: Callable[..., subprocess.Popen[str]], tmp
     process = start(*command)
     assert "is damaged" in process.communicate(timeout=HANG_S)[0]
     assert process.returncode == 1
+
+
+def test_board_about_servers_uses_metrics_that_exist(tmp_path: Path):
+    team = Team(tmp_path / "data", store="clickhouse://127.0.0.1:1/nothing")
+    try:
+        text = team.client.get("/metrics", headers=team.headers("read")).text
+    finally:
+        team.client.close()
+        team.stop()
+    metrics = {f"tachograph_{name}_total" for name in COUNTERS} | set(re.findall(r"^(\w+) ", text, re.MULTILINE))
+    panels = json.loads((DEPLOY / "grafana-servers.json").read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    used = {
+        name for panel in panels for query in panel["targets"] for name in re.findall(r"tachograph_\w+", query["expr"])
+    }
+    assert used <= metrics
+    assert metrics <= used, "each has a panel"

@@ -1,7 +1,7 @@
 """Many trainers and one server on one core: how late records are, and whether its memory stays as it is.
 
 The clients are tasks of one process on another core. They use the protocol of `RunSender`: register, a batch each
-second, a beat every five seconds, one connection each.
+second and a beat every five seconds, or as often as the server says, one connection each.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class _Client:
         await self._put(self._run, msgspec.json.encode({"run_name": f"run-{self._number}"}))
         await asyncio.sleep(random.Random(self._number).uniform(0, _FLUSH_S))
         offset, before, beat_s, made_s = 0, b"", 0.0, time.monotonic()
+        pause_s = _FLUSH_S
         while (now_s := time.monotonic()) < end_s:
             times = []
             while made_s <= now_s:  # the records that the trainer has written since the last batch
@@ -100,18 +101,20 @@ class _Client:
                 "Tacho-Now": f"{time.time():.3f}",
             }
             body = compressor.compress(data) + compressor.flush()
-            await self._put(f"{self._run}/journal/0?offset={offset}", body, **headers)
+            answer = await self._put(f"{self._run}/journal/0?offset={offset}", body, **headers)
+            pause_s = answer.get("flush_interval_s") or _FLUSH_S
+            beat_interval_s = answer.get("beat_interval_s") or _BEAT_S
             done_s = time.monotonic()
             self.lags_s += [done_s - each_s for each_s in times]
             self.num_acknowledged += len(times)
             offset, before = offset + len(data), (before + data)[-4096:]
-            if done_s - beat_s >= _BEAT_S:
+            if done_s - beat_s >= beat_interval_s:
                 await self._put(f"{self._run}/beat", b'{"lag_bytes":0}')
                 beat_s = done_s
-            await asyncio.sleep(max(0.0, now_s + _FLUSH_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, now_s + pause_s - time.monotonic()))
         self._writer.close()
 
-    async def _put(self, path: str, body: bytes, **headers: str) -> None:
+    async def _put(self, path: str, body: bytes, **headers: str) -> dict[str, Any]:
         given = {"Host": "127.0.0.1", "Authorization": f"Bearer {self._server.token}", **headers}
         given["Content-Length"] = str(len(body))
         head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
@@ -120,6 +123,8 @@ class _Client:
         length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         text = await self._reader.readexactly(int(length.partition(b":")[2]))
         assert answer.startswith(b"HTTP/1.1 200 "), text
+        reply: dict[str, Any] = msgspec.json.decode(text)
+        return reply
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -74,6 +75,11 @@ class Team:
         sender.reports = reports  # type: ignore[attr-defined]
         self.connections.append(connection)
         return sender
+
+    def counted_bytes(self, key: str) -> int:
+        """Return how many stored bytes are counted for the limit of a key."""
+        counts = json.loads((self.data_dir / ".server" / "counts_of_keys" / f"{key}.json").read_text())
+        return int(counts["stored_bytes"])
 
     def copy_of(self, sender: RunSender) -> RunFolder:
         return RunFolder(self.data_dir / sender.state.run)

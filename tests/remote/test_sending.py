@@ -14,6 +14,7 @@ from tachograph.journal import (
     RunFolder,
     compress_journal,
     lock_run_folder,
+    mark_rank,
     read_heartbeat,
     read_requests,
     write_requests,
@@ -21,7 +22,7 @@ from tachograph.journal import (
 from tachograph.reader import read_ranks
 from tachograph.remote import hash_bytes, read_send_state
 from tachograph.server.team import KeyUsage
-from tests.conftest import HANG_S, Script, reserve_port, wait_for
+from tests.conftest import HANG_S, Script, reserve_port, wait_for, whole_lines
 from tests.remote.conftest import Team, send_all
 from tests.store import append, lines, step
 
@@ -41,6 +42,22 @@ def test_run_arrives_byte_for_byte(team: Team, make_run: MakeRun):
     assert sender.reports == []
     table = team.client.get("/api/v1/runs", headers=team.headers("read")).json()
     assert [run["name"] for run in table["runs"]] == ["default/run"]
+
+
+def test_journals_of_hosts_arrive_with_their_ranks(team: Team, make_run: MakeRun):
+    folder = make_run()
+    folder.ranks.mkdir()
+    start = b'{"event":"start","time":1.0,"rank":%d}\n'
+    folder.host_journal(4).write_bytes(b"".join(mark_rank(start % rank, rank) for rank in (4, 5)))
+    folder.rank_journal(4).write_bytes(start % 4)
+    sender = team.sender(folder)
+    send_all(sender)
+    copy = team.copy_of(sender)
+    assert copy.host_journal(4).read_bytes() == folder.host_journal(4).read_bytes()
+    assert copy.rank_journal(4).read_bytes() == folder.rank_journal(4).read_bytes()
+    assert [view.rank for view in read_ranks(copy)] == [0, 4, 5]
+    send_all(team.sender(folder))  # another client
+    assert sender.state.have["host-4"] == folder.host_journal(4).stat().st_size
 
 
 def test_journal_of_rank_0_is_the_one_of_the_run(team: Team, make_run: MakeRun):
@@ -65,6 +82,7 @@ def test_ranks_that_run_are_running_on_the_server(team: Team, logs: Path, script
     programs = [script(source, logs, env={**job, "RANK": str(rank)}, preload="tachograph") for rank in range(3)]
     folder = RunFolder(logs / "job")
     wait_for(lambda: [view.state for view in read_ranks(folder)] == ["running"] * 3)
+    wait_for(lambda: whole_lines(folder.rank_journal(2)))  # its heartbeat comes before its first record
     programs[2].process.kill()
     programs[2].process.wait(HANG_S)
     sender = team.sender(folder)
@@ -278,7 +296,7 @@ def test_other_files_cannot_be_written(team: Team, registered: str, path: str):
     answer = team.client.put(target, content=body, headers={**headers, **team.headers("write")})
     assert answer.status_code in {400, 404}
     (copy,) = team.data_dir.glob("default/*")
-    assert sorted(found.name for found in copy.rglob("*")) == [".tacho", "copy.json", "lock"]
+    assert sorted(found.name for found in copy.rglob("*")) == [".tacho", "append.lock", "copy.json", "lock"]
 
 
 # Blobs ---------------------------------------------------------------------------------------------------------------

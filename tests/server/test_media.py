@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +16,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from tachograph.catalog._media import drop_media, pack_media
+from tachograph.reader._thumbnails import ThumbnailError, _scale
 from tachograph.server import Access
-from tachograph.server._thumbnails import ThumbnailError, _scale
 from tests.media_files import histograms, image, media, picture, png_bomb, store, table_file
 from tests.server.conftest import TOKEN, Served, check_error
 from tests.store import END, START, step, write
@@ -153,6 +157,82 @@ def test_large_table_is_read_in_parts_with_its_pictures(shared):
     assert shared.blob("cell", f"?table={shared.hashes['table']}&size=320").headers["content-type"] == "image/webp"
     check_error(shared.blob("cell", f"?table={shared.hashes['png']}"), 404)
     assert shared.get(f"/tables/{shared.hashes['html']}").json()["rows"] == []
+
+
+def test_metric_at_steps_with_media_and_its_best_step(tmp_path):
+    run = tmp_path / "m"
+    values = {0: 3.0, 9: float("nan"), 10: 0.5, 12: 0.2, 25: 0.4, 40: 0.4}
+    steps = [step(number, val_loss=value, accuracy=value) for number, value in values.items()]
+    pictures = [media("samples", "image", number, image(run)) for number in (0, 9, 11, 30, 50)]
+    write(run, [START, *steps, *pictures, END])
+    server = Served(tmp_path)
+    try:
+        url = "/api/v1/runs/m/media/metric"
+        page = server.client.get(url, params={"name": "samples", "metric": "val_loss"}).json()
+        assert page["steps"] == [0, 9, 11, 30, 50]
+        assert page["values"] == [3.0, "NaN", 0.5, 0.4, 0.4]
+        assert (page["best_step"], page["is_lower_better"]) == (30, True)  # the first of two
+        page = server.client.get(url, params={"name": "samples", "metric": "accuracy"}).json()
+        assert (page["best_step"], page["is_lower_better"]) == (0, False)
+        page = server.client.get(url, params={"name": "samples", "metric": "none"}).json()
+        assert (page["values"], page["best_step"]) == ([None] * 5, None)
+        assert server.client.get(url, params={"name": "none", "metric": "val_loss"}).json()["steps"] == []
+    finally:
+        server.close()
+
+
+def test_packed_and_thinned_media_are_served(tmp_path):
+    run = tmp_path / "m"
+    pictures = [image(run, picture(400, 300, (number, 0, 0))) for number in range(3)]
+    table = table_file(run, [{"n": number} for number in range(3)])
+    records = [media("samples", "image", number, item) for number, item in enumerate(pictures)]
+    folder = write(run, [START, *records, media("table", "table", 1, table), END])
+    assert drop_media(folder, is_thinned=True, publishing=lambda: nullcontext(True))[1] == 1
+    assert pack_media(folder, publishing=lambda: nullcontext(True)) == 3
+    server = Served(tmp_path)
+    try:
+        url = "/api/v1/runs/m/media"
+        first = f"{url}/blobs/{pictures[0]['sha256']}"
+        data = picture(400, 300, (0, 0, 0))
+        assert server.client.get(first).content == data
+        answer = server.client.get(first, headers={"Range": "bytes=5-9"})
+        assert (answer.content, answer.headers["content-range"]) == (data[5:10], f"bytes 5-9/{len(data)}")
+        assert server.client.get(first, params={"size": 320}).headers["content-type"] == "image/webp"
+        assert server.client.get(f"{url}/tables/{table['sha256']}").json()["num_rows"] == 3
+        records = server.client.get(f"{url}/items", params={"name": "samples"}).json()["records"]
+        states = [(item["is_missing"], item.get("is_thumbnail")) for record in records for item in record["items"]]
+        assert states == [(False, None), (True, True), (False, None)]
+        thinned = f"{url}/blobs/{pictures[1]['sha256']}"
+        assert server.client.get(thinned, params={"size": 320}).content[8:12] == b"WEBP"
+        check_error(server.client.get(thinned), 404, "missing_file")
+    finally:
+        server.close()
+
+
+def test_media_are_exported_as_zip_sheet_and_animation(shared):
+    def export(**query: Any) -> httpx.Response:
+        return shared.get("/export", params={"name": "samples", **query})
+
+    answer = export()
+    assert answer.headers["content-disposition"] == 'attachment; filename="samples.zip"'
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+        assert len(names) == 42 and {"step-000000090-000.png", "step-000000090-000-2.png"} < set(names)
+        lines = [json.loads(line) for line in archive.read("items.jsonl").splitlines()]
+        assert [line["caption"] for line in lines if line["step"] == 50] == ["c50"] * 4
+        assert archive.read("step-000000000-003.png") == picture()
+    with Image.open(io.BytesIO(export(format="png", step=50).content)) as sheet:
+        assert sheet.format == "PNG" and sheet.width == 4 * 332 + 12
+        assert sheet.getpixel((12 + 160, 12 + 160)) != (255, 255, 255)
+    with Image.open(io.BytesIO(export(format="webp", prompt="1").content)) as animation:
+        assert getattr(animation, "n_frames", 1) >= 1 and animation.size == (64, 48)
+    check_error(export(format="png", step=45), 404, "no_pictures")
+    check_error(shared.get("/export", params={"name": "none"}), 404, "no_such_media")
+    check_error(shared.get("/export", params={"name": "files", "format": "png"}), 404, "no_pictures")
+    check_error(export(format="exe"), 400)
+    with zipfile.ZipFile(io.BytesIO(shared.get("/export", params={"name": "lost"}).content)) as archive:
+        assert archive.namelist() == ["items.jsonl"] and b"missing" in archive.read("items.jsonl")
 
 
 def test_first_bytes_decide_what_may_be_shown(shared):

@@ -130,6 +130,6 @@ def test_actions_are_not_listed_as_controls(client, logs):
     asked = {"event": "event", "time": 1_001.0, "name": "control_ack", "control": "profile_steps", "status": "applied"}
     write(logs / "r", [START, step(0, loss=1.0), asked])
     answer = client.get("/api/v1/runs/r/controls").json()
-    assert answer["requests"] == ["checkpoint_now", "profile_steps", "stop"]
+    assert answer["requests"] == ["checkpoint_now", "dump_now", "profile_steps", "stop"]
     assert [control["name"] for control in answer["controls"]] == ["log_every"]
     assert [(item["control"], item["status"]) for item in answer["answers"]] == [("profile_steps", "applied")]

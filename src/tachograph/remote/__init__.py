@@ -1,6 +1,8 @@
 """Sends runs to the server of a team, beside a trainer: addresses, stored keys, the connection and the sender."""
 
 from tachograph.remote._address import ServerAddress, parse_server
+from tachograph.remote._artifact_client import ServerArtifact, ServerArtifacts
+from tachograph.remote._artifacts import artifact_lag_bytes
 from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse
 from tachograph.remote._credentials import (
     API_KEY_VARIABLE,
@@ -14,20 +16,32 @@ from tachograph.remote._credentials import (
     stored_servers,
 )
 from tachograph.remote._driver import SenderThread, ServerSink
-from tachograph.remote._sender import RunSender, SendState, lag_bytes, read_send_state
+from tachograph.remote._media import media_lag_bytes
+from tachograph.remote._node import NodeCollector, NodeFollower, NodeSender
+from tachograph.remote._sender import RunSender, SendState, lag_bytes, read_send_state, unsent_bytes
 from tachograph.remote._wire import (
     BEFORE_BYTES,
+    MAX_ARTIFACT_FILES,
     MAX_BATCH_BYTES,
     MAX_BEAT_BYTES,
+    MAX_JOB_CHARS,
+    MAX_MEDIA_FILES,
     MAX_RANK,
     RUN_FILES,
     RUN_ID,
     TOKEN_FORMAT,
+    ArtifactAnswer,
     BatchAnswer,
     Beat,
+    Join,
+    Joined,
+    MediaAnswer,
+    MediaFiles,
     Registered,
     Registration,
+    RelayedHeartbeat,
     SendLimits,
+    SentArtifact,
     hash_bytes,
     run_files,
 )
@@ -35,36 +49,54 @@ from tachograph.remote._wire import (
 __all__ = [
     "API_KEY_VARIABLE",
     "BEFORE_BYTES",
+    "MAX_ARTIFACT_FILES",
     "MAX_BATCH_BYTES",
     "MAX_BEAT_BYTES",
+    "MAX_JOB_CHARS",
+    "MAX_MEDIA_FILES",
     "MAX_RANK",
     "RUN_FILES",
     "RUN_ID",
     "TOKEN_FORMAT",
+    "ArtifactAnswer",
     "BatchAnswer",
     "Beat",
     "Connection",
     "ConnectionFailedError",
     "Credential",
+    "MediaAnswer",
+    "Join",
+    "Joined",
+    "MediaFiles",
+    "NodeCollector",
+    "NodeFollower",
+    "NodeSender",
     "Registered",
     "Registration",
+    "RelayedHeartbeat",
     "RunSender",
     "SendLimits",
     "SendState",
     "SenderThread",
+    "SentArtifact",
     "ServerAddress",
+    "ServerArtifact",
+    "ServerArtifacts",
     "ServerResponse",
     "ServerSink",
+    "artifact_lag_bytes",
     "check_token",
     "credentials_path",
     "current_token",
     "find_credential",
     "hash_bytes",
     "lag_bytes",
+    "media_lag_bytes",
     "parse_server",
     "read_send_state",
     "remove_token",
     "run_files",
     "store_token",
     "stored_servers",
+    "unsent_bytes",
 ]

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from tachograph._base.guard import guard
 from tachograph._base.reentrant import ReentrantEvent
-from tachograph.journal import RunFolder
+from tachograph.journal import RunFolder, read_node_facts
 from tachograph.remote._address import parse_server
 from tachograph.remote._connection import Connection
 from tachograph.remote._credentials import current_token
+from tachograph.remote._node import NodeSender
 from tachograph.remote._sender import RunSender
 
 __all__ = ["SenderThread", "ServerSink"]
@@ -32,6 +33,8 @@ class ServerSink:
     def follow(self, folder: RunFolder, report: Callable[[str, str, str], None]) -> SenderThread:
         """Return a thread that sends a run."""
         connection = Connection(self._address, lambda: current_token(self._address))
+        if read_node_facts(folder) is not None:
+            return SenderThread(NodeSender(folder, connection, report))
         return SenderThread(RunSender(folder, connection, report, remote_control=self._remote_control))
 
 

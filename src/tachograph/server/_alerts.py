@@ -14,7 +14,7 @@ from tachograph.catalog import Annotations, judgement_of, read_annotations
 from tachograph.reader import Alert
 from tachograph.records import mark_non_finite
 from tachograph.server._copy_fields import copy_fields
-from tachograph.server._models import AlertsPage, AlertView, Severity
+from tachograph.server._models import AlertsPage, AlertView, Confidence, DumpCause, Severity
 from tachograph.store import StoredRun
 
 __all__ = ["build_alerts_page"]
@@ -70,7 +70,19 @@ def _build_alert(alert: Alert, annotations: Annotations) -> AlertView:
         evidence=_shorten_values(alert.evidence),
         occurrences=[_shorten_values(occurrence) for occurrence in alert.occurrences[-_MAX_OCCURRENCES:]],
         outcome=_truncate(alert.outcome, _MAX_TEXT_CHARS),
+        cause=_build_cause(alert.cause),
         judgement=judgement_of(alert, annotations),
+    )
+
+
+def _build_cause(cause: dict[str, Any]) -> DumpCause | None:
+    if not cause:
+        return None
+    confidences: dict[str, Confidence] = {name: name for name in get_args(Confidence)}
+    return DumpCause(
+        kind=_truncate(str(cause.get("kind") or ""), _MAX_TITLE_CHARS),
+        text=_truncate(str(cause.get("text")), _MAX_TEXT_CHARS),
+        confidence=confidences.get(str(cause.get("confidence")), "possible"),
     )
 
 

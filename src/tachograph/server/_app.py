@@ -30,7 +30,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tachograph._base.typed import convert, decode_json
+from tachograph._base.typed import convert, decode_json, field_types
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
 from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json
@@ -261,12 +261,12 @@ def _etag_response(request: Request, data: bytes, media_type: str, status: int =
 def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
     """Convert the query string to a model; None if the route takes no parameters."""
     items = _query_items(request)
-    fields = {field.name: field for field in msgspec.structs.fields(model)} if model else {}
+    kinds = field_types(model) if model else {}
     values: dict[str, Any] = {}
     for name, value in items:
-        if name not in fields:
-            raise ApiError(400, "bad_query", f"unknown parameter {name[:80]!r}{did_you_mean(name[:80], fields)}")
-        if _is_list(fields[name]):
+        if name not in kinds:
+            raise ApiError(400, "bad_query", f"unknown parameter {name[:80]!r}{did_you_mean(name[:80], kinds)}")
+        if _is_list(kinds[name]):
             values.setdefault(name, []).append(value)
         elif name in values:
             raise ApiError(400, "bad_query", f"parameter {name} is repeated; give it once")
@@ -298,9 +298,9 @@ def _query_items(request: Request) -> list[tuple[str, str]]:
         raise ApiError(400, "bad_query", f"more than {_MAX_PARAMETERS} parameters") from None
 
 
-def _is_list(field: msgspec.structs.FieldInfo) -> bool:
+def _is_list(kind: Any) -> bool:
     # `Annotated[list[...], Meta]`: the first origin is the list with its items, the second the bare `list`.
-    return getattr(getattr(field.type, "__origin__", None), "__origin__", None) is list
+    return getattr(getattr(kind, "__origin__", None), "__origin__", None) is list
 
 
 def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:

@@ -23,6 +23,9 @@ class CopyStatus(msgspec.Struct, frozen=True):
     """When the client was heard, by the clock of the server."""
     lag_bytes: int = 0
     media_pending: int = 0
+    """How many media files the client knows to be missing here."""
+    media_offset: int = 0
+    """All media that the first so many bytes of the journal name have arrived, unless the client has lost them."""
     skew_s: float | None = None
     """By how much the clock of the trainer's machine is ahead of the clock of the server."""
 

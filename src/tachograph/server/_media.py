@@ -8,16 +8,17 @@ Files may contain anything, and the dashboard's origin holds the user's session.
   else, such as HTML and SVG, is a download. `nosniff` keeps browsers from guessing another type.
 - Every file is sent with the policy ``sandbox; default-src 'none'``: opened as a page, it has no origin and no scripts.
 - HTML and plotly figures are pages with scripts. They are served only by `send_frame`, with a policy that gives them an
-  origin of their own (`sandbox` without `allow-same-origin`) and no network. The dashboard shows them in a sandboxed
-  frame. They cannot be put into the dashboard's page as `srcdoc`, because such a frame inherits the policy of the page,
-  which allows no inline scripts; and allowing them there would weaken the dashboard itself.
+  origin of their own (`sandbox` without `allow-same-origin`) and no requests. WebRTC remains, which no policy of
+  Chromium forbids; the dashboard says so before it shows them, in a sandboxed frame. They cannot be put into the
+  dashboard's page as `srcdoc`, because such a frame inherits the policy of the page, which allows no inline scripts;
+  and allowing them there would weaken the dashboard itself.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import os
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -28,41 +29,62 @@ from starlette.datastructures import Headers
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tachograph.catalog import direction_of
+from tachograph.journal import journal_size
 from tachograph.reader import (
+    MediaExportError,
     MediaFile,
     MediaLocation,
+    ThumbnailError,
+    animate_pictures,
+    contact_sheet,
+    file_size,
     has_media,
+    has_thumbnail,
     is_media_file,
+    make_thumbnail,
     open_media,
     read_histograms,
+    read_media_items,
     read_media_records,
     read_table_rows,
+    read_thumbnail,
+    table_cell_files,
+    zip_media,
 )
 from tachograph.records import finite_or_none, mark_non_finite
+from tachograph.server._copy_status import read_copy_status
 from tachograph.server._errors import ApiError
 from tachograph.server._media_models import (
     BlobQuery,
     HistogramName,
     HistogramQuery,
     HistogramsPage,
+    MediaExportQuery,
     MediaGap,
     MediaItemsPage,
     MediaItemsQuery,
+    MediaMetricPage,
+    MediaMetricQuery,
     MediaNameView,
     MediaPage,
     MediaRecordView,
     TableRowsPage,
     TableRowsQuery,
 )
-from tachograph.server._thumbnails import ThumbnailError, make_thumbnail
+from tachograph.server._models import encode_number
 from tachograph.store import StoredRun
 
 __all__ = [
+    "FILE_HEADERS",
     "SHOWN_TYPES",
+    "FileResponse",
     "build_histograms_page",
     "build_items_page",
     "build_media_page",
+    "build_metric_page",
     "build_rows_page",
+    "export_media",
     "send_blob",
     "send_frame",
 ]
@@ -90,14 +112,14 @@ _TYPE_OF_START = {
 }
 SHOWN_TYPES = tuple(sorted({*_TYPE_OF_START.values(), "image/webp", "audio/wav", "video/mp4", "video/webm"}))
 """The media types of files that browsers may show."""
-_BLOB_HEADERS = {
+FILE_HEADERS = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "private, max-age=31536000, immutable",
 }
 _FRAME_HEADERS = {
-    **_BLOB_HEADERS,
+    **FILE_HEADERS,
     "Content-Security-Policy": (
         "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
         "style-src 'unsafe-inline'; img-src data: blob:; media-src data: blob:; font-src data:; worker-src blob:; "
@@ -118,6 +140,7 @@ def build_media_page(run: StoredRun) -> MediaPage:
         names = run.media.names()
         locations = run.media.locations()
         histograms = run.media.histogram_names()
+        indexed_share = run.indexed_share
     gaps: dict[str, list[MediaGap]] = {}
     for location in locations:
         if location.num_dropped:
@@ -139,6 +162,7 @@ def build_media_page(run: StoredRun) -> MediaPage:
         ],
         histograms=[HistogramName(name, count) for name, count in list(histograms.items())[:_MAX_HISTOGRAM_NAMES]],
         is_whole=len(names) <= _MAX_NAMES and len(histograms) <= _MAX_HISTOGRAM_NAMES,
+        indexed_share=indexed_share,
     )
 
 
@@ -167,7 +191,11 @@ def build_items_page(run: StoredRun, query: MediaItemsQuery) -> MediaItemsPage:
     newest = sorted(locations, key=lambda location: -location.step)
     chosen = _choose(newest, query.limit)
     # The records are read from the journal without the lock: the store keeps only their positions.
-    records = [_record_view(run, record, query.limit) for record in read_media_records(run.folder.journal, chosen)]
+    awaits_files = _awaits_files(run)
+    records = [
+        _record_view(run, record, query.limit, awaits_files=awaits_files)
+        for record in read_media_records(run.folder.journal, chosen)
+    ]
     return MediaItemsPage(version=version, records=records, is_whole=len(chosen) == len(newest))
 
 
@@ -181,25 +209,68 @@ def _choose(locations: list[MediaLocation], max_items: int) -> list[MediaLocatio
     return locations
 
 
-def _record_view(run: StoredRun, record: dict[str, Any], max_items: int) -> MediaRecordView:
+def _awaits_files(run: StoredRun) -> bool:
+    """Return whether another machine may still send media files of the run: they follow its records."""
+    status = read_copy_status(run.folder)
+    return status is not None and status.media_offset < journal_size(run.folder.journal)
+
+
+def _record_view(run: StoredRun, record: dict[str, Any], max_items: int, *, awaits_files: bool) -> MediaRecordView:
     num_dropped = record.get("num_dropped")
     return MediaRecordView(
         step=record["global_step"],
         time=finite_or_none(record.get("time")),
         kind=str(record.get("kind", "unknown"))[:50],
-        items=[mark_non_finite(_with_missing(run, item)) for item in record["items"][:max_items]],
+        items=[mark_non_finite(_with_missing(run, item, awaits_files)) for item in record["items"][:max_items]],
         num_dropped=num_dropped if type(num_dropped) is int and num_dropped > 0 else 0,
         reason=str(record.get("reason") or "")[:500],
     )
 
 
-def _with_missing(run: StoredRun, item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item that says whether its file is missing."""
-    item = {name: value for name, value in item.items() if name != "is_missing"}
+def _with_missing(run: StoredRun, item: dict[str, Any], awaits_files: bool) -> dict[str, Any]:
+    """Return an item that says whether its file is missing, and if it is still to come, also as its problem."""
+    item = {name: value for name, value in item.items() if name not in {"is_missing", "is_thumbnail"}}
     sha256, extension = item.get("sha256"), item.get("ext")
     if is_media_file(sha256, extension) and item.get("kept") is not False:
         item["is_missing"] = not has_media(run.folder, str(sha256), str(extension))
+        if item["is_missing"] and has_thumbnail(run.folder, str(sha256)):
+            item["is_thumbnail"] = True
+        elif item["is_missing"] and awaits_files:
+            item.setdefault("problem", "not received yet")
     return item
+
+
+def build_metric_page(run: StoredRun, query: MediaMetricQuery) -> MediaMetricPage:
+    """Return a metric at the steps of the media of one name."""
+    with run.lock:
+        version = run.version
+        locations = run.media.locations(query.name)
+    steps = _thin_out(sorted({location.step for location in locations if location.num_items}), _MAX_STEPS)
+    values = _values_at(run, query.metric, steps)
+    sign = 1 if direction_of(query.metric) > 0 else -1
+    finite = [
+        (sign * value, -step)
+        for step, value in zip(steps, values, strict=True)
+        if value is not None and math.isfinite(value)
+    ]
+    return MediaMetricPage(
+        version=version,
+        steps=steps,
+        values=[None if value is None else encode_number(value) for value in values],
+        best_step=-max(finite)[1] if finite else None,
+        is_lower_better=sign < 0,
+    )
+
+
+def _values_at(run: StoredRun, metric: str, steps: list[int]) -> list[float | None]:
+    """Return the latest value of a metric until each step; None before the first value."""
+    points = run.latest_points(metric)
+    if points is None:
+        return [None] * len(steps)
+    recorded_steps, recorded_values = points
+    order = recorded_steps.argsort(kind="stable")  # of equal steps, the last point counts
+    places = recorded_steps[order].searchsorted(steps, side="right")
+    return [float(recorded_values[order[place - 1]]) if place else None for place in places.tolist()]
 
 
 def build_histograms_page(run: StoredRun, query: HistogramQuery) -> HistogramsPage:
@@ -255,8 +326,7 @@ def _table_files(run: StoredRun, table: str, extension: str) -> dict[str, str]:
             return {}
         with file:
             rows, _ = read_table_rows(file)
-        cells = (cell for row in rows for cell in row.values() if isinstance(cell, dict))
-        files = {cell["sha256"]: cell["ext"] for cell in cells if is_media_file(cell.get("sha256"), cell.get("ext"))}
+        files = dict(table_cell_files(rows))
     _cached_table_files[key] = files
     while len(_cached_table_files) > _MAX_CACHED_TABLES:
         _cached_table_files.popitem(last=False)
@@ -269,12 +339,18 @@ def _open_blob(run: StoredRun, sha256: str, table: str | None) -> tuple[BinaryIO
         raise ApiError(404, "no_such_file", f"no media file {sha256[:100]!r} in this run")
     file = open_media(run.folder, sha256, listed_file.extension)
     if file is None:
-        raise ApiError(404, "missing_file", f"the file {sha256[:12]}….{listed_file.extension} is missing in this run")
+        missing = "is missing in this run, or was changed by the program that wrote it"
+        state = "was not received yet" if _awaits_files(run) else missing
+        raise ApiError(404, "missing_file", f"the file {sha256[:12]}….{listed_file.extension} {state}")
     return file, listed_file
 
 
 def send_blob(run: StoredRun, sha256: str, query: BlobQuery) -> Response:
     """Return a file, or a small version of a picture."""
+    if query.size is not None and _listed_file(run, sha256, query.table) is not None:
+        thumbnail = read_thumbnail(run.folder, sha256, query.size)  # the picture itself may have been removed
+        if thumbnail is not None:
+            return _CachedResponse(thumbnail, f"{sha256}-{query.size}", "image/webp")
     file, listed_file = _open_blob(run, sha256, query.table)
     if query.size is not None:
         with file:
@@ -286,12 +362,12 @@ def send_blob(run: StoredRun, sha256: str, query: BlobQuery) -> Response:
     media_type = sniff_media_type(file.read(64))
     is_shown = media_type is not None and not query.download
     headers = {
-        **_BLOB_HEADERS,
+        **FILE_HEADERS,
         "Content-Disposition": "inline"
         if is_shown
         else f'attachment; filename="{sha256[:16]}.{listed_file.extension}"',
     }
-    return _BlobResponse(file, sha256, headers, media_type or "application/octet-stream")
+    return FileResponse(file, sha256, headers, media_type or "application/octet-stream")
 
 
 def sniff_media_type(head: bytes) -> str | None:
@@ -309,17 +385,17 @@ class _CachedResponse(Response):
     """Bytes that never change under their tag."""
 
     def __init__(self, data: bytes, tag: str, media_type: str) -> None:
-        super().__init__(data, 200, {**_BLOB_HEADERS, "ETag": f'"{tag}"'}, media_type)
+        super().__init__(data, 200, {**FILE_HEADERS, "ETag": f'"{tag}"'}, media_type)
         self._tag = f'"{tag}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._tag in Headers(scope=scope).get("if-none-match", ""):
-            await Response(status_code=304, headers={**_BLOB_HEADERS, "ETag": self._tag})(scope, receive, send)
+            await Response(status_code=304, headers={**FILE_HEADERS, "ETag": self._tag})(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
 
 
-class _BlobResponse(Response):
+class FileResponse(Response):
     """Streams an open file, all or one range of it, and always closes it. Players seek with ranges."""
 
     def __init__(self, file: BinaryIO, sha256: str, headers: dict[str, str], media_type: str) -> None:
@@ -337,7 +413,7 @@ class _BlobResponse(Response):
         headers = dict(self.headers)
         if headers["etag"] in request_headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        size = os.fstat(self._file.fileno()).st_size
+        size = file_size(self._file)
         first, last, status = 0, size - 1, 200
         if request_headers.get("if-range", headers["etag"]) == headers["etag"]:
             match = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request_headers.get("range", ""))
@@ -363,6 +439,34 @@ def _read_range(file: BinaryIO, first: int, last: int) -> Iterator[bytes]:
     while num_left > 0 and (block := file.read(min(_BLOCK_BYTES, num_left))):
         num_left -= len(block)
         yield block
+
+
+def export_media(run: StoredRun, query: MediaExportQuery) -> Response:
+    """Return the media of one name as a download."""
+    with run.lock:
+        locations = [location for location in run.media.locations(query.name) if location.num_items]
+    if not locations:
+        raise ApiError(404, "no_such_media", f"no media {query.name[:100]!r} in this run")
+    # The file name goes into a header: keep only characters that need no quoting.
+    stem = re.sub(r"[^A-Za-z0-9.]+", "_", query.name).strip("._")[:80] or "media"
+    if query.format == "png":
+        step = query.step if query.step is not None else max(location.step for location in locations)
+        locations = [location for location in locations if location.step == step]
+        stem = f"{stem}-{step}"
+    headers = {**FILE_HEADERS, "Cache-Control": "no-store"}
+    headers["Content-Disposition"] = f'attachment; filename="{stem}.{query.format}"'
+    items = read_media_items(run.folder, locations)
+    if query.format == "zip":
+        return StreamingResponse(zip_media(items), 200, headers, "application/zip")
+    try:
+        if query.format == "png":
+            return Response(contact_sheet(items), 200, headers, "image/png")
+        pictures = list(items)
+        prompt = query.prompt if query.prompt is not None else pictures[0].prompt_id if pictures else ""
+        ordered = sorted((item for item in pictures if item.prompt_id == prompt), key=lambda item: item.step)
+        return Response(animate_pictures(ordered), 200, headers, "image/webp")
+    except MediaExportError as error:
+        raise ApiError(404, "no_pictures", str(error)) from None
 
 
 # Frames --------------------------------------------------------------------------------------------------------------

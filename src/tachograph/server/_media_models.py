@@ -8,16 +8,19 @@ import msgspec
 from msgspec import Meta
 
 from tachograph.reader import RecordedHistogram
-from tachograph.server._models import Name, Step
+from tachograph.server._models import Name, Number, Step
 
 __all__ = [
     "BlobQuery",
     "HistogramName",
     "HistogramQuery",
     "HistogramsPage",
+    "MediaExportQuery",
     "MediaGap",
     "MediaItemsPage",
     "MediaItemsQuery",
+    "MediaMetricPage",
+    "MediaMetricQuery",
     "MediaNameView",
     "MediaPage",
     "MediaRecordView",
@@ -31,7 +34,7 @@ ItemFields = Annotated[
     Meta(
         title="MediaItemFields",
         description="The recorded fields of an item, such as `index`, `caption`, `meta`, `sha256`, `width`, `text` or "
-        "`rows`. `is_missing` is true if its file is not in the run folder.",
+        "`rows`. `is_missing` is true if its file is not in the run folder, and `is_thumbnail` if a small version is.",
     ),
 ]
 
@@ -75,6 +78,8 @@ class MediaPage(msgspec.Struct, kw_only=True):
     histograms: list[HistogramName]
     is_whole: bool
     """Whether all names are listed."""
+    indexed_share: float = msgspec.field(name="indexed")
+    """How much of the journal has been read, 0 to 1; the page covers that part."""
 
 
 class MediaItemsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +110,39 @@ class MediaItemsPage(msgspec.Struct, kw_only=True):
     records: list[MediaRecordView]
     is_whole: bool
     """True if `records` has every match; false if older ones were omitted."""
+
+
+class MediaMetricQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select the media of one name, and a metric."""
+
+    name: Annotated[Name, Meta(description="Name of the media.")]
+    metric: Annotated[Name, Meta(description="Name of the metric.")]
+
+
+class MediaMetricPage(msgspec.Struct, kw_only=True):
+    """A metric at the steps that have media of one name."""
+
+    version: str
+    steps: list[int]
+    """The steps with media, ascending; thinned out if there are very many."""
+    values: list[Number | None]
+    """For each step, the latest value of the metric that was recorded until then; null if there was none yet."""
+    best_step: int | None
+    """The first step with the best finite value; null if there is none."""
+    is_lower_better: bool
+    """Whether the lowest value is best, by the name of the metric; also true if the name does not tell."""
+
+
+class MediaExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select media to download."""
+
+    name: Annotated[Name, Meta(description="Name of the media.")]
+    format: Annotated[
+        Literal["zip", "png", "webp"],
+        Meta(description="All files as an archive, one step as a sheet of pictures, or one prompt as an animation."),
+    ] = "zip"
+    step: Annotated[Step | None, Meta(description="Step of the sheet; the latest one by default.")] = None
+    prompt: Annotated[str | None, Meta(description="Prompt of the animation; the first one by default.")] = None
 
 
 class TableRowsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -71,6 +71,7 @@ __all__ = [
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 """JSON has no NaN and no infinities: they are strings, as in the journal."""
 Severity = Literal["info", "warning", "critical"]
+Confidence = Literal["certain", "likely", "possible"]
 XAxis = Annotated[
     Literal["step", "relative_step", "samples", "tokens", "epoch", "training_time", "relative", "time"],
     Meta(
@@ -479,6 +480,15 @@ class CompletionsPage(msgspec.Struct, kw_only=True):
     """Rows dropped before they were recorded, because the buffer was full."""
 
 
+class DumpCause(msgspec.Struct, kw_only=True):
+    """The cause of a fault, as far as the evidence shows it."""
+
+    kind: str
+    """A word for the cause, such as `activation_overflow`."""
+    text: str
+    confidence: Confidence
+
+
 class AlertView(msgspec.Struct, kw_only=True):
     """One alert: a rule's finding, from opened to resolved."""
 
@@ -506,6 +516,8 @@ class AlertView(msgspec.Struct, kw_only=True):
     resolved_step: int | None
     outcome: str
     """Why the alert was resolved."""
+    cause: DumpCause | None
+    """What caused the fault, if a dump shows it; the page of dumps has the evidence."""
     is_open: bool
     """False once the alert is resolved, or once the run resumes after its attempt ended."""
     judgement: Literal["", "right", "wrong"]
@@ -523,15 +535,6 @@ class AlertsPage(msgspec.Struct, kw_only=True):
     """Alerts omitted from `alerts`, because there are too many."""
     alerts: list[AlertView]
     """Open alerts first, most severe first; then closed alerts, newest first."""
-
-
-class DumpCause(msgspec.Struct, kw_only=True):
-    """The cause of a fault, as far as the evidence shows it."""
-
-    kind: str
-    """A word for the cause, such as `activation_overflow`."""
-    text: str
-    confidence: Literal["certain", "likely", "possible"]
 
 
 class DumpView(msgspec.Struct, kw_only=True):
@@ -754,7 +757,7 @@ class ControlsPage(msgspec.Struct, kw_only=True):
 
 
 class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """New values by control name; `true` for `checkpoint_now` and `stop`, a number of steps for `profile_steps`."""
+    """New values by control name; `true` for `checkpoint_now`, `dump_now` and `stop`, a number for `profile_steps`."""
 
     values: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=200)], bool | int | float], Meta(min_length=1, max_length=64)

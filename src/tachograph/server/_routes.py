@@ -21,6 +21,14 @@ from tachograph.journal import (
 )
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
+from tachograph.server._artifact_models import (
+    ArtifactContentQuery,
+    ArtifactDetail,
+    ArtifactQuery,
+    ArtifactsPage,
+    ArtifactsQuery,
+)
+from tachograph.server._artifacts import build_artifact, build_artifacts_page, send_artifact_file
 from tachograph.server._change_note import ChangeNote, summarize_changes
 from tachograph.server._code import build_pair_diff, download_patch
 from tachograph.server._completions import build_completions_page
@@ -35,7 +43,9 @@ from tachograph.server._media import (
     build_histograms_page,
     build_items_page,
     build_media_page,
+    build_metric_page,
     build_rows_page,
+    export_media,
     send_blob,
     send_frame,
 )
@@ -43,8 +53,11 @@ from tachograph.server._media_models import (
     BlobQuery,
     HistogramQuery,
     HistogramsPage,
+    MediaExportQuery,
     MediaItemsPage,
     MediaItemsQuery,
+    MediaMetricPage,
+    MediaMetricQuery,
     MediaPage,
     TableRowsPage,
     TableRowsQuery,
@@ -608,6 +621,24 @@ ROUTES = [
     ),
     Route(
         "GET",
+        "/api/v1/runs/{run}/media/metric",
+        "Return a metric at the steps with media of one name, and the step at which it is best.",
+        lambda context: build_metric_page(context.run(), context.query),
+        MediaMetricPage,
+        MediaMetricQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/media/export",
+        "Download the media of one name: all files, the pictures of a step as a sheet, or a prompt as an animation.",
+        lambda context: export_media(context.run(), context.query),
+        None,
+        MediaExportQuery,
+        media_types=("application/zip", "image/png", "image/webp"),
+        is_slow=True,
+    ),
+    Route(
+        "GET",
         "/api/v1/runs/{run}/media/histograms",
         "Return a histogram at each step, or at steps that are evenly spaced.",
         lambda context: build_histograms_page(context.run(), context.query),
@@ -639,6 +670,36 @@ ROUTES = [
         lambda context: send_frame(context.run(), context.path["sha256"]),
         None,
         media_types=("text/html",),
+        is_slow=True,
+    ),
+    Route(
+        "GET",
+        "/api/v1/artifacts",
+        "List the versions of artifacts.",
+        lambda context: build_artifacts_page(context.catalog.log_dirs, context.query, context.identity),
+        ArtifactsPage,
+        ArtifactsQuery,
+        is_slow=True,
+    ),
+    Route(
+        "GET",
+        "/api/v1/artifacts/{name}",
+        "Return a version of an artifact with its files.",
+        lambda context: build_artifact(context.catalog.log_dirs, context.path["name"], context.query, context.identity),
+        ArtifactDetail,
+        ArtifactQuery,
+        is_slow=True,
+    ),
+    Route(
+        "GET",
+        "/api/v1/artifacts/{name}/files/{sha256}",
+        "Download a file of an artifact by the hash of its content.",
+        lambda context: send_artifact_file(
+            context.catalog.log_dirs, context.path["name"], context.path["sha256"], context.query, context.identity
+        ),
+        None,
+        ArtifactContentQuery,
+        media_types=("application/octet-stream",),
         is_slow=True,
     ),
     Route(

@@ -134,8 +134,14 @@ def _is_cancellation(error: BaseException | None) -> bool:
     return isinstance(error, asyncio.CancelledError) or (bool(inner) and all(map(_is_cancellation, inner)))
 
 
-def bind_address(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
+def bind_address(host: str, port: int, *, is_shared: bool = False, listens: bool = True) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Args:
+        host: the address.
+        port: the port; 0 picks a free one.
+        is_shared: whether other processes of the same user may bind the port, too, if they also share it.
+        listens: whether to accept connections.
 
     Raises:
         ServeError: if the address cannot be bound; the message names the remedy.
@@ -147,11 +153,14 @@ def bind_address(host: str, port: int) -> socket.socket:
         raise ServeError(f"--host {host!r}: {getattr(error, 'strerror', None) or error}") from error
     # Allow a restart on the same port while old connections are in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Connections inherit it. Otherwise the kernel buffers megabytes for a client that does not read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         listener.bind(address)
-        listener.listen(128)
+        if listens:
+            listener.listen(128)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

@@ -171,7 +171,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             phases_s=digest.phases,
             energy=digest.energy,
             sampling=digest.sampling,
-            num_records=digest.counts,
+            num_records={**digest.counts, **{kind: count for kind, count in run.media.num_records.items() if count}},
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
             notices=_list_notices(digest),
@@ -209,6 +209,8 @@ def _build_failure(digest: RunDigest) -> Failure | None:
     if failure is not None:
         failure.traceback = failure.traceback[-_MAX_TEXT_CHARS:]
         failure.output = {stream: text[-_MAX_TEXT_CHARS:] for stream, text in failure.output.items()}
+        failure.cause = failure.cause[:_MAX_TEXT_CHARS]
+        failure.confidence = failure.confidence[:_MAX_TEXT_CHARS]
         failure.time = finite_or_none(failure.time)
     return failure
 

@@ -152,7 +152,7 @@ def test_growing_journal_gives_equal_answers(store, tmp_path):
         if number % 3 == 0:  # as after a restart: the state comes from the cursor
             inserter = store.inserter(str(tmp_path / "logs"))
         inserter.insert_all()
-    check_equal(store, folder, views())
+    check_equal(store, folder, views()[::4])  # all of them: `test_odd_journal_gives_equal_answers`
 
 
 def test_recorded_run_gives_equal_answers(store, logs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def before(data: bytes, offset: int) -> str:
 
 
 def append(copy: RunCopy, data: bytes, start: int, end: int, rank: int = 0) -> int:
-    return copy.append(rank, start, data[start:end], before(data, start))
+    return copy.append(str(rank), start, data[start:end], before(data, start))
 
 
 def cut(data: bytes, position: int) -> int:
@@ -108,14 +109,14 @@ def test_other_bytes_are_rejected(copies: RunCopies):
     with pytest.raises(DivergedError):  # the batch fits, but not what comes before it
         append(copy, other, middle, len(other))
     with pytest.raises(DivergedError):  # the known part of an overlapping batch differs
-        copy.append(0, 0, other, before(other, 0))
+        copy.append("0", 0, other, before(other, 0))
     assert copy.folder.journal.read_bytes() == JOURNAL[:middle]
 
 
 @pytest.mark.parametrize("data", [b"", b'{"event": "st', b"a\nb"])
 def test_batches_of_partial_lines_are_rejected(copies: RunCopies, data: bytes):
     with pytest.raises(InvalidBatchError):
-        register(copies).append(0, 0, data, hash_bytes(b""))
+        register(copies).append("0", 0, data, hash_bytes(b""))
 
 
 @pytest.mark.parametrize("tail", [b'{"event":', b'{"event": "step"}', b"\0" * 100])
@@ -330,21 +331,109 @@ def test_compressed_copy_is_continued(copies: RunCopies):
     assert again.folder.journal.read_bytes() == JOURNAL
 
 
-def test_two_processes_do_not_append_to_one_copy(copies: RunCopies, script: Callable[..., Script]):
-    copy = register(copies)
-    program = f"""
-        from tachograph.remote import Registration
-        from tachograph.server.team import CopyBusyError, RunCopies
+_APPENDER = """
+    import os, sys
+    from tachograph.remote import Registration, hash_bytes
+    from tachograph.server.team import CopyBusyError, RunCopies
+    before = lambda data, offset: hash_bytes(data[max(0, offset - 4096) : offset])
+    cut = lambda data, position: data.index(b"\\n", position) + 1
+    root, journal = sys.argv[1], open(sys.argv[2], "rb").read()
+    copies = RunCopies(root)
+    copy = copies.register({RUN!r}, Registration("run"), "ci")
+"""
+"""The start of a program that is one of the processes of a server."""
+
+
+def test_processes_append_to_one_copy_in_turns(copies: RunCopies, script: Callable[..., Script], tmp_path: Path):
+    """Each repeats what the others have sent, and continues; one, which goes further, is killed within a line."""
+    source = tmp_path / "journal"
+    source.write_bytes(JOURNAL)
+    program = (
+        _APPENDER.format(RUN=RUN)
+        + """
+    write, middle, dies = os.pwrite, len(journal) // 2, sys.argv[3] == "dies"
+    def pwrite(descriptor, data, offset):
+        if dies and offset > middle + 1000 and len(data) > 50:
+            write(descriptor, data[:-20], offset)
+            os.kill(os.getpid(), 9)
+        return write(descriptor, data, offset)
+    os.pwrite = pwrite
+    have = copy.have().get("0", 0)
+    while have < (len(journal) if dies else middle):
+        start = max(0, have - 500) and cut(journal, max(0, have - 500))
+        end = cut(journal, min(len(journal) - 1, have + 150))
         try:
-            RunCopies({str(copies.root)!r}).register({RUN!r}, Registration("run"), "ci")
+            have = copy.append("0", start, journal[start:end], before(journal, start))
         except CopyBusyError:
-            print("busy")
+            pass
     """
-    assert "busy" in script(program).ok()
-    copies.close()
-    assert "busy" not in script(program).ok()
+    )
+    programs = [script(program, copies.root, source, what) for what in ("dies", "", "")]
+    results = [each.wait() for each in programs]
+    assert [code for code, _, _ in results] == [-signal.SIGKILL, 0, 0], results
+    copy = register(copies)
+    have = copy.have()["0"]
+    assert copy.folder.journal.read_bytes() == JOURNAL[:have]
+    append(copy, JOURNAL, have, len(JOURNAL)) if have < len(JOURNAL) else None
+    assert copy.folder.journal.read_bytes() == JOURNAL
+
+
+def test_process_that_lost_its_lock_acknowledges_nothing(
+    copies: RunCopies, script: Callable[..., Script], tmp_path: Path
+):
+    """It hangs while it writes, the file server gives its lock to another one, and then it continues."""
+    source = tmp_path / "journal"
+    source.write_bytes(JOURNAL)
+    program = (
+        _APPENDER.format(RUN=RUN)
+        + """
+    import fcntl
+    write, middle = os.pwrite, cut(journal, 5000)
+    fcntl.flock = lambda descriptor, operation: None
+    copy.append("0", 0, journal[:middle], before(journal, 0))
+    def pwrite(descriptor, data, offset):
+        if len(data) > 100:
+            print("writing", flush=True)
+            sys.stdin.readline()
+        return write(descriptor, data, offset)
+    os.pwrite = pwrite
+    end = cut(journal, 9000)
+    try:
+        copy.append("0", middle, journal[middle:end], before(journal, middle))
+    except CopyBusyError:
+        print("rejected")
+    """
+    )
+    other = script(program, copies.root, source, stdin=subprocess.PIPE)
+    assert other.process.stdout is not None and other.process.stdout.readline() == "writing\n"
+    copy = register(copies)
+    middle = copy.have()["0"]
+    append(copy, JOURNAL, middle, len(JOURNAL))
+    other.process.stdin.write("\n")  # type: ignore[union-attr]
+    assert "rejected" in other.ok()
+    assert copy.folder.journal.read_bytes() == JOURNAL
+    assert append(copy, JOURNAL, middle, len(JOURNAL)) == len(JOURNAL)
+
+
+def test_copy_that_another_process_appends_to_is_busy(copies: RunCopies, script: Callable[..., Script], tmp_path: Path):
+    source = tmp_path / "journal"
+    source.write_bytes(JOURNAL)
+    program = (
+        _APPENDER.format(RUN=RUN)
+        + """
+    with copy._append_lock:
+        print("locked", flush=True)
+        sys.stdin.readline()
+    """
+    )
+    other = script(program, copies.root, source, stdin=subprocess.PIPE)
+    assert other.process.stdout is not None and other.process.stdout.readline() == "locked\n"
+    copy = register(copies)
     with pytest.raises(CopyBusyError):
-        copy.append(0, 0, JOURNAL, before(JOURNAL, 0))
+        append(copy, JOURNAL, 0, len(JOURNAL))
+    other.process.kill()
+    other.process.wait()
+    assert append(copy, JOURNAL, 0, len(JOURNAL)) == len(JOURNAL)
 
 
 def test_heartbeat_has_the_time_of_the_server(copies: RunCopies):

@@ -8,6 +8,7 @@ import re
 import stat
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -579,8 +580,8 @@ def test_importing_keys_is_light(script):
 # Limits of failures --------------------------------------------------------------------------------------------------
 
 
-def test_ten_failures_a_minute_are_allowed(clock):
-    limiter = FailureLimiter(clock=clock)
+def test_ten_failures_a_minute_are_allowed(tmp_path, clock):
+    limiter = FailureLimiter(tmp_path, clock=clock.steady_s)
     for _ in range(9):
         assert limiter.add_failure("10.0.0.1") == 0
         clock.advance(1)
@@ -605,25 +606,30 @@ def test_ten_failures_a_minute_are_allowed(clock):
         ("unix", "unix", True),
     ],
 )
-def test_addresses_of_one_client_count_together(clock, first, second, is_same):
-    limiter = FailureLimiter(max_failures=1, clock=clock)
+def test_addresses_of_one_client_count_together(tmp_path, clock, first, second, is_same):
+    limiter = FailureLimiter(tmp_path, max_failures=1, clock=clock.steady_s)
     limiter.add_failure(first)
     assert (limiter.wait_s(second) > 0) is is_same
 
 
-def test_limiter_remembers_a_bounded_number_of_addresses(clock):
-    limiter = FailureLimiter(max_failures=1, max_addresses=100, clock=clock)
+def num_addresses(data_dir: Path) -> int:
+    (path,) = (data_dir / ".server" / "failures").iterdir()
+    return len(json.loads(path.read_text())["times"])
+
+
+def test_limiter_remembers_a_bounded_number_of_addresses(tmp_path, clock):
+    limiter = FailureLimiter(tmp_path, max_failures=1, max_addresses=100, num_files=1, clock=clock.steady_s)
     for number in range(1000):
         limiter.add_failure(f"10.0.{number // 256}.{number % 256}")
-    assert len(limiter) == 100
+    assert num_addresses(tmp_path) == 100
     assert limiter.wait_s("10.0.3.231") > 0  # the last of them
     clock.advance(61)
     limiter.add_failure("10.1.0.0")
-    assert len(limiter) == 1
+    assert num_addresses(tmp_path) == 1
 
 
-def test_limiter_forgets_the_address_that_failed_longest_ago(clock):
-    limiter = FailureLimiter(max_failures=2, max_addresses=2, clock=clock)
+def test_limiter_forgets_the_address_that_failed_longest_ago(tmp_path, clock):
+    limiter = FailureLimiter(tmp_path, max_failures=2, max_addresses=2, num_files=1, clock=clock.steady_s)
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"):
         limiter.add_failure(address)
     assert limiter.wait_s("10.0.0.1") > 0

@@ -70,7 +70,7 @@ def test_repeated_batches_are_counted_once(team: Team, make_run: MakeRun):
     for _ in range(3):
         shutil.rmtree(folder.private, ignore_errors=True)
         send_all(team.sender(folder, token))
-    assert team.app.copies.usage._stored_bytes == count_kept_bytes(team.data_dir)
+    assert {"small": team.counted_bytes("small")} == count_kept_bytes(team.data_dir)
 
 
 def test_blobs_count_towards_the_limit(team: Team):

@@ -26,6 +26,7 @@ from tests.store import START, step, write
 
 RUN = "alpha%2Fhidden"
 VIEW = {"name": "mine", "filter": "loss > 0"}
+ARTIFACT = {"version": {"name": "..", "version": "v0", "digest": ""}, "time": 1.0}
 NOTE = {"changes": [{"field": "note", "value": "hello"}]}
 
 
@@ -81,6 +82,8 @@ TABLE = [
             ("traces/step-1.json.gz", 404, "traces/{trace}"),
             ("media", 200, "media"),
             ("media/items?name=x", 200, "media/items"),
+            ("media/metric?name=x&metric=y", 200, "media/metric"),
+            ("media/export?name=x", 404, "media/export"),
             ("media/histograms?name=x", 404, "media/histograms"),
             (f"media/tables/{'0' * 64}", 404, "media/tables/{sha256}"),
             (f"media/blobs/{'0' * 64}", 404, "media/blobs/{sha256}"),
@@ -100,6 +103,15 @@ TABLE = [
     Row("GET /api/v1/table/fields", "read"),
     Row(f"GET /api/v1/diff?run={RUN}", "read", 200, 404),
     Row(f"GET /api/v1/importance?run={RUN}", "read", 200, 404),
+    Row("GET /api/v1/artifacts", "read"),
+    Row("GET /api/v1/artifacts/nothing", "read", 404, 404, route="GET /api/v1/artifacts/{name}"),
+    Row(
+        f"GET /api/v1/artifacts/nothing/files/{'0' * 64}?version=v0",
+        "read",
+        404,
+        404,
+        route="GET /api/v1/artifacts/{name}/files/{sha256}",
+    ),
     Row("GET /api/v1/views", "read"),
     Row("GET /api/v1/views/hidden-view", "read", 200, 404, route="GET /api/v1/views/{slug}"),
     Row("GET /api/v1/trash", "read"),
@@ -123,6 +135,10 @@ TABLE = [
     Row("PUT /api/v1/ingest/runs/ID/files/output/x?offset=0", "write", 413, 403, {}, "ingest files"),
     Row(f"HEAD /api/v1/ingest/blobs/{'0' * 64}", "write", 404, 404, None, "ingest blobs"),
     Row(f"PUT /api/v1/ingest/blobs/{'0' * 64}", "write", 400, 400, {}, "ingest blobs"),
+    Row(f"HEAD /api/v1/ingest/blobs/{'0' * 64}?run=ID", "write", 404, 403, None, "ingest blobs"),
+    Row(f"PUT /api/v1/ingest/blobs/{'0' * 64}?run=ID&ext=png&offset=0&size=9", "write", 400, 403, {}, "ingest blobs"),
+    Row("PUT /api/v1/ingest/runs/ID/media", "write", 200, 403, {"files": []}, "ingest media"),
+    Row("PUT /api/v1/ingest/runs/ID/artifacts", "write", 400, 403, ARTIFACT, "ingest artifacts"),
     Row("PUT /api/v1/ingest/nothing", "write", 404, 404, {}, "ingest"),
     Row("GET /api/v1/ingest/runs/ID", "write", 405, 405, None, "ingest"),
 ]

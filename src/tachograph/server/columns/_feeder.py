@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tachograph.exceptions import ColumnStoreError
@@ -18,6 +19,7 @@ from tachograph.server.columns._store import ColumnStore
 __all__ = ["StoreFeeder"]
 
 _RETRY_S = 5.0
+_LEADER_POLL_S = 1.0
 
 
 class StoreFeeder:
@@ -35,6 +37,7 @@ class StoreFeeder:
         parse_address(address)
         self._address = address
         self._root = root
+        self._may_insert: Callable[[], bool] = lambda: False
         self._stop = threading.Event()
         self._created_at = time.time()
         self._error: str | None = None
@@ -42,19 +45,24 @@ class StoreFeeder:
         self.store: ColumnStore | None = None
         """None until ClickHouse could be reached."""
         self._thread = threading.Thread(target=self._run, name="tachograph-clickhouse", daemon=True)
+
+    def start(self, may_insert: Callable[[], bool]) -> None:
+        """Connect, and begin to insert as soon as `may_insert` returns True: one process of a server inserts."""
+        self._may_insert = may_insert
         self._thread.start()
 
     @property
     def lag(self) -> InserterLag:
-        """How far the tables are behind the journals."""
+        """How far the tables are behind the journals, if this process inserts."""
         if self._inserter is not None:
             return self._inserter.lag
-        return InserterLag(behind_since=self._created_at, error=self._error)
+        return InserterLag(behind_since=self._created_at, error=self._error if self.store is None else None)
 
     def close(self) -> None:
         """Stop inserting. Missing rows are inserted after the next start."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self.store is not None:
             self.store.close()
 
@@ -66,6 +74,9 @@ class StoreFeeder:
                 self._error = str(error)
                 self._stop.wait(_RETRY_S)
                 continue
-            self._inserter = store.inserter(str(self._root))
             self.store = store
+            while not self._may_insert():
+                if self._stop.wait(_LEADER_POLL_S):
+                    return
+            self._inserter = store.inserter(str(self._root))
             self._inserter.run(self._stop)

@@ -17,7 +17,7 @@ from tachograph.server.team._copies import (
     RunCopy,
     StorageFullError,
     UnknownRunError,
-    check_rank,
+    check_journal,
     project_folder,
 )
 from tachograph.server.team._failure_limiter import FailureLimiter
@@ -53,7 +53,7 @@ __all__ = [
     "TlsFiles",
     "UnknownRunError",
     "add_local_entry",
-    "check_rank",
+    "check_journal",
     "check_readiness",
     "count_kept_bytes",
     "count_project_usage",

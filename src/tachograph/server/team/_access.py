@@ -20,7 +20,6 @@ import hmac
 import ipaddress
 import os
 import re
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,8 +143,7 @@ class TeamAccess(Access):
         self.proxy = proxy or ProxyTrust()
         self.metrics = metrics or ServerMetrics()
         self._secret = _load_secret(data_dir)
-        self._limiter = FailureLimiter()
-        self._buckets: dict[str, _TokenBucket] = {}
+        self._limiter = FailureLimiter(data_dir)
 
     def check_request(self, scope: RequestScope, headers: Headers) -> None:
         """Raise `ApiError` for a key in the address, and for a body whose end is ambiguous.
@@ -234,26 +232,6 @@ class TeamAccess(Access):
             )
         return key
 
-    def check_rate(self, key: AccessKey) -> None:
-        """Raise `ApiError` if a key has sent too much in the last seconds."""
-        if key.max_bytes_per_s is not None:
-            wait_s = self._bucket(key).wait_s()
-            if wait_s > 0:
-                message = f"the key {key.name!r} may send {key.max_bytes_per_s} bytes per second"
-                raise ApiError(429, "too_fast", message, {"Retry-After": f"{wait_s:.3f}"})
-
-    def note_bytes(self, key: AccessKey, num_bytes: int) -> None:
-        """Count bytes that a key has sent."""
-        if key.max_bytes_per_s is not None:
-            self._bucket(key).take(num_bytes)
-
-    def _bucket(self, key: AccessKey) -> _TokenBucket:
-        bucket = self._buckets.get(key.name)
-        if bucket is None or bucket.rate != key.max_bytes_per_s:
-            bucket = self._buckets.setdefault(key.name, _TokenBucket(key.max_bytes_per_s or 1))
-            bucket.rate = key.max_bytes_per_s or 1
-        return bucket
-
     # Keys and cookies ----------------------------------------------------------------------------------------------
 
     def _check_key(self, scope: RequestScope, headers: Headers, token: str) -> AccessKey:
@@ -265,13 +243,18 @@ class TeamAccess(Access):
         if key is not None:
             return key  # whatever others at the same address do: a whole cluster may have one
         client = self.proxy.client_of(scope, headers)
-        wait_s = self._limiter.wait_s(client)
+        wait_s = 0.0
+        try:
+            wait_s = self._limiter.wait_s(client)
+            if wait_s == 0:
+                self._limiter.add_failure(client)
+        except OSError as error:
+            self.metrics.add_fault("cannot count wrong keys", error)
         if wait_s > 0:
             retry = {"Retry-After": str(int(wait_s) + 1)}
             raise self._count_rejection(
                 ApiError(429, "too_many_failures", "too many wrong keys from this address", retry)
             )
-        self._limiter.add_failure(client)
         raise self._count_rejection(ApiError(401, "wrong_token", "wrong, expired or revoked access key"))
 
     def _count_rejection(self, error: ApiError) -> ApiError:
@@ -291,29 +274,6 @@ class TeamAccess(Access):
 
     def _sign(self, content: str) -> str:
         return hmac.new(self._secret, f"session:{content}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
-
-
-class _TokenBucket:
-    """Allows a rate on average, and a burst of two seconds."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._lock = threading.Lock()
-        self._budget_bytes = 2.0 * rate
-        self._updated_s = time.monotonic()
-
-    def wait_s(self) -> float:
-        """Return how long to wait until anything may be sent; 0 if it may be now."""
-        with self._lock:
-            now_s = time.monotonic()
-            self._budget_bytes = min(2.0 * self.rate, self._budget_bytes + (now_s - self._updated_s) * self.rate)
-            self._updated_s = now_s
-            return max(0.0, -self._budget_bytes / self.rate)
-
-    def take(self, amount: float) -> None:
-        """Count an amount that was sent."""
-        with self._lock:
-            self._budget_bytes -= amount
 
 
 def _identity(key: AccessKey) -> Identity:

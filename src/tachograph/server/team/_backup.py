@@ -6,7 +6,8 @@ every restart of the server. The index of runs and the folders are listed togeth
 an entry without its folder would mean that the run was deleted. A file that disappears while it is read, because
 a run was moved, makes the back-up begin again.
 
-The archive is a compressed tar file. Its last member lists all others with their SHA-256, so an archive that is cut or
+The archive is a compressed tar file. A file with several names, such as a picture of several runs, is in it once, and
+as a link under the other names. Its last member lists all others with their SHA-256, so an archive that is cut or
 damaged is not restored. It has hashes of access keys, but not the secret that signs sessions: people log in again.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from tachograph._base.files import (
+    add_name,
     create_file,
     exclusive_lock,
     make_folder,
@@ -35,6 +37,7 @@ from tachograph._base.files import (
     replacing,
     write_all,
 )
+from tachograph._base.hashing import hash_blocks, read_blocks
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import TachographError
 from tachograph.journal import complete_size
@@ -44,10 +47,9 @@ __all__ = ["BackupError", "BackupSummary", "create_backup", "restore_backup"]
 _MANIFEST = "tachograph-backup.json"
 _MAX_MANIFEST_BYTES = 1 << 30
 _NUM_ATTEMPTS = 3
-_BLOCK_BYTES = 1 << 20
-_SKIPPED_FOLDERS = {"cache"}
-"""Below `.tacho`: the server builds them again."""
-_SKIPPED_FILES = re.compile(r".*\.(lock|tmp)|probe-[\d-]+|session\.key")
+_SKIPPED_FOLDERS = {".tacho": {"cache"}, ".server": {"counts_of_keys", "failures", "processes"}}
+"""By the name of the folder that they are in: the server builds them again."""
+_SKIPPED_FILES = re.compile(r".*\.(lock|tmp|part)|probe-[\d-]+|session\.key")
 
 
 class BackupError(TachographError):
@@ -149,9 +151,10 @@ def _write_archive(root: Path, output: _DescriptorWriter) -> _Manifest:
     with exclusive_lock(root / ".server" / "register.lock", below=root, mode=0o600):
         names = sorted(_list_files(root))
     manifest = _Manifest(1, time.time(), {})
+    first_names: dict[tuple[int, int], str] = {}
     with tarfile.open(fileobj=cast(BinaryIO, output), mode="w:gz", compresslevel=3) as archive:
         for name in names:
-            manifest.files[name] = _add_file(archive, root, name)
+            manifest.files[name] = _add_file(archive, root, name, first_names, manifest)
         data = msgspec.json.encode(manifest)
         header = tarfile.TarInfo(_MANIFEST)
         header.size = len(data)
@@ -161,15 +164,17 @@ def _write_archive(root: Path, output: _DescriptorWriter) -> _Manifest:
 
 def _list_files(root: Path) -> Iterator[str]:
     for path, folders, files in os.walk(root):
-        if os.path.basename(path) == ".tacho":
-            folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        skipped_folders = _SKIPPED_FOLDERS.get(os.path.basename(path), set())
+        folders[:] = [name for name in folders if name not in skipped_folders]
         for name in files:
             full_path = os.path.join(path, name)
             if not _SKIPPED_FILES.fullmatch(name) and os.path.isfile(full_path) and not os.path.islink(full_path):
                 yield Path(full_path).relative_to(root).as_posix()
 
 
-def _add_file(archive: tarfile.TarFile, root: Path, name: str) -> _ArchivedFile:
+def _add_file(
+    archive: tarfile.TarFile, root: Path, name: str, first_names: dict[tuple[int, int], str], manifest: _Manifest
+) -> _ArchivedFile:
     try:
         file = open_to_read(root / name, below=root)
     except FileNotFoundError as error:
@@ -178,6 +183,12 @@ def _add_file(archive: tarfile.TarFile, root: Path, name: str) -> _ArchivedFile:
         header = tarfile.TarInfo(name)
         file_info = os.fstat(file.fileno())
         header.mtime = int(file_info.st_mtime)
+        if file_info.st_nlink > 1:
+            first_name = first_names.setdefault((file_info.st_dev, file_info.st_ino), name)
+            if first_name != name:
+                header.type, header.linkname = tarfile.LNKTYPE, first_name
+                archive.addfile(header)
+                return manifest.files[first_name]
         header.size = complete_size(file) if name.endswith(".jsonl") else file_info.st_size
         file.seek(0)
         reader = _HashingReader(file)
@@ -222,10 +233,14 @@ class _HashingReader:
 def _unpack(members: tarfile.TarFile, folder: Path) -> _Manifest:
     """Write the files of an archive below a folder; return its manifest after comparing them.
 
-    Only regular files with plain relative names are accepted, and no name twice, so nothing is written elsewhere.
+    Only regular files with plain relative names are accepted, and other names of these files, and no name twice, so
+    nothing is written elsewhere.
     """
     archived_files: dict[str, _ArchivedFile] = {}
     for member in members:
+        if member.islnk():
+            archived_files[_check_name(member.name)] = _unpack_link(member, folder, archived_files)
+            continue
         source = members.extractfile(member) if member.isreg() else None
         if source is None:
             raise BackupError(f"{member.name[:200]!r} in the archive is not a regular file")
@@ -238,6 +253,15 @@ def _unpack(members: tarfile.TarFile, folder: Path) -> _Manifest:
     raise BackupError("the archive has no list of files: it was cut")
 
 
+def _unpack_link(member: tarfile.TarInfo, folder: Path, archived_files: dict[str, _ArchivedFile]) -> _ArchivedFile:
+    if member.linkname not in archived_files or member.name in archived_files:
+        raise BackupError(f"{member.name[:200]!r} in the archive is another name of a file that it does not have")
+    path = folder / member.name
+    make_folder(path.parent, below=folder, mode=0o700)
+    add_name(folder / member.linkname, path, below=folder)
+    return archived_files[member.linkname]
+
+
 def _unpack_file(source: Any, member: tarfile.TarInfo, folder: Path) -> _ArchivedFile:
     path = folder / member.name
     make_folder(path.parent, below=folder, mode=0o700)
@@ -245,15 +269,12 @@ def _unpack_file(source: Any, member: tarfile.TarInfo, folder: Path) -> _Archive
         descriptor = create_file(path, below=folder, mode=0o600)
     except (FileExistsError, NotADirectoryError) as error:
         raise BackupError(f"the archive has {member.name[:200]!r} twice") from error
-    digest, num_bytes = hashlib.sha256(), 0
     try:
-        while block := source.read(_BLOCK_BYTES):
-            num_bytes += write_all(descriptor, block)
-            digest.update(block)
+        content = hash_blocks(read_blocks(source), copy_to=descriptor)
         os.utime(descriptor, (member.mtime, member.mtime))
     finally:
         os.close(descriptor)
-    return _ArchivedFile(num_bytes, digest.hexdigest())
+    return _ArchivedFile(content.num_bytes, content.sha256)
 
 
 def _check_name(name: str) -> str:

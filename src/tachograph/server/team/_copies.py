@@ -8,8 +8,11 @@ The folder of a copy is made by the server from the name and the project that th
 with a number if that name is in use. `DIR/.server/runs/<id>.json` says which folder a run id has and which key
 registered it. Only keys of the same family (see `_keys`) may append.
 
-Several processes may serve one folder. A process that appends to a copy holds the lock of the run folder, as a recorder
-does, and releases it when the copy was not used for a while. So nothing compresses or thins a copy meanwhile.
+Several processes, also on several hosts, may serve one folder. Each of them may append to any copy, one batch at a time
+(see `_append_lock`), so a client may send each request to another one, and nothing has to be taken over from a process
+that was killed. A process that has a copy open shares the lock of the run folder with the others, and releases it when
+the copy was not used for a while, or when another process asks for it (see `_server_group`). So no recorder writes to
+a copy, and nothing compresses, thins or moves it meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,16 +35,42 @@ from tachograph._base.files import (
     make_folder,
     move_folder,
     open_folder,
-    open_to_append,
+    open_to_update,
     read_small,
     replace_file,
-    write_all,
 )
 from tachograph._base.typed import decode_json
-from tachograph.journal import Heartbeat, RunFolder, complete_size, lock_run_folder, restore_journal, uptime_s
+from tachograph.journal import (
+    FIRST_NODE_NUMBER,
+    LAST_NODE_NUMBER,
+    REMOTE_NAMESPACE,
+    Heartbeat,
+    RunFolder,
+    RunState,
+    complete_size,
+    current_state,
+    journal_size,
+    list_rank_journals,
+    lock_run_folder,
+    restore_journal,
+    uptime_s,
+)
 from tachograph.records import suggest_run_name
-from tachograph.remote import BEFORE_BYTES, MAX_RANK, RUN_FILES, RUN_ID, Beat, Registration, hash_bytes, run_files
+from tachograph.remote import (
+    BEFORE_BYTES,
+    MAX_BEAT_BYTES,
+    MAX_RANK,
+    RUN_FILES,
+    RUN_ID,
+    Beat,
+    Join,
+    Registration,
+    RelayedHeartbeat,
+    hash_bytes,
+    run_files,
+)
 from tachograph.server._copy_status import CopyStatus, copy_status_path, read_copy_status
+from tachograph.server.team._append_lock import AppendLock, AppendLockLostError, AppendLockTimeoutError
 from tachograph.server.team._key_usage import KeyUsage
 
 __all__ = [
@@ -48,6 +78,7 @@ __all__ = [
     "CopyEntry",
     "CopyError",
     "CopyGoneError",
+    "AmbiguousJobError",
     "DivergedError",
     "InvalidBatchError",
     "NotYourRunError",
@@ -56,7 +87,7 @@ __all__ = [
     "RunCopy",
     "StorageFullError",
     "UnknownRunError",
-    "check_rank",
+    "check_journal",
     "project_folder",
 ]
 
@@ -69,9 +100,12 @@ _MAX_OPEN_JOURNALS = 8
 """Of one copy: a run may have thousands of ranks, and a process only so many open files."""
 _SEARCH_INTERVAL_S = 60.0
 _IDLE_S = 60.0
-"""A copy that was not used for so long is closed, so that another process may append to it."""
+"""A copy that was not used for so long is closed, so that its files may be compressed."""
 _RUN_ID = re.compile(RUN_ID)
-_REMOTE = "remote:"
+_RELAY_BYTES = 1 << 20
+_RELAY_RANKS = 2_000
+"""In one answer."""
+_MAX_JOB_RUNS = 20
 _NUM_SKEWS = 20
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -97,7 +131,7 @@ class CopyGoneError(CopyError):
 
 
 class CopyBusyError(CopyError):
-    """Another process of the server appends to the copy."""
+    """Another process appends to the copy, or has locked it."""
 
 
 class OutOfOrderError(CopyError):
@@ -106,6 +140,10 @@ class OutOfOrderError(CopyError):
     def __init__(self, have: int) -> None:
         super().__init__(f"the copy has {have} bytes: continue there")
         self.have = have
+
+
+class AmbiguousJobError(CopyError):
+    """Several runs belong to the job."""
 
 
 class DivergedError(CopyError):
@@ -128,6 +166,8 @@ class CopyEntry(msgspec.Struct):
     run_name: str
     registered: float
     remote_control: bool = False
+    job: str = ""
+    """The id of the distributed job that the run belongs to, by which other machines join it."""
 
 
 class _OpenJournal:
@@ -135,7 +175,7 @@ class _OpenJournal:
 
     def __init__(self, path: Path, below: Path) -> None:
         restore_journal(path, below=below)
-        self.fd = open_to_append(path, below=below)
+        self.fd = open_to_update(path, below=below)  # at an offset: see `AppendLock`
         try:
             self.have = _cut_incomplete_line(self.fd)
         except BaseException:
@@ -143,26 +183,49 @@ class _OpenJournal:
             raise
 
 
+class _NodeBeat(NamedTuple):
+    """The heartbeats of the ranks of one machine, as they were stored."""
+
+    version: tuple[int, int]
+    """Inode and time of their file."""
+    heartbeats: dict[str, Heartbeat]
+
+
 class RunCopy:
     """The copy of one run, with its journals open."""
 
     def __init__(
-        self, folder: RunFolder, entry: CopyEntry, *, is_durable: bool, on_stored: Callable[[str, int], None]
+        self,
+        folder: RunFolder,
+        entry: CopyEntry,
+        *,
+        is_durable: bool,
+        on_stored: Callable[[str, int], None],
+        read_entry: Callable[[str], CopyEntry | None],
     ) -> None:
         self.folder = folder
         self.entry = entry
+        self._read_entry = read_entry
         self.used_s = time.monotonic()
         self._is_durable = is_durable
         self._on_stored = on_stored
         self._mutex = threading.Lock()
-        self._journals: OrderedDict[int, _OpenJournal] = OrderedDict()
+        self._journals: OrderedDict[str, _OpenJournal] = OrderedDict()
         self._skews: list[float] = []
+        self._node_beats: dict[str, _NodeBeat] = {}
+        """The last beats of machines without rank 0, by the name of the file."""
+        self._next_relayed = 0
         self._lock = contextlib.ExitStack()
         # As long as it is open, no other folder gets its inode.
         self._lock.callback(os.close, open_folder(folder.path))
-        if not self._lock.enter_context(lock_run_folder(folder)):
+        try:
+            if not self._lock.enter_context(lock_run_folder(folder, is_shared=True)):
+                raise CopyBusyError("another process compresses or moves the copy: try again")
+            self._append_lock = AppendLock(folder)
+            self._lock.callback(self._append_lock.close)
+        except BaseException:
             self._lock.close()
-            raise CopyBusyError("another process appends to the copy, or compresses it: try again")
+            raise
         self._is_open = True
 
     @property
@@ -171,17 +234,18 @@ class RunCopy:
         return _inode(self.folder.path) == self.entry.inode
 
     def have(self) -> dict[str, int]:
-        """Return the number of bytes of each rank's journal."""
-        ranks = [0] if self.folder.exists() else []
-        ranks += [rank for rank in self.folder.other_ranks() if 0 < rank <= MAX_RANK]
-        with self._mutex:
-            return {str(rank): self._journal(rank).have for rank in ranks}
+        """Return the number of bytes of each journal, by its key."""
+        keys = ["0"] if self.folder.exists() else []
+        journals = [journal for journal in list_rank_journals(self.folder) if journal.number or journal.is_host]
+        keys += [journal.key for journal in journals if journal.number <= MAX_RANK or journal.is_host]
+        with self._exclusive():
+            return {key: self._journal(key).have for key in keys}
 
-    def append(self, rank: int, offset: int, data: bytes, before: str) -> int:
+    def append(self, key: str, offset: int, data: bytes, before: str) -> int:
         """Append a batch and return how many bytes the copy has now.
 
         Args:
-            rank: whose journal.
+            key: whose journal: a rank or, such as `host-12`, a host; see `check_journal`.
             offset: where the batch begins in the trainer's file.
             data: whole lines.
             before: the hash of the (at most 4 KiB) bytes before the offset.
@@ -192,8 +256,8 @@ class RunCopy:
         """
         if not data.endswith(b"\n"):
             raise InvalidBatchError("a batch must end with a newline")
-        with self._mutex:
-            journal = self._journal(rank)
+        with self._exclusive():
+            journal = self._journal(key)
             if offset > journal.have:
                 raise OutOfOrderError(journal.have)
             context = os.pread(journal.fd, min(offset, BEFORE_BYTES), max(0, offset - BEFORE_BYTES))
@@ -206,6 +270,22 @@ class RunCopy:
                 self._append(journal.fd, journal.have, memoryview(data)[num_stored_bytes:])
                 journal.have = offset + len(data)
             return journal.have
+
+    def read(self, key: str, offset: int) -> bytes:
+        """Return whole lines of the journal of another machine, from an offset.
+
+        Raises:
+            CopyError: if it is not such a journal.
+            OSError: if it cannot be read.
+        """
+        if not _is_node_journal(key):
+            raise InvalidBatchError("only journals of machines without rank 0 can be read")
+        if not self._journal_path(key).exists():
+            return b""
+        with self._exclusive():
+            journal = self._journal(key)
+            data = os.pread(journal.fd, min(_RELAY_BYTES, max(0, journal.have - offset)), offset)
+            return data[: data.rfind(b"\n") + 1]
 
     def files(self) -> dict[str, int]:
         """Return the number of bytes of each other file of the run."""
@@ -229,14 +309,12 @@ class RunCopy:
             raise InvalidBatchError("there is no such file in a run")
         if offset + len(data) > max_bytes:
             raise InvalidBatchError(f"the file may have at most {max_bytes} bytes")
-        with self._mutex:
-            if not self._is_open:
-                raise CopyBusyError("the copy was closed: try again")
+        with self._exclusive():
             target = self.folder.path / name / file_name
             is_new = offset == 0 and not target.exists()
             if is_new and len(os.listdir(_make_subfolder(target.parent, self.folder))) >= _MAX_FILES:
                 raise InvalidBatchError(f"a run has at most {_MAX_FILES} files in {name}")
-            fd = open_to_append(target, below=self.folder.path)
+            fd = open_to_update(target, below=self.folder.path)
             try:
                 size = os.fstat(fd).st_size
                 if offset > size:
@@ -261,20 +339,83 @@ class RunCopy:
         # A delay on the way makes the clock of the client look late, never early: the largest value is the best one.
         self._skews = [*self._skews[-_NUM_SKEWS:], skew_s] if skew_s is not None else self._skews
         skew_s = max(self._skews, default=None)
-        status = CopyStatus(self.entry.run_id, time.time(), beat.lag_bytes, beat.media_pending, skew_s)
+        status = CopyStatus(
+            self.entry.run_id,
+            time.time(),
+            beat.lag_bytes,
+            beat.media_pending,
+            media_offset=beat.media_offset,
+            skew_s=skew_s,
+        )
         with self._mutex:
             replace_file(copy_status_path(self.folder), msgspec.json.encode(status), below=self.folder.path)
         with self._mutex:
             if beat.heartbeat is not None:
                 self._store_heartbeat(self.folder.heartbeat, beat.heartbeat)
             for rank, heartbeat in beat.ranks.items():
-                path = self.folder.rank_heartbeat(int(rank))
-                make_folder(path.parent, below=self.folder.path)
-                self._store_heartbeat(path, heartbeat)
+                self._store_rank_heartbeat(rank, heartbeat)
 
-    def _store_heartbeat(self, path: Path, heartbeat: Heartbeat) -> None:
+    def store_node_beat(self, beat: Beat) -> None:
+        """Store the heartbeats of a machine without rank 0, also to relay them to the one of rank 0."""
+        if not beat.ranks:
+            return
+        with self._mutex:
+            heartbeats = {rank: self._store_rank_heartbeat(rank, heartbeat) for rank, heartbeat in beat.ranks.items()}
+            # The machine of rank 0 may ask another process for them.
+            path = self._node_beats_folder / f"{min(map(int, heartbeats))}.json"
+            make_folder(path.parent, below=self.folder.path)
+            replace_file(path, msgspec.json.encode(heartbeats), below=self.folder.path)
+
+    def relay(self) -> tuple[dict[str, int], dict[str, RelayedHeartbeat]]:
+        """Return the sizes of the journals of machines without rank 0, and the heartbeats of some of their ranks."""
+        journals = [journal for journal in list_rank_journals(self.folder) if _is_node_journal(journal.key)]
+        sizes = {journal.key: journal_size(journal.path) for journal in journals}
+        with self._mutex:
+            node_heartbeats = self._read_node_beats()
+            ranks = sorted(node_heartbeats, key=int)
+            turn = ranks[self._next_relayed : self._next_relayed + _RELAY_RANKS]
+            self._next_relayed = 0 if self._next_relayed + len(turn) >= len(ranks) else self._next_relayed + len(turn)
+            now_s = time.time()
+            relayed = {
+                rank: RelayedHeartbeat(max(0.0, now_s - node_heartbeats[rank].time), node_heartbeats[rank])
+                for rank in turn
+            }
+        return sizes, relayed
+
+    @property
+    def _node_beats_folder(self) -> Path:
+        return self.folder.private / "nodes"
+
+    def _read_node_beats(self) -> dict[str, Heartbeat]:
+        """Return the last heartbeat of each rank on a machine without rank 0; read only the files that changed."""
+        node_beats: dict[str, _NodeBeat] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._node_beats_folder):
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    file_info = entry.stat(follow_symlinks=False)
+                    version = (file_info.st_ino, file_info.st_mtime_ns)
+                    node_beat = self._node_beats.get(entry.name)
+                    if node_beat is None or node_beat.version != version:
+                        data = read_small(Path(entry.path), MAX_BEAT_BYTES, below=self.folder.path)
+                        node_beat = _NodeBeat(version, decode_json(data, dict[str, Heartbeat]))
+                    node_beats[entry.name] = node_beat
+        self._node_beats = node_beats
+        heartbeats: dict[str, Heartbeat] = {}
+        for node_beat in node_beats.values():
+            for rank, heartbeat in node_beat.heartbeats.items():
+                # A machine whose first rank has ended writes another file.
+                if rank not in heartbeats or heartbeats[rank].time < heartbeat.time:
+                    heartbeats[rank] = heartbeat
+        return heartbeats
+
+    def _store_rank_heartbeat(self, rank: str, heartbeat: Heartbeat) -> Heartbeat:
+        path = self.folder.rank_heartbeat(int(rank))
+        make_folder(path.parent, below=self.folder.path)
+        return self._store_heartbeat(path, heartbeat)
+
+    def _store_heartbeat(self, path: Path, heartbeat: Heartbeat) -> Heartbeat:
         # Readers compare a process with the processes of their own machine; names of machines are not unique.
-        namespace = _REMOTE + heartbeat.process.pid_namespace
+        namespace = REMOTE_NAMESPACE + heartbeat.process.pid_namespace
         now_s = time.time()
         stored_heartbeat = msgspec.structs.replace(
             heartbeat,
@@ -284,41 +425,70 @@ class RunCopy:
             phase_since=heartbeat.phase_since + now_s - heartbeat.time if heartbeat.phase_since else 0.0,
         )
         replace_file(path, msgspec.json.encode(stored_heartbeat), below=self.folder.path)
+        return stored_heartbeat
 
     def close(self) -> None:
         """Close the files and release the lock."""
         with self._mutex:
-            for journal in self._journals.values():
-                os.close(journal.fd)
-            self._journals.clear()
+            self._close_journals()
             self._is_open = False
             self._lock.close()
 
-    def _journal(self, rank: int) -> _OpenJournal:
-        if not self._is_open:
-            raise CopyBusyError("the copy was closed: try again")
-        journal = self._journals.get(rank)
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude other threads and processes; at the end, raise if that failed, so that nothing is acknowledged."""
+        with self._mutex:
+            if not self._is_open:
+                raise CopyBusyError("the copy was closed: try again")
+            try:
+                with self._append_lock as has_changed:
+                    if has_changed:
+                        self._close_journals()
+                        self.entry = self._read_entry(self.entry.run_id) or self.entry
+                    yield
+            except AppendLockTimeoutError:
+                raise CopyBusyError("another process of the server appends to the copy: try again") from None
+            except AppendLockLostError:
+                self._close_journals()
+                raise CopyBusyError("another process of the server appended to the copy: try again") from None
+
+    def _close_journals(self) -> None:
+        while self._journals:
+            os.close(self._journals.popitem()[1].fd)
+
+    def _journal(self, key: str) -> _OpenJournal:
+        journal = self._journals.get(key)
         if journal is not None and os.fstat(journal.fd).st_nlink == 0:  # someone deleted the file on the server
-            os.close(self._journals.pop(rank).fd)
-        if rank not in self._journals:
-            if rank:
-                make_folder(self.folder.ranks, below=self.folder.path)
-            path = self.folder.rank_journal(rank) if rank else self.folder.journal
+            os.close(self._journals.pop(key).fd)
+        if key not in self._journals:
+            path = self._journal_path(key)
+            make_folder(path.parent, below=self.folder.path)
             while len(self._journals) >= _MAX_OPEN_JOURNALS:
                 os.close(self._journals.popitem(last=False)[1].fd)
-            self._journals[rank] = _OpenJournal(path, self.folder.path)
-        self._journals.move_to_end(rank)
-        return self._journals[rank]
+            self._journals[key] = _OpenJournal(path, self.folder.path)
+        self._journals.move_to_end(key)
+        return self._journals[key]
+
+    def _journal_path(self, key: str) -> Path:
+        if key == "0":
+            return self.folder.journal
+        kind, _, number = key.rpartition("-")
+        return self.folder.host_journal(int(number)) if kind else self.folder.rank_journal(int(number))
 
     def _append(self, fd: int, size: int, data: memoryview) -> None:
         """Append to a file of a size, or leave it as it is."""
         try:
-            write_all(fd, data)
+            position = size
+            while position < size + len(data):
+                position += os.pwrite(fd, data[position - size :], position)
             if self._is_durable:
                 os.fdatasync(fd)
+            else:
+                os.close(os.dup(fd))  # NFS writes what it has cached, so that other hosts see it; others do nothing
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(fd, size)
+                if self._append_lock.is_ours:  # else the rest may be from another process
+                    os.ftruncate(fd, size)
             if error.errno in _DISK_FULL_ERRORS:
                 raise StorageFullError(f"the disk of the server is full ({error.strerror})") from error
             raise
@@ -380,7 +550,68 @@ class RunCopies:
             if entry.remote_control != registration.remote_control:
                 entry.remote_control = registration.remote_control
                 self._write_entry(entry)
-        return self.open(run_id, owner, project)
+            self.set_job(entry, registration.job)
+        copy = self.open(run_id, owner, project)
+        copy.entry.remote_control = registration.remote_control
+        return copy
+
+    def set_job(self, entry: CopyEntry, job: str) -> None:
+        """Store the job that a run belongs to now, so that other machines of the job find it."""
+        if not job or job == entry.job:
+            return
+        entry.job = job
+        self._write_entry(entry)
+        path = self._job_path(entry.owner, job)
+        make_folder(path.parent, below=self.root, mode=0o700)
+        with exclusive_lock(self.root / _PRIVATE / "jobs.lock", below=self.root, mode=0o600):
+            run_ids = [run_id for run_id in self._runs_of_job(path) if run_id != entry.run_id]
+            data = msgspec.json.encode([*run_ids, entry.run_id][-_MAX_JOB_RUNS:])
+            replace_file(path, data, below=self.root, mode=0o600)
+
+    def join(self, query: Join, owner: str, project: str | None = None) -> RunCopy:
+        """Return the copy of the run that a job records now; see `register`.
+
+        Two jobs at once may have the same id, for example on two clusters. If more than one run is possible, none is
+        chosen.
+
+        Args:
+            query: the job.
+            owner: the family of the key.
+            project: the project of the key.
+
+        Raises:
+            CopyError: if there is no such run, or several.
+        """
+        oldest_s = self._clock() - query.age_s
+        copies: list[RunCopy] = []
+        for run_id in self._runs_of_job(self._job_path(owner, query.job)):
+            entry = self._read_entry(run_id)
+            if entry is None or entry.job != query.job or not _is_same_name(entry.run_name, query.run_name):
+                continue
+            with contextlib.suppress(CopyGoneError, NotYourRunError):
+                copy = self.open(run_id, owner, project)
+                status = read_copy_status(copy.folder)
+                if status is not None and status.seen >= oldest_s:
+                    copies.append(copy)
+        if len(copies) > 1:  # an earlier job with the same id, of which the last records are still being sent
+            copies = [copy for copy in copies if current_state(copy.folder) is RunState.RUNNING]
+        if len(copies) > 1:
+            raise AmbiguousJobError(
+                f"{len(copies)} runs belong to jobs with the same id: give the runs different names"
+            )
+        if not copies:
+            raise UnknownRunError("no run of the job is being sent by the machine of rank 0")
+        return copies[0]
+
+    def _job_path(self, owner: str, job: str) -> Path:
+        return self.root / _PRIVATE / "jobs" / f"{hash_bytes(f'{owner}{chr(10)}{job}'.encode())[:32]}.json"
+
+    def _runs_of_job(self, path: Path) -> list[str]:
+        try:
+            run_ids = decode_json(read_small(path, _MAX_ENTRY_BYTES, below=self.root), list[str])
+        except (OSError, msgspec.MsgspecError):
+            return []
+        return [run_id for run_id in run_ids if _RUN_ID.fullmatch(run_id)]
 
     def open(self, run_id: str, owner: str, project: str | None = None) -> RunCopy:
         """Return the copy of a registered run; see `register`.
@@ -404,7 +635,13 @@ class RunCopies:
             _check_owner(entry, owner, project)
             folder = self._find_folder(entry)
             _check_owner(entry, owner, project)  # it may have been moved to another project
-            copy = RunCopy(folder, entry, is_durable=self._is_durable, on_stored=self.usage.add_bytes)
+            copy = RunCopy(
+                folder,
+                entry,
+                is_durable=self._is_durable,
+                on_stored=self.usage.add_bytes,
+                read_entry=self._read_entry,
+            )
             self._open[run_id] = copy
             self._close_idle()
             return copy
@@ -547,15 +784,27 @@ def _unused_path(parent: Path, name: str) -> Path:
     return path_of(high)
 
 
-def check_rank(text: str) -> int:
-    """Return the rank in an address.
+def check_journal(text: str) -> str:
+    """Return the key of the journal in an address: a rank, or `host-` and the number of the file of a host.
 
     Raises:
-        InvalidBatchError: if it is not a rank.
+        InvalidBatchError: if it is neither.
     """
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > MAX_RANK:
+    match = re.fullmatch(r"(host-)?([0-9]{1,9})", text)
+    if match is None or (int(match[2]) > MAX_RANK and not _is_node_journal(text)):
         raise InvalidBatchError("invalid rank")
-    return int(text)
+    return f"{match[1] or ''}{int(match[2])}"
+
+
+def _is_node_journal(key: str) -> bool:
+    """Return whether a journal was written on a machine without rank 0; see `journal._node_folder`."""
+    match = re.fullmatch(r"host-([0-9]{9})", key)
+    return match is not None and FIRST_NODE_NUMBER <= int(match[1]) <= LAST_NODE_NUMBER
+
+
+def _is_same_name(run_name: str, requested_name: str) -> bool:
+    """Return whether rank 0 may have given a run its name because the program asked for another one."""
+    return not requested_name or re.fullmatch(rf"{re.escape(requested_name)}(-\d+)?", run_name) is not None
 
 
 def _copied_id(path: Path) -> str | None:

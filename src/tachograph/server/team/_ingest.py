@@ -18,7 +18,8 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.datastructures import Headers
@@ -26,21 +27,32 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tachograph._base.typed import decode_json
+from tachograph.artifacts import ArtifactStore
+from tachograph.exceptions import ArtifactError
 from tachograph.journal import ControlFileError, read_requests
 from tachograph.remote import (
+    MAX_ARTIFACT_FILES,
     MAX_BATCH_BYTES,
     MAX_BEAT_BYTES,
+    MAX_JOB_CHARS,
+    ArtifactAnswer,
     BatchAnswer,
     Beat,
+    Join,
+    Joined,
+    MediaAnswer,
+    MediaFiles,
     Registered,
     Registration,
     SendLimits,
+    SentArtifact,
     hash_bytes,
 )
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server.team._access import TeamAccess
 from tachograph.server.team._blobs import BlobStore
 from tachograph.server.team._copies import (
+    AmbiguousJobError,
     CopyBusyError,
     CopyError,
     CopyGoneError,
@@ -52,24 +64,37 @@ from tachograph.server.team._copies import (
     RunCopy,
     StorageFullError,
     UnknownRunError,
-    check_rank,
+    check_journal,
+    project_folder,
 )
+from tachograph.server.team._key_usage import list_blob
 from tachograph.server.team._keys import AccessKey
 from tachograph.server.team._metrics import ServerMetrics
+from tachograph.server.team._send_pace import SendPace
 
 __all__ = ["INGEST_PREFIX", "IngestApp"]
+
+Result = TypeVar("Result")
 
 INGEST_PREFIX = "/api/v1/ingest/"
 _MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
 _MAX_JSON_BYTES = 256 << 10
 _NUM_THREADS = 4
-_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|files/([^/]+/[^/]+)))?")
+_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|media|artifacts|files/([^/]+/[^/]+)))?")
+_JOBS = "/api/v1/ingest/jobs"
 _BLOB = re.compile(r"/api/v1/ingest/blobs/([^/]+)")
+_BLOB_PARAMETERS = {
+    "run": r"[^/]{1,100}",
+    "ext": r"[a-z0-9]{1,10}(\.[a-z0-9]{1,10})?",
+    "offset": r"[0-9]{1,15}",
+    "size": r"[0-9]{1,15}",
+}
 _STATUS: dict[type[CopyError], tuple[int, str]] = {
     InvalidBatchError: (400, "invalid_batch"),
     NotYourRunError: (403, "not_your_run"),
     UnknownRunError: (404, "no_such_run"),
     OutOfOrderError: (409, "out_of_order"),
+    AmbiguousJobError: (409, "ambiguous_job"),
     CopyGoneError: (410, "deleted"),
     DivergedError: (412, "diverged"),
     CopyBusyError: (503, "busy"),
@@ -81,13 +106,20 @@ class IngestApp:
     """Receives runs from trainers, and returns requests of people to them."""
 
     def __init__(
-        self, copies: RunCopies, access: TeamAccess, metrics: ServerMetrics, *, limits: SendLimits | None = None
+        self,
+        copies: RunCopies,
+        blobs: BlobStore,
+        access: TeamAccess,
+        metrics: ServerMetrics,
+        *,
+        limits: SendLimits | None = None,
     ) -> None:
         self._copies = copies
-        self._blobs = BlobStore(copies.root)
+        self._blobs = blobs
         self._access = access
         self._metrics = metrics
         self._limits = limits or SendLimits()
+        self.pace = SendPace(self._limits.flush_interval_s, self._limits.beat_interval_s)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tachograph-ingest")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,49 +151,136 @@ class IngestApp:
         if blob is not None:
             return await self._respond_to_blob(blob[1], scope, headers, receive, key)
         match = _RUN.fullmatch(scope["path"])
-        if match is None:
+        if match is None and scope["path"] != _JOBS:
             raise ApiError(404, "not_found", "there is no such route for sending runs")
+        parts: tuple[Any, ...] = match.groups() if match is not None else ("", "", None, None)
+        run_id, part, rank, path = parts
+        if scope["method"] == "GET" and rank is not None:
+            offset = _parse_offset(scope)
+            await self._check_rate(key)
+            return await self._in_thread(self._read, run_id, check_journal(rank), offset, key)
         if scope["method"] != "PUT":
             raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "PUT"})
-        run_id, part, rank, path = match.groups()
+        if match is None:
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._join, _parse(body, Join), key)
         if part is None:
             body = await _read_body(receive, headers, _MAX_JSON_BYTES)
             return await self._in_thread(self._register, run_id, _parse(body, Registration), key)
         if part == "beat":
             body = await _read_body(receive, headers, MAX_BEAT_BYTES)
             return await self._in_thread(self._beat, run_id, _parse(body, Beat), key, headers)
+        if part == "media":
+            body = await _read_body(receive, headers, _MAX_JSON_BYTES)
+            return await self._in_thread(self._link_media, run_id, _parse(body, MediaFiles), key)
+        await self._check_rate(key)
+        if part == "artifacts":
+            body = await _read_body(receive, headers, MAX_BATCH_BYTES)
+            return await self._in_thread(self._receive_artifact, run_id, body, key)
         offset = _parse_offset(scope)
-        self._access.check_rate(key)
         body = await _read_body(receive, headers, _MAX_BODY_BYTES)
         if path is not None:
             return await self._in_thread(self._append_to_file, run_id, path, offset, body, key, headers)
-        return await self._in_thread(self._append, run_id, check_rank(rank), offset, body, key, headers)
+        return await self._in_thread(self._append, run_id, check_journal(rank), offset, body, key, headers)
 
     async def _respond_to_blob(
         self, digest: str, scope: Scope, headers: Headers, receive: Receive, key: AccessKey
     ) -> Response:
-        if scope["method"] == "HEAD":
-            return Response(status_code=200 if self._blobs.has(digest, key.project) else 404)
-        if scope["method"] != "PUT":
+        if scope["method"] not in {"HEAD", "PUT"}:
             raise ApiError(405, "wrong_method", f"{scope['method']} is not allowed here", {"Allow": "HEAD, PUT"})
-        self._access.check_rate(key)
+        query = _parse_blob_query(scope)
+        if scope["method"] == "HEAD":
+            return await self._in_thread(self._report_blob, digest, query, key)
+        await self._check_rate(key)
         body = await _read_body(receive, headers, MAX_BATCH_BYTES)
-        return await self._in_thread(self._add_blob, digest, body, key)
+        return await self._in_thread(self._add_blob, digest, query, body, key, headers)
 
-    def _add_blob(self, digest: str, body: bytes, key: AccessKey) -> Response:
-        self._blobs.check(digest, body)
-        is_new = not self._blobs.has(digest, key.project)
-        if is_new:
-            self._check_room(key, len(body))
-            is_new = self._blobs.add(digest, body, key.project, key.name)
-            if is_new:
-                self._copies.usage.add_bytes(key.name, len(body))
+    def _report_blob(self, digest: str, query: _BlobQuery, key: AccessKey) -> Response:
+        project = self._project_of(key, query.run)
+        has_blob = self._blobs.has(digest, project)
+        num_bytes = 0 if has_blob else self._blobs.part_bytes(digest, project, key.name)
+        headers = {} if has_blob else {"Tacho-Have": str(num_bytes)}
+        return Response(status_code=200 if has_blob else 404, headers=headers)
+
+    def _add_blob(self, digest: str, query: _BlobQuery, body: bytes, key: AccessKey, headers: Headers) -> Response:
+        copy = None if query.run is None else self._copies.open(query.run, key.name, key.project)
+        project = self._project_of(key, query.run)
+        if query.size is None:  # the whole file
+            had_blob = self._blobs.has(digest, project)
+            if not had_blob:
+                self._check_room(key, len(body))
+            num_new_bytes = len(body) if self._blobs.add(digest, body, project, key.name) else 0
+            response = Response(status_code=201 if num_new_bytes else 200)
+        else:
+            if hash_bytes(body) != headers.get("tacho-sha256", ""):
+                raise ApiError(400, "invalid_batch", "the body does not match Tacho-Sha256: it was changed on its way")
+            if not self._blobs.has(digest, project):
+                self._check_room(key, len(body))
+            have, num_new_bytes = self._blobs.append(
+                digest, body, project, key.name, offset=query.offset, size_bytes=query.size
+            )
+            if copy is not None and query.ext is not None and have == query.size:
+                self._blobs.link(copy.folder, digest, query.ext, project)
+            response = _json(BatchAnswer(have))
+        if num_new_bytes:
+            self._copies.usage.add_bytes(key.name, num_new_bytes)
         self._count(key, body, body)
-        return Response(status_code=201 if is_new else 200)
+        return response
 
-    async def _in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
-        response: Awaitable[Response] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        return await response
+    def _link_media(self, run_id: str, query: MediaFiles, key: AccessKey) -> Response:
+        """Add the media files that the project has to a run; return the others."""
+        copy = self._copies.open(run_id, key.name, key.project)
+        project = self._project_of(key, run_id)
+        missing = {
+            digest: self._blobs.part_bytes(digest, project, key.name)
+            for digest, extension in query.files
+            if not self._blobs.link(copy.folder, digest, extension, project)
+        }
+        return _json(MediaAnswer(missing))
+
+    def _receive_artifact(self, run_id: str, body: bytes, key: AccessKey) -> Response:
+        """Add a version of an artifact to the project if it has all contents; return the missing ones."""
+        message = _parse(body, SentArtifact)
+        copy = self._copies.open(run_id, key.name, key.project)
+        project, _, run_name = copy.entry.folder.partition("/")
+        self._check_room(key, len(body))
+        version = msgspec.structs.replace(message.version, run_id=run_id.partition("~")[0], run_name=run_name)
+        try:
+            outcome = ArtifactStore(self._copies.root / project).receive(
+                version,
+                min(message.time, time.time()),  # a clock that is ahead must not keep an alias from moving later
+                lambda digest, target: self._blobs.link_to(digest, target, project),
+                max_missing=MAX_ARTIFACT_FILES,
+            )
+        except ArtifactError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None  # the message names a path of the server
+            raise InvalidBatchError(str(error)) from None
+        if outcome.version is None:
+            missing = {each: self._blobs.part_bytes(each, project, key.name) for each in outcome.missing_hashes}
+            return _json(ArtifactAnswer(missing, is_removed=not missing))
+        if outcome.is_new:
+            list_blob(self._copies.root, key.name, outcome.manifest_path)
+            self._copies.usage.add_bytes(key.name, len(body))
+        return _json(ArtifactAnswer(version=outcome.version.version))
+
+    def _project_of(self, key: AccessKey, run_id: str | None) -> str | None:
+        """Return the folder of the project of a run, or else of a key; None if the key is for all projects."""
+        if run_id is not None:
+            return self._copies.open(run_id, key.name, key.project).entry.folder.partition("/")[0]
+        return None if key.project is None else project_folder(key.project)
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        result: Awaitable[Result] = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await result
+
+    async def _check_rate(self, key: AccessKey) -> None:
+        """Raise `ApiError` if a key has sent too much in the last seconds."""
+        if key.max_bytes_per_s is not None:
+            wait_s = await self._in_thread(self._copies.usage.send_wait_s, key.name, key.max_bytes_per_s)
+            if wait_s > 0:
+                message = f"the key {key.name!r} may send {key.max_bytes_per_s} bytes per second"
+                raise ApiError(429, "too_fast", message, {"Retry-After": f"{wait_s:.3f}"})
 
     def _register(self, run_id: str, registration: Registration, key: AccessKey) -> Response:
         usage = self._copies.usage
@@ -170,20 +289,39 @@ class IngestApp:
             raise ApiError(429, "too_many_runs", message, {"Retry-After": "30"})
         copy = self._copies.register(run_id, registration, key.name, key.project)
         self._metrics.count("registrations")
+        return _json(self._registered(copy, key))
+
+    def _join(self, query: Join, key: AccessKey) -> Response:
+        copy = self._copies.join(query, key.name, key.project)
+        return _json(Joined(copy.entry.run_id, self._registered(copy, key)))
+
+    def _read(self, run_id: str, journal: str, offset: int, key: AccessKey) -> Response:
+        copy = self._copies.open(run_id, key.name, key.project)
+        return Response(copy.read(journal, offset), media_type="application/x-ndjson")
+
+    def _registered(self, copy: RunCopy, key: AccessKey) -> Registered:
         version, _ = _control_of(copy, "")
-        limits = msgspec.structs.replace(self._limits, max_bytes=key.max_bytes, max_open_runs=key.max_open_runs)
+        limits = msgspec.structs.replace(
+            self._limits,
+            max_bytes=key.max_bytes,
+            max_open_runs=key.max_open_runs,
+            flush_interval_s=self.pace.flush_interval_s,
+            beat_interval_s=self.pace.beat_interval_s,
+        )
         if key.max_bytes_per_s is not None:
             limits = msgspec.structs.replace(limits, bytes_per_s=float(key.max_bytes_per_s))
         name = copy.folder.path.relative_to(self._copies.root).as_posix()
-        return _json(Registered(name, copy.have(), limits, copy.files(), version))
+        return Registered(name, copy.have(), limits, copy.files(), version)
 
-    def _append(self, run_id: str, rank: int, offset: int, body: bytes, key: AccessKey, headers: Headers) -> Response:
+    def _append(
+        self, run_id: str, journal: str, offset: int, body: bytes, key: AccessKey, headers: Headers
+    ) -> Response:
         copy = self._copies.open(run_id, key.name, key.project)
         data = _plain_bytes(body, headers)
         self._check_room(key, len(data))
-        have = copy.append(rank, offset, data, headers.get("tacho-before", ""))
+        have = copy.append(journal, offset, data, headers.get("tacho-before", ""))
         self._count(key, data, body)
-        return self._batch_response(copy, have, headers)
+        return _json(self._batch_answer(copy, have, headers))
 
     def _append_to_file(
         self, run_id: str, path: str, offset: int, body: bytes, key: AccessKey, headers: Headers
@@ -201,24 +339,38 @@ class IngestApp:
             raise ApiError(507, "quota", f"{message}: delete some, or ask an administrator", {"Retry-After": "60"})
 
     def _count(self, key: AccessKey, data: bytes, body: bytes) -> None:
-        self._access.note_bytes(key, len(data))
+        if key.max_bytes_per_s is not None:
+            self._copies.usage.add_sent_bytes(key.name, len(data), key.max_bytes_per_s)
         self._metrics.count("ingest_bytes", len(data))
         self._metrics.count("ingest_body_bytes", len(body))
 
     def _beat(self, run_id: str, beat: Beat, key: AccessKey, headers: Headers) -> Response:
         copy = self._copies.open(run_id, key.name, key.project)
+        if beat.is_node:
+            copy.store_node_beat(beat)
+            return _json(BatchAnswer())
         copy.store_beat(beat, _skew_s(headers))
+        if beat.heartbeat is not None:
+            self._copies.set_job(copy.entry, beat.heartbeat.job[:MAX_JOB_CHARS])
         if key.max_open_runs is not None:
             self._copies.usage.open_run(key.name, run_id, key.max_open_runs)
         self._copies.close_idle()
-        return self._batch_response(copy, 0, headers)
+        nodes, ranks = copy.relay()
+        answer = self._batch_answer(copy, 0, headers)
+        return _json(msgspec.structs.replace(answer, nodes=nodes, ranks=ranks))
 
-    def _batch_response(self, copy: RunCopy, have: int, headers: Headers) -> Response:
-        if not copy.entry.remote_control:
-            return _json(BatchAnswer(have))
-        client_version = headers.get("tacho-control", "")
-        version, requests = _control_of(copy, client_version)
-        return _json(BatchAnswer(have, requests, version))
+    def _batch_answer(self, copy: RunCopy, have: int, headers: Headers) -> BatchAnswer:
+        requests: list[Any] = []
+        version = ""
+        if copy.entry.remote_control:
+            version, requests = _control_of(copy, headers.get("tacho-control", ""))
+        return BatchAnswer(
+            have,
+            requests,
+            version,
+            flush_interval_s=self.pace.flush_interval_s,
+            beat_interval_s=self.pace.beat_interval_s,
+        )
 
 
 def _control_of(copy: RunCopy, client_version: str) -> tuple[str, list[Any]]:
@@ -288,6 +440,31 @@ async def _read_body(receive: Receive, headers: Headers, max_bytes: int) -> byte
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _BlobQuery(NamedTuple):
+    """The parameters of a request about a blob."""
+
+    run: str | None
+    ext: str | None
+    offset: int
+    size: int | None
+    """The size of the whole file, if the body is a part of it."""
+
+
+def _parse_blob_query(scope: Scope) -> _BlobQuery:
+    try:
+        pairs = parse_qsl(scope["query_string"].decode("ascii"), keep_blank_values=True)
+    except ValueError:
+        pairs = [("", "")]
+    values = dict(pairs)
+    is_valid = len(values) == len(pairs) and all(
+        name in _BLOB_PARAMETERS and re.fullmatch(_BLOB_PARAMETERS[name], value, re.ASCII) for name, value in pairs
+    )
+    if not is_valid or ("offset" in values) != ("size" in values):
+        raise ApiError(400, "bad_query", "expected nothing, or ?run=ID&ext=EXTENSION&offset=0&size=BYTES")
+    size = int(values["size"]) if "size" in values else None
+    return _BlobQuery(values.get("run"), values.get("ext"), int(values.get("offset", "0")), size)
 
 
 def _parse_offset(scope: Scope) -> int:

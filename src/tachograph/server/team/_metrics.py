@@ -1,4 +1,7 @@
-"""Counters of a team's server, for `/metrics` in the text format of Prometheus, and its log lines about faults."""
+"""Counters of a team's server, for `/metrics` in the text format of Prometheus, and its log lines about faults.
+
+Several processes may serve a team. A scrape reaches one of them, which adds the counters of the others to its own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["ServerMetrics"]
+import msgspec
 
-_HELP = {
+__all__ = ["COUNTERS", "Counts", "ServerMetrics", "StoreReport"]
+
+COUNTERS = {
     "ingest_requests": "Requests to send runs, by status.",
     "ingest_bytes": "Plain bytes of journals that were received.",
     "ingest_body_bytes": "Bytes of the bodies in which they were received.",
@@ -17,9 +22,26 @@ _HELP = {
     "rejected_keys": "Requests with a wrong, missing or insufficient key.",
     "faults": "Failures of the server itself; its log has one line for each.",
 }
+"""The counters, with their meaning."""
 _LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger("tachograph.server")
+
+
+Counts = list[tuple[str, list[tuple[str, str]], float]]
+"""Counters: the name, the labels and the value of each."""
+
+
+class StoreReport(msgspec.Struct):
+    """How far the column store is behind."""
+
+    lag_s: float
+    num_bytes: int
+    """Bytes of journals that are not inserted."""
+    num_rows: int
+    """Rows inserted since the start."""
+    error: str | None
+    """Why it does not accept rows."""
 
 
 class ServerMetrics:
@@ -31,12 +53,24 @@ class ServerMetrics:
         self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self._last_log_s: dict[str, float] = {}
         self.started = time.time()
+        self.others: Callable[[], Counts] = list
+        """Returns the counters of other processes."""
 
     def count(self, name: str, amount: float = 1, **labels: object) -> None:
         """Add to a counter."""
         key = (name, tuple(sorted((label, str(value)) for label, value in labels.items())))
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + amount
+
+    def counts(self) -> Counts:
+        """Return the counters of this process."""
+        with self._lock:
+            return [(name, list(labels), value) for (name, labels), value in self._counts.items()]
+
+    def restore(self, counts: Counts) -> None:
+        """Add the counters of an earlier process in the place of this one."""
+        for name, labels, value in counts:
+            self.count(name, value, **dict(labels))
 
     def add_gauge(self, name: str, meaning: str, get_value: Callable[[], float]) -> None:
         """Add a value that is read when the metrics are requested."""
@@ -55,17 +89,19 @@ class ServerMetrics:
 
     def text(self) -> str:
         """Return all values in the text format of Prometheus."""
-        with self._lock:
-            counts = sorted(self._counts.items())
+        totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for name, labels, value in [*self.counts(), *self.others()]:
+            key = (name, tuple(labels))
+            totals[key] = totals.get(key, 0) + value
         lines: list[str] = []
         names_with_help = set()
-        for (name, labels), value in counts:
+        for (name, key_labels), value in sorted(totals.items()):
             metric = f"tachograph_{name}_total"
             if name not in names_with_help:
                 names_with_help.add(name)
-                lines += [f"# HELP {metric} {_HELP.get(name, name)}", f"# TYPE {metric} counter"]
-            inner = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
-            lines.append(f"{metric}{{{inner}}} {value:g}" if inner else f"{metric} {value:.17g}")
+                lines += [f"# HELP {metric} {COUNTERS[name]}", f"# TYPE {metric} counter"]
+            inner = ",".join(f'{label}="{_escape(text)}"' for label, text in key_labels)
+            lines.append(f"{metric}{{{inner}}} {value:.17g}" if inner else f"{metric} {value:.17g}")
         for name, (meaning, get_value) in sorted(self._gauges.items()):
             metric = f"tachograph_{name}"
             lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {get_value():.17g}"]

@@ -1,4 +1,6 @@
-"""A team's server: it receives runs, and serves the dashboard and the API over them, in one process.
+"""A team's server: it receives runs, and serves the dashboard and the API over them.
+
+Several processes may do so for one data folder (see `_workers` and `_server_group`). Each of them is what follows.
 
     /api/v1/ingest/…   IngestApp          keys only
     /metrics           here               a key with `read` for all projects
@@ -14,14 +16,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
+import socket
 import ssl
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +41,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tachograph._base.files import create_file, make_folder
 from tachograph._base.typed import decode_json
 from tachograph._base.version import __version__
-from tachograph.exceptions import ServeError
+from tachograph.artifacts import ArtifactStore, find_artifact_folders
+from tachograph.exceptions import ArtifactError, ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import AccessGate
 from tachograph.server._app import create_dashboard
@@ -49,11 +56,14 @@ from tachograph.server._routes import ROUTES, ServerHooks
 from tachograph.server._serve import bind_address
 from tachograph.server.team._access import ProxyTrust, TeamAccess
 from tachograph.server.team._audit_log import AuditLog
+from tachograph.server.team._blobs import BlobStore
 from tachograph.server.team._copies import RunCopies, project_folder
 from tachograph.server.team._data_folder import close_to_others, private_umask
 from tachograph.server.team._ingest import INGEST_PREFIX, IngestApp
 from tachograph.server.team._keys import KeyFileError, KeyRing, keys_path
-from tachograph.server.team._metrics import ServerMetrics
+from tachograph.server.team._metrics import ServerMetrics, StoreReport
+from tachograph.server.team._server_group import ServerGroup
+from tachograph.server.team._workers import WorkerStart, can_share_ports, serve_with_workers
 
 try:
     import resource
@@ -69,6 +79,10 @@ _log = logging.getLogger("tachograph.server")
 _MAX_PROJECT_APPS = 64
 _MIN_FREE_BYTES = 256 << 20
 _READY_INTERVAL_S = 1.0
+_FIRST_COLLECTION_S = 300.0
+_COLLECTION_INTERVAL_S = 3_600.0
+_ARTIFACT_GRACE_S = 86_400.0
+"""Contents of an artifact that is being sent stay for so long."""
 _MAX_OPEN_FILES = 65_536
 _MAX_NAME_CHARS = 512
 _CHANGING_ROUTES = [
@@ -82,16 +96,6 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
     certificate: str
     key: str
-
-
-class StoreReport(msgspec.Struct):
-    """How far the column store is behind."""
-
-    lag_s: float
-    num_bytes: int
-    """Bytes of journals that are not inserted."""
-    error: str | None
-    """Why it does not accept rows."""
 
 
 class ReadinessReport(msgspec.Struct):
@@ -139,29 +143,54 @@ class TeamServer:
         """Live streams end when this server shuts down."""
         self._static = static
         self._feeder = _create_feeder(store, self.copies.root) if store else None
+        self._group = ServerGroup(
+            self.copies.root,
+            self.metrics,
+            close_copies=self.copies.close,
+            close_idle_copies=self.copies.close_idle,
+            count_open_copies=lambda: self.copies.num_open,
+            report_store=self._report_store,
+        )
+        self.metrics.others = self._group.counts
+        if self._feeder is not None:
+            self._feeder.start(lambda: self._group.is_leader)
         self._readiness = ReadinessReport("starting")
         self._readiness_checked_s = -_READY_INTERVAL_S
         self._checking = asyncio.Lock()
-        self._ingest = IngestApp(self.copies, self.access, self.metrics)
+        self.blobs = BlobStore(self.copies.root, is_durable=is_durable)
+        self.ingest = IngestApp(self.copies, self.blobs, self.access, self.metrics)
         self._apps: OrderedDict[str, ASGIApp] = OrderedDict()
         self._gate = AccessGate(self._dashboard_of_identity, self.access)
         self._all_projects_app = self._create_dashboard(self.copies.root)
-        self.metrics.add_gauge("open_copies", "Copies of runs that are open to append.", lambda: self.copies.num_open)
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._collect_blobs, name="tachograph-blobs", daemon=True).start()
+        self.metrics.add_gauge("open_copies", "Copies of runs that are open to append.", self._group.count_open_copies)
+        self.metrics.add_gauge("processes", "Processes that serve the data folder.", self._group.num_processes)
+        self.metrics.add_gauge(
+            "send_interval_seconds",
+            "How long trainers gather records before they send them, by the load of this process.",
+            lambda: self.ingest.pace.flush_interval_s,
+        )
         self.metrics.add_gauge(
             "free_bytes", "Free space on the disk of the runs.", lambda: _free_bytes(self.copies.root)
         )
         self.metrics.add_gauge("start_time_seconds", "When the server started.", lambda: self.metrics.started)
-        feeder = self._feeder
-        if feeder is not None:
+        if self._feeder is not None:
             self.metrics.add_gauge(
-                "store_lag_seconds", "How far the column store is behind the journals.", lambda: feeder.lag.lag_s
+                "store_lag_seconds",
+                "How far the column store is behind the journals.",
+                lambda: report.lag_s if (report := self._group.store_report()) is not None else math.nan,
             )
-            self.metrics.add_gauge("store_rows", "Rows inserted since the start.", lambda: feeder.lag.num_rows)
+            self.metrics.add_gauge(
+                "store_rows",
+                "Rows inserted since the start.",
+                lambda: report.num_rows if (report := self._group.store_report()) is not None else math.nan,
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "http" and scope["path"].startswith(INGEST_PREFIX):
-            await self._ingest(scope, receive, send)
+            await self.ingest(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._all_projects_app(scope, receive, send)
         elif scope["type"] == "http" and (note := _change_note(scope)) is not None:
@@ -216,10 +245,27 @@ class TeamServer:
 
     def close(self) -> None:
         """Close the copies."""
-        self._ingest.close()
+        self._is_closed.set()
+        self.ingest.close()
+        self._group.close()
         self.copies.close()
         if self._feeder is not None:
             self._feeder.close()
+
+    def _collect_blobs(self) -> None:
+        """Delete blobs that no run and no artifact refers to, now and then."""
+        wait_s = _FIRST_COLLECTION_S
+        while not self._is_closed.wait(wait_s):
+            wait_s = _COLLECTION_INTERVAL_S
+            if not self._group.is_leader:
+                continue
+            try:
+                for folder in find_artifact_folders(self.copies.root):
+                    with contextlib.suppress(ArtifactError):  # one is being stored at the moment
+                        ArtifactStore(folder).collect_garbage(grace_s=_ARTIFACT_GRACE_S)
+                self.blobs.collect()
+            except OSError as error:
+                self.metrics.add_fault("cannot delete unused media", error)
 
     async def _dashboard_of_identity(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -247,8 +293,8 @@ class TeamServer:
         if identity is None or identity.project is not None or not identity.allows("read"):
             report = ReadinessReport(report.status)
         elif self._feeder is not None:  # being behind is not a problem: answers then come from files
-            lag = self._feeder.lag
-            report = msgspec.structs.replace(report, store=StoreReport(lag.lag_s, lag.num_bytes, lag.error))
+            store_report = await run_in_threadpool(self._group.store_report)
+            report = msgspec.structs.replace(report, store=store_report)
         return Response(msgspec.json.encode(report), status, media_type="application/json")
 
     async def _send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -277,7 +323,7 @@ class TeamServer:
             self.access,
             static=self._static,
             is_closing=lambda: self.server is not None and self.server.should_exit,
-            hooks=ServerHooks(self._control_problem, self._column_store, self.copies.close),
+            hooks=ServerHooks(self._control_problem, self._column_store, self._group.release_copies),
             needs_identity=True,
         )
 
@@ -287,6 +333,12 @@ class TeamServer:
         if self._feeder is None or status is None or "~" in status.run_id or self._feeder.lag.error is not None:
             return None
         return self._feeder.store
+
+    def _report_store(self) -> StoreReport | None:
+        if self._feeder is None:
+            return None
+        lag = self._feeder.lag
+        return StoreReport(lag.lag_s, lag.num_bytes, lag.num_rows, lag.error)
 
     def _control_problem(self, folder: RunFolder) -> str | None:
         entry = self.copies.entry_of(folder)
@@ -352,6 +404,20 @@ class _TeamProtocol(LimitedProtocol):
     max_foreign_connections = 8_192
 
 
+class _ServeOptions(msgspec.Struct, frozen=True):
+    """What each process of a server needs to know; see `serve_team`."""
+
+    data_dir: str
+    host: str
+    port: int
+    allow_hosts: tuple[str, ...]
+    proxy: ProxyTrust | None
+    tls: TlsFiles | None
+    is_durable: bool
+    store: str | None
+    for_group: bool
+
+
 def serve_team(
     data_dir: str | os.PathLike[str],
     *,
@@ -363,6 +429,8 @@ def serve_team(
     is_durable: bool = False,
     store: str | None = None,
     for_group: bool = False,
+    num_workers: int = 1,
+    set_up_worker: Callable[[], None] = lambda: None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a team until interrupted, or until SIGTERM.
@@ -377,6 +445,8 @@ def serve_team(
         is_durable: Flush each batch to the disk before it is acknowledged.
         store: The address of a database in ClickHouse that is kept up to date with the runs.
         for_group: Let the group of the data folder read the runs; by default only the user of the server can.
+        num_workers: How many processes serve.
+        set_up_worker: Called first in each process, if there are several; a function of a module.
         on_ready: Called with the URL once the server accepts connections.
 
     Raises:
@@ -384,26 +454,61 @@ def serve_team(
     """
     if RunFolder(data_dir).exists():
         raise ServeError(f"{os.fspath(data_dir)!r} is a single run; pass a folder for the runs of the team")
-    _allow_open_files()
-    tls_options = _tls_options(tls)
+    if num_workers > 1 and not can_share_ports():
+        raise ServeError(f"--workers {num_workers}: on this system only one process can serve; leave it out")
+    _tls_options(tls)
     listener = bind_address(host, port)
-    with private_umask(for_group=for_group):
+    if num_workers > 1:
+        port = listener.getsockname()[1]
+        listener.close()  # it has shown that no other program has the port
+        listener = bind_address(host, port, is_shared=True, listens=False)
+    port = listener.getsockname()[1]
+    options = _ServeOptions(
+        os.fspath(data_dir), host, port, allow_hosts, proxy, tls, is_durable, store, for_group=for_group
+    )
+    url_host = f"[{host}]" if ":" in host else host
+    url = f"{'https' if tls else 'http'}://{url_host}:{port}/"
+    with contextlib.closing(listener), private_umask(for_group=for_group):
         try:
             warning = close_to_others(Path(data_dir), for_group=for_group)
-            app = TeamServer(data_dir, (*allow_hosts, host), proxy=proxy, is_durable=is_durable, store=store)
         except OSError as error:
-            listener.close()
             raise ServeError(f"--data {os.fspath(data_dir)!r}: {error.strerror or error}") from error
         if warning is not None:
             _log.warning("%s", warning)
-        server = create_team_server(app, **tls_options)
-        port = listener.getsockname()[1]
-        url_host = f"[{host}]" if ":" in host else host
-        on_ready(f"{'https' if tls else 'http'}://{url_host}:{port}/")
-        try:
-            server.run(sockets=[listener])
-        finally:
-            app.close()
+        if num_workers > 1:
+            serve_with_workers(
+                num_workers, partial(_serve_as_worker, options, set_up_worker), on_ready=lambda: on_ready(url)
+            )
+        else:
+            _serve(options, listener, lambda: on_ready(url))
+
+
+def _serve_as_worker(options: _ServeOptions, set_up: Callable[[], None], starter: Connection) -> None:
+    """Serve as one of several processes; report on a connection when it begins."""
+    set_up()
+    with contextlib.closing(bind_address(options.host, options.port, is_shared=True)) as listener:
+        _serve(options, listener, lambda: starter.send(WorkerStart()))
+
+
+def _serve(options: _ServeOptions, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    _allow_open_files()
+    tls_options = _tls_options(options.tls)
+    try:
+        app = TeamServer(
+            options.data_dir,
+            (*options.allow_hosts, options.host),
+            proxy=options.proxy,
+            is_durable=options.is_durable,
+            store=options.store,
+        )
+    except OSError as error:
+        raise ServeError(f"--data {options.data_dir!r}: {error.strerror or error}") from error
+    server = create_team_server(app, **tls_options)
+    on_ready()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        app.close()
 
 
 def create_team_server(app: TeamServer, **options: Any) -> uvicorn.Server:
