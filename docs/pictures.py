@@ -121,6 +121,7 @@ def take_screenshot(browser: Browser, name: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{PORT}/{path}")
+    page.wait_for_timeout(2000)  # until the page knows whether journals have to be read
     page.get_by_text("Reading journals").wait_for(state="hidden")
     page.wait_for_timeout(3000)
     page.screenshot(path=PICTURES / f"{name}.png")

@@ -93,6 +93,69 @@ def test_gallery_follows_one_slider_and_the_address(page: Page, dashboard: Calla
     wait_for_fit(page)
 
 
+def test_runs_are_compared_prompt_by_prompt(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    prompts = ["fox", "house"]
+    folders = {}
+    for run_number, (name, steps, num_prompts) in enumerate([("a", [0, 10, 20], 2), ("b", [0, 15, 40], 1)]):
+        run = logs / name
+        records = [
+            media(
+                "samples",
+                "image",
+                number,
+                *(
+                    image(run, picture(64, 48, (number, 80 * index, 90 * run_number)), caption=prompts[index])
+                    for index in range(num_prompts)
+                ),
+            )
+            for number in steps
+        ]
+        losses = [step(number, val_loss=abs(number - 12.0)) for number in range(41)]
+        folders[name] = write(run, [{**START, "run_name": name}, *losses, *records])
+    write(logs / "c", [{**START, "run_name": "c"}, step(1, loss=1.0), END])
+    page.goto(dashboard().url + "#/compare/media?run=a&run=b&run=c")
+    grid = page.locator("[data-media-grid=samples]")
+    shown_steps = grid.locator("[data-shown-step]")
+    expect(shown_steps).to_have_text(["step 20", "step 40"])  # the nearest to the latest one
+    expect(grid.locator("[data-run=b][data-prompt='1'] [data-gap]")).to_have_text("not in this run")
+    expect(grid.locator("[data-run=c][data-prompt='0'] [data-gap]")).to_have_text("no samples")
+    page.get_by_label("Step number").fill("10")
+    page.get_by_label("Step number").press("Enter")
+    expect(shown_steps).to_have_text(["step 10", "step 15"])
+    page.get_by_label("Step of each run").select_option("same")
+    expect(shown_steps).to_have_text(["step 10"])
+    expect(grid.locator("[data-run=b][data-prompt='0'] [data-gap]")).to_have_text("not at this step")
+    page.get_by_label("Step of each run").select_option("best")
+    page.get_by_label("Metric").select_option("val_loss")
+    expect(shown_steps).to_have_text(["step 10", "step 15"])
+    expect(grid.locator(".run[data-run=a]")).to_contain_text("lowest val_loss 2")
+
+    grid.get_by_label("Open samples 0 of a, step 10").click()
+    viewer = page.locator("[data-viewer]")
+    viewer.get_by_label("Compare").select_option("difference")
+    expect(viewer.get_by_label("Other run")).to_have_value("b")
+    expect(viewer.locator(".difference img")).to_have_attribute("alt", "b, step 15")
+    viewer.get_by_label("Zoom").select_option("2")
+    page.reload()  # the address holds name, rule, metric, picture and zoom
+    expect(viewer.get_by_label("Zoom")).to_have_value("2")
+    expect(viewer.locator("img")).to_have_attribute("alt", "fox")
+    page.keyboard.press("ArrowDown")
+    expect(viewer.get_by_label("Run", exact=True)).to_have_value("b")
+    expect(viewer).to_contain_text("step 15")
+    page.keyboard.press("Escape")
+    expect(viewer).to_have_count(0)
+
+    page.get_by_label("Step of each run").select_option("nearest")
+    page.get_by_role("button", name="Latest").click()
+    append(folders["a"], [media("samples", "image", 50, image(logs / "a", picture(64, 48, "pink"), caption="fox"))])
+    expect(shown_steps).to_have_text(["step 50", "step 40"])  # by itself
+    page.get_by_role("button", name="Hide a").click()
+    expect(shown_steps).to_have_text(["step 40"])
+    page.get_by_role("button", name="Show 1 hidden").click()
+    page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
+
+
 def test_gallery_of_many_pictures_loads_only_its_view(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
     run = logs / "m"
     same = [image(run, picture(8, 8, (index, 0, 0))) for index in range(8)]
@@ -135,6 +198,21 @@ def test_pictures_are_compared_in_the_viewer(page: Page, dashboard: Callable[...
     wait_for(lambda: canvas.evaluate(colours) == [255, 0], "the mask covers its half")
     viewer.get_by_label("Lowest score").fill("0.5")
     expect(viewer.locator("svg rect")).to_have_count(1)
+    classes = viewer.locator("[data-classes]")
+    expect(classes.get_by_role("button")).to_have_text(["Hide all", "box", "fox1"])
+    classes.get_by_role("button", name="fox").click()
+    expect(viewer.locator("svg rect")).to_have_count(0)
+    wait_for(lambda: canvas.evaluate(colours) == [0, 0], "the mask without its class")
+    viewer.get_by_label("Lowest score").fill("0")
+    expect(viewer.locator("svg rect")).to_have_count(1)
+    viewer.get_by_label("Previous step").click()
+    expect(viewer.locator("svg rect")).to_have_count(1)  # stays hidden at other steps
+    viewer.get_by_label("Next step").click()
+    classes.get_by_role("button", name="Hide all").click()
+    expect(viewer.locator("svg rect")).to_have_count(0)
+    classes.get_by_role("button", name="Show all").click()
+    expect(viewer.locator("svg rect")).to_have_count(2)
+    wait_for(lambda: canvas.evaluate(colours) == [255, 0], "the mask with its class")
     viewer.get_by_label("Zoom").select_option("4")
     assert viewer.locator("img").evaluate("each => [each.clientWidth, getComputedStyle(each).imageRendering]") == [
         256,
@@ -173,6 +251,7 @@ def test_tables_histograms_and_drawings_are_shown(page: Page, dashboard: Callabl
     page.goto(dashboard().url + "#/run/m/media")
     table = page.locator("[data-media=eval]")
     expect(table.locator("tbody tr")).to_have_count(5)
+    table.locator("img").first.scroll_into_view_if_needed()
     wait_for(lambda: table.locator("img").first.evaluate("each => each.naturalWidth") == 9, "a picture in a cell")
     table.get_by_role("button", name="score").click()
     table.get_by_role("button", name="score").click()
@@ -192,7 +271,96 @@ def test_tables_histograms_and_drawings_are_shown(page: Page, dashboard: Callabl
     histogram = page.locator("[data-histograms]")
     histogram.scroll_into_view_if_needed()
     expect(histogram.locator("svg rect")).to_have_count(9)
-    wait_for(lambda: histogram.locator("canvas").evaluate("each => [each.width, each.height]") == [5, 9], "the map")
+    expect(histogram.locator("canvas")).to_be_visible()  # its size is tested in ui/src/model/media.test.ts
+
+
+def test_histograms_are_drawn_as_ridges(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    values = [{"exp2": [-2, 2], "counts": [0, 0, 0, 0, 1, 4, number + 1, 0, 0], "n": 9} for number in range(60)]
+    values[30] = {**values[30], "nonfinite": 3}
+    records = [histograms(number * 10, weights=each) for number, each in enumerate(values)]
+    note = media("note", "text", 590, {"text": "hello"})
+    write(logs / "m", [START, *records, note, END])
+    page.goto(dashboard().url + "#/run/m/media?step=300")
+    section = page.locator("[data-histograms]")
+    expect(section.locator(".faults")).to_have_attribute("title", "step 300: 3 NaN or infinite")
+    section.get_by_role("button", name="Ridges").click()
+    ridges = section.locator("[data-ridges] path")
+    expect(ridges).to_have_count(24)
+    expect(section.locator("canvas")).to_have_count(0)
+    expect(section.locator(".labels .chosen")).to_have_text("300")
+    expect(section.locator(".labels .bad")).to_have_text("300")
+    shares = ridges.last.get_attribute("d")
+    section.get_by_role("button", name="log").click()
+    assert ridges.last.get_attribute("d") != shares
+    outlines = section.locator(".outlines")
+    box = outlines.bounding_box()
+    assert box
+    outlines.click(position={"x": box["width"] / 2, "y": box["height"] - 6})
+    expect(section.locator("h3")).to_have_text("Step 590")
+    page.reload()
+    expect(ridges).to_have_count(24)  # the address holds the view
+    page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
+    section.get_by_role("button", name="Map").click()
+    expect(section.locator("canvas")).to_be_visible()
+
+
+def test_tables_are_compared_over_steps_and_runs(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+
+    def table(rows: list[dict[str, Any]], *, is_file: bool = False) -> dict[str, Any]:
+        if is_file:
+            return table_file(run, rows)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return {"columns": columns, "num_rows": len(rows), "rows": rows}
+
+    first = [{"note": "odd", "prompt": "p0", "answer": "a red fox", "score": 1}]
+    first += [{"prompt": f"p{number}", "answer": "yes", "score": number} for number in range(1, 5)]
+    second = [{**row, "score": 7} if row["prompt"] == "p3" else row for row in first if row["prompt"] != "p4"]
+    second[0] = {**second[0], "answer": "a blue fox"}
+    third = [*reversed(second), {"prompt": "new", "answer": "no", "score": 0}]
+    records = [media("eval", "table", number * 10, table(rows)) for number, rows in enumerate([first, second])]
+    write(run, [START, *records, media("eval", "table", 20, table(third, is_file=True)), END])
+    other = [{**row, "extra": 1} for row in first]
+    write(logs / "n", [{**START, "run_name": "n"}, media("eval", "table", 20, table(other)), END])
+    page.goto(dashboard().url + "#/run/m/media?step=10")
+    section = page.locator("[data-media=eval]")
+    expect(section.locator("thead th")).to_have_text(["prompt", "answer", "score", "note"])  # the sparse one comes last
+    section.get_by_role("button", name="Hide 1 sparse").click()
+    expect(section.locator("thead th")).to_have_count(3)
+    section.get_by_role("button", name="Columns").click()
+    section.get_by_label("note").check()
+    page.keyboard.press("Escape")
+    expect(section.locator("thead th")).to_have_count(4)
+
+    section.get_by_label("Compare eval with").select_option("previous")
+    summary = section.locator("[data-table-diff]")
+    expect(summary).to_contain_text("2 changed 0 added 1 removed from step 0")
+    rows = section.locator("tbody tr")
+    expect(section.get_by_label("Rows joined by")).to_have_value("prompt")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0).locator("[data-changed]")).to_have_text("a red fox a blue fox")
+    expect(rows.nth(1).locator("[data-changed]")).to_have_text("3 7 +4")
+    expect(section.locator("[data-change=removed]")).to_contain_text("p4")
+    section.get_by_label("also 2 equal rows").check()
+    expect(rows).to_have_count(5)
+    page.keyboard.press("ArrowRight")  # the order of the rows does not matter
+    expect(summary).to_contain_text("0 changed 1 added 0 removed from step 10")
+    section.get_by_label("Rows joined by").select_option("position")
+    expect(summary).to_contain_text("4 changed 1 added 0 removed")
+    page.reload()
+    expect(summary).to_contain_text("0 changed 1 added 0 removed from step 10")  # the address has the comparison
+    section.get_by_label("Compare eval with").select_option("0")
+    expect(summary).to_contain_text("2 changed 1 added 1 removed from step 0")
+    page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
+
+    page.goto(page.url.partition("#")[0] + "#/compare/media?run=m&run=n")
+    page.get_by_label("Compare tables with").select_option("m")
+    cell = page.locator("[data-media-grid=eval] .cell[data-run=n]")
+    expect(cell.locator("[data-table-diff]")).to_contain_text("2 changed 1 added 1 removed from m only here: extra")
+    expect(cell.locator("thead th").last).to_have_text("extra")  # only one of the runs has it
+    wait_for_fit(page)
 
 
 @pytest.mark.complains  # about the pictures that cannot be decoded, and the attempts of the page in the frame

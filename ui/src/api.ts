@@ -146,12 +146,16 @@ export const api = {
   listMedia: (run: string) => get("/api/v1/runs/{run}/media", { run }, {}),
   getMediaItems: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/items">["query"]) =>
     get("/api/v1/runs/{run}/media/items", { run }, query),
+  getMediaMetric: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/metric">["query"]) =>
+    get("/api/v1/runs/{run}/media/metric", { run }, query),
   getHistograms: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/histograms">["query"]) =>
     get("/api/v1/runs/{run}/media/histograms", { run }, query),
   getTableRows: (run: string, sha256: string, query: GetRoute<"/api/v1/runs/{run}/media/tables/{sha256}">["query"]) =>
     get("/api/v1/runs/{run}/media/tables/{sha256}", { run, sha256 }, query),
   blobUrl: (run: string, sha256: string, query: GetRoute<"/api/v1/runs/{run}/media/blobs/{sha256}">["query"] = {}) =>
     buildUrl("/api/v1/runs/{run}/media/blobs/{sha256}", { run, sha256 }, query),
+  mediaExportUrl: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/export">["query"]) =>
+    buildUrl("/api/v1/runs/{run}/media/export", { run }, query),
   frameUrl: (run: string, sha256: string) => buildUrl("/api/v1/runs/{run}/media/frames/{sha256}", { run, sha256 }),
   async getBlob(run: string, sha256: string): Promise<Blob> {
     const response = await fetch(api.blobUrl(run, sha256));

@@ -209,6 +209,10 @@ export interface Failure {
   step: number | null;
   time: number | null;
   exit_code: number | null;
+  /** What caused it, as far as a dump of this attempt shows it. */
+  cause: string;
+  /** How sure that is: `certain`, `likely` or `possible`. */
+  confidence: string;
   /** The last lines that the process printed to each stream, if `tacho run` recorded them. */
   output: Record<string, string>;
 }
@@ -525,10 +529,20 @@ export interface AlertView {
   resolved_step: number | null;
   /** Why the alert was resolved. */
   outcome: string;
+  /** What caused the fault, if a dump shows it; the page of dumps has the evidence. */
+  cause: DumpCause | null;
   /** False once the alert is resolved, or once the run resumes after its attempt ended. */
   is_open: boolean;
   /** Whether a person called the alert right or wrong: the annotation `alert.<rule>@<opened_step>`. */
   judgement: "" | "right" | "wrong";
+}
+
+/** The cause of a fault, as far as the evidence shows it. */
+export interface DumpCause {
+  /** A word for the cause, such as `activation_overflow`. */
+  kind: string;
+  text: string;
+  confidence: "certain" | "likely" | "possible";
 }
 
 /** The dumps of a run, oldest first. */
@@ -551,14 +565,6 @@ export interface DumpView {
   parts: string[];
   /** The parts that are missing, and why. */
   problems: string[];
-}
-
-/** The cause of a fault, as far as the evidence shows it. */
-export interface DumpCause {
-  /** A word for the cause, such as `activation_overflow`. */
-  kind: string;
-  text: string;
-  confidence: "certain" | "likely" | "possible";
 }
 
 /** One dump with its parts by name. Long lists are shortened; the files have them in full. */
@@ -827,6 +833,8 @@ export interface MediaPage {
   histograms: HistogramName[];
   /** Whether all names are listed. */
   is_whole: boolean;
+  /** How much of the journal has been read, 0 to 1; the page covers that part. */
+  indexed: number;
 }
 
 /** The media of one name, without the items. */
@@ -876,6 +884,19 @@ export interface MediaRecordView {
   reason: string;
 }
 
+/** A metric at the steps that have media of one name. */
+export interface MediaMetricPage {
+  version: string;
+  /** The steps with media, ascending; thinned out if there are very many. */
+  steps: number[];
+  /** For each step, the latest value of the metric that was recorded until then; null if there was none yet. */
+  values: (Num | null)[];
+  /** The first step with the best finite value; null if there is none. */
+  best_step: number | null;
+  /** Whether the lowest value is best, by the name of the metric; also true if the name does not tell. */
+  is_lower_better: boolean;
+}
+
 /** One histogram over steps, oldest first. */
 export interface HistogramsPage {
   version: string;
@@ -901,6 +922,8 @@ export interface RecordedHistogram {
   std: number | null;
   /** Whether only a part of the values was counted. */
   is_sampled: boolean;
+  /** Whether only the part of a distributed tensor was counted that rank 0 has. */
+  is_shard: boolean;
 }
 
 /** Rows of a table that is stored in a file. */
@@ -910,6 +933,51 @@ export interface TableRowsPage {
   num_rows: number;
   /** Whether the file could be read to its end. */
   is_whole: boolean;
+}
+
+/** Versions of artifacts, by name, newest first. */
+export interface ArtifactsPage {
+  artifacts: ArtifactView[];
+  /** False if there are more; ask for one name. */
+  is_whole: boolean;
+}
+
+/** A version of an artifact. */
+export interface ArtifactView {
+  name: string;
+  /** `v0`, `v1` and so on. A team's server numbers the versions of a project in the order in which they arrive. */
+  version: string;
+  /** The project on a team's server; empty for the log folder itself. */
+  project: string;
+  /** SHA-256 of the list of files; the same on every machine. */
+  digest: string;
+  type: string;
+  description: string | null;
+  metadata: JsonObject;
+  num_files: number;
+  size_bytes: number;
+  /** The run that logged it first. */
+  run_id: string | null;
+  run_name: string | null;
+  /** When it was logged, in seconds since the epoch. */
+  time: number;
+  aliases: string[];
+}
+
+/** A version, and a part of its files in the order of their paths. */
+export interface ArtifactDetail {
+  artifact: ArtifactView;
+  files: ArtifactFileView[];
+}
+
+/** A file of an artifact. */
+export interface ArtifactFileView {
+  path: string;
+  size_bytes: number;
+  /** Empty for a `url` that was not read. */
+  sha256: string;
+  /** Where the content lies, if it is not stored. */
+  url: string | null;
 }
 
 /** The console output of a program under `tacho run`, with secrets masked. */
@@ -952,7 +1020,7 @@ export interface RequestIds {
   ids: Record<string, string>;
 }
 
-/** New values by control name; `true` for `checkpoint_now` and `stop`, a number of steps for `profile_steps`. */
+/** New values by control name; `true` for `checkpoint_now`, `dump_now` and `stop`, a number for `profile_steps`. */
 export interface ControlRequest {
   values: Record<string, boolean | number>;
 }
@@ -1582,6 +1650,20 @@ export interface Routes {
     body: null;
     response: MediaItemsPage;
   };
+  /** Return a metric at the steps with media of one name, and the step at which it is best. */
+  "GET /api/v1/runs/{run}/media/metric": {
+    path: { run: string };
+    query: { name: string; metric: string };
+    body: null;
+    response: MediaMetricPage;
+  };
+  /** Download the media of one name: all files, the pictures of a step as a sheet, or a prompt as an animation. */
+  "GET /api/v1/runs/{run}/media/export": {
+    path: { run: string };
+    query: { name: string; format?: "png" | "webp" | "zip" | null; step?: number | null; prompt?: string | null };
+    body: null;
+    response: null;
+  };
   /** Return a histogram at each step, or at steps that are evenly spaced. */
   "GET /api/v1/runs/{run}/media/histograms": {
     path: { run: string };
@@ -1607,6 +1689,27 @@ export interface Routes {
   "GET /api/v1/runs/{run}/media/frames/{sha256}": {
     path: { run: string; sha256: string };
     query: {};
+    body: null;
+    response: null;
+  };
+  /** List the versions of artifacts. */
+  "GET /api/v1/artifacts": {
+    path: {};
+    query: { name?: string | null; run?: string | null; project?: string | null };
+    body: null;
+    response: ArtifactsPage;
+  };
+  /** Return a version of an artifact with its files. */
+  "GET /api/v1/artifacts/{name}": {
+    path: { name: string };
+    query: { version?: string | null; project?: string | null; offset?: number | null; limit?: number | null };
+    body: null;
+    response: ArtifactDetail;
+  };
+  /** Download a file of an artifact by the hash of its content. */
+  "GET /api/v1/artifacts/{name}/files/{sha256}": {
+    path: { name: string; sha256: string };
+    query: { version: string; project?: string | null; file_name?: string | null };
     body: null;
     response: null;
   };

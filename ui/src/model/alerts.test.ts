@@ -6,6 +6,7 @@ import {
   remarkMarks,
   chartViewFor,
   alertBadge,
+  openCauses,
   closedAs,
   evidenceRows,
   evidenceView,
@@ -42,12 +43,19 @@ const alert = (more: Partial<AlertView> = {}): AlertView => ({
   resolved_time: null,
   resolved_step: null,
   outcome: "",
+  cause: null,
   is_open: true,
   judgement: "",
   ...more,
 });
 const resolved = (more: Partial<AlertView> = {}): AlertView =>
   alert({ resolved_time: 1060, resolved_step: 1350, is_open: false, ...more });
+
+test("causes of open alerts are listed once", () => {
+  const cause = { kind: "bad_input", text: "Sample 41.", confidence: "certain" } as const;
+  const alerts = [alert({ cause }), alert(), alert({ cause }), resolved({ cause: { ...cause, text: "Old." } })];
+  expect(openCauses(alerts)).toEqual([cause]);
+});
 
 test("the badge counts open alerts and shows the worst tone", () => {
   const count = (open: number, critical: number) =>

@@ -1,6 +1,16 @@
 /** Texts, views and chart marks for alerts. */
 
-import type { AlertsPage, AlertView, Json, MarkView, MetricView, RunState, RunSummary, Severity } from "../api";
+import type {
+  AlertsPage,
+  AlertView,
+  DumpCause,
+  Json,
+  MarkView,
+  MetricView,
+  RunState,
+  RunSummary,
+  Severity,
+} from "../api";
 import type { AxisName } from "./axis-name";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
@@ -26,6 +36,12 @@ export function alertBadge(run: Pick<RunSummary, "num_open_alerts" | "num_critic
   const count = run.num_open_alerts;
   if (!count) return null;
   return { text: `${number(count)} alert${count > 1 ? "s" : ""}`, tone: run.num_critical_alerts ? "bad" : "warn" };
+}
+
+/** The causes of open alerts that are known, the worst alert first; each once. */
+export function openCauses(alerts: AlertView[]): DumpCause[] {
+  const causes = alerts.flatMap(({ is_open, cause }) => (is_open && cause ? [cause] : []));
+  return causes.filter(({ text }, index) => causes.findIndex((other) => other.text === text) === index);
 }
 
 /** What the rules found, as a sentence. */

@@ -7,13 +7,12 @@ import { timeLabel } from "./time-range";
 /** A label of the y axis, with enough digits to differ from its neighbours. */
 export function valueLabel(value: number, step: number): string {
   const size = Math.abs(value);
+  if (size === 0 && step < 1e-3) return "0"; // its neighbours are written with exponents
   if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3)) {
-    const digits = step > 0 && size > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
+    const digits = step > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
     return size >= 1e-3 && size < 1e6
       ? number(value, 4)
-      : size === 0
-        ? "0"
-        : Number(value.toPrecision(digits)).toExponential().replace("e+", "e");
+      : Number(value.toPrecision(digits)).toExponential().replace("e+", "e");
   }
   return fixedDecimals(value, step);
 }

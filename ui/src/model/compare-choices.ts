@@ -46,6 +46,11 @@ export const defaultVerdict: VerdictView = { before: null, out: [], isForced: fa
 
 const unique = (names: string[]): string[] => [...new Set(names.filter(Boolean))];
 
+export function readNumber(text: string | null): number | null {
+  const value = text === null || text.trim() === "" ? Number.NaN : Number(text);
+  return Number.isFinite(value) ? value : null;
+}
+
 export function readDifferences(parameters: URLSearchParams): DifferencesView {
   return {
     columns: unique(parameters.getAll("column")),

@@ -47,6 +47,15 @@ test("the address holds the whole view", () => {
       brushes: { "a,b": { low: 0, high: 0.25 }, lr: { low: 0.5, high: 1 } },
       keys: { "+odd": true, lr: false },
     },
+    media: {
+      name: "val/samples",
+      step: 500,
+      rule: "best",
+      metric: "val_loss",
+      zoom: "4",
+      against: "a/b",
+      opened: { run: "a/b", prompt: "a & b" },
+    },
     verdict: { before: ["b", "c"], out: ["a&b"], isForced: true },
   };
   expect(roundTrip(view)).toEqual(view);

@@ -1,6 +1,7 @@
 /** The view of the compare page, as the address holds it. */
 
 import { type AxisName, readAxis } from "./axis-name";
+import { defaultMediaGrid, type MediaGridView, readMediaGrid, writeMediaGrid } from "./media-grid";
 import { type PanelSize, readSizes, writeSizes } from "./panel-size";
 import {
   defaultDifferences,
@@ -8,6 +9,7 @@ import {
   defaultVerdict,
   type DifferencesView,
   readDifferences,
+  readNumber,
   readSweep,
   readVerdict,
   type SweepView,
@@ -17,7 +19,7 @@ import {
   writeVerdict,
 } from "./compare-choices";
 
-export const compareTabs = ["charts", "differences", "sweep", "verdict"] as const;
+export const compareTabs = ["charts", "differences", "sweep", "verdict", "media"] as const;
 export type CompareTab = (typeof compareTabs)[number];
 
 export type Limits = [low: number | null, high: number | null];
@@ -51,6 +53,7 @@ export interface CompareView {
   differences: DifferencesView;
   sweep: SweepView;
   verdict: VerdictView;
+  media: MediaGridView;
 }
 
 /** How the charts of a page are drawn and arranged, for one run and for many. */
@@ -81,6 +84,7 @@ export const defaultCompareView: CompareView = {
   differences: defaultDifferences,
   sweep: defaultSweep,
   verdict: defaultVerdict,
+  media: defaultMediaGrid,
 };
 
 const maxGroupFields = 3;
@@ -124,6 +128,7 @@ export function readCompareView(parameters: URLSearchParams): CompareView {
     differences: readDifferences(parameters),
     sweep: readSweep(parameters),
     verdict: readVerdict(parameters),
+    media: readMediaGrid(parameters),
   };
 }
 
@@ -139,6 +144,7 @@ export function writeCompareView(view: CompareView, parameters: URLSearchParams)
   writeDifferences(view.differences, parameters);
   writeSweep(view.sweep, parameters);
   writeVerdict(view.verdict, parameters);
+  writeMediaGrid(view.media, parameters);
 }
 
 /** The view for other runs: a brush is a part of an axis, whose ends depend on the runs. */
@@ -153,11 +159,6 @@ function readLimits(texts: string[]): Record<string, Limits> {
     if (rest.length > 0 && (limits[0] !== null || limits[1] !== null)) found[rest.join(",")] = limits;
   }
   return found;
-}
-
-export function readNumber(text: string | null): number | null {
-  const value = text === null || text.trim() === "" ? Number.NaN : Number(text);
-  return Number.isFinite(value) ? value : null;
 }
 
 const unique = (names: string[]): string[] => [...new Set(names.filter(Boolean))];

@@ -50,6 +50,7 @@ function describe(request: SentRequest, answer: ControlAnswer | null, now: numbe
     return answer.reason ? `${stored}; ${answer.reason}` : stored;
   }
   if (answer.reason) return answer.reason;
+  if (answer.control === "dump_now" && answer.status === "applied") return "written; the page Health shows it";
   if (answer.status === "clamped") return `limited to its range: ${plain(answer.value)}`;
   return `now ${plain(answer.value)}`;
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { DumpView } from "../api";
-import { dumpsWithoutAlert, layerRows, memoryUses, stackText } from "./dumps";
+import { dumpsWithoutAlert, layerRows, memoryUses, outputText, stackText } from "./dumps";
 
 test("layers that are not finite come first, then the largest gradients", () => {
   const layer = (name: string, gradient: number | string, non_finite = 0) => ({
@@ -19,7 +19,12 @@ test("parts that are missing or odd have no rows", () => {
     expect(layerRows(content)).toEqual([]);
     expect(memoryUses(content)).toEqual([]);
     expect(stackText(content)).toBe("");
+    expect(outputText(content)).toBe("");
   }
+});
+
+test("the last output is one text", () => {
+  expect(outputText({ output: { lines: ["a", "b"] } })).toBe("a\nb");
 });
 
 test("uses of memory have shares", () => {

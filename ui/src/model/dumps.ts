@@ -68,6 +68,12 @@ export function stackText(content: JsonObject): string {
     .join("\n\n");
 }
 
+/** Return the last lines that the program printed as one text. */
+export function outputText(content: JsonObject): string {
+  const lines = asObject(content["output"])["lines"];
+  return Array.isArray(lines) ? lines.map(String).join("\n") : "";
+}
+
 /** Return the dumps that no alert on the page refers to. */
 export function dumpsWithoutAlert(dumps: DumpView[], alertIds: Iterable<string>): DumpView[] {
   const ids = new Set(alertIds);

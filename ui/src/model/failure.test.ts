@@ -10,6 +10,8 @@ const failure = (more: Partial<Failure> = {}): Failure => ({
   step: 39,
   time: 0,
   exit_code: null,
+  cause: "",
+  confidence: "",
   output: {},
   ...more,
 });

@@ -92,7 +92,7 @@ export function rate(stepsPerSecond: number | null): string {
 /** A value of a config or a record, on one line. */
 export function plain(value: Json | undefined): string {
   if (value === null || value === undefined) return nothing;
-  if (typeof value === "number") return number(value, 6);
+  if (typeof value === "number") return number(value, 6).replace(/\.?0+e/, "e");
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 

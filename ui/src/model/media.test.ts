@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 import type { MediaRecordView, RecordedHistogram } from "../api";
 import {
   allSteps,
-  chooseRows,
+  evenlySpaced,
   fileOf,
   gapsBetween,
   histogramMap,
@@ -11,6 +11,7 @@ import {
   matchesSearch,
   parseItem,
   promptsOf,
+  ridgeLines,
 } from "./media";
 
 const sha256 = "a".repeat(64);
@@ -56,6 +57,8 @@ test("captions and facts are searched", () => {
   const item = parseItem({ caption: "A red Fox", meta: { seed: 42 } }, record(1), 0);
   expect(["fox", "SEED=42", "", " red "].map((text) => matchesSearch(item, text))).toEqual([true, true, true, true]);
   expect(matchesSearch(item, "wolf")).toBe(false);
+  const detections = parseItem({ boxes: [{ label: "Wolf" }] }, record(1), 0);
+  expect(["class=wolf", "class=fox"].map((text) => matchesSearch(detections, text))).toEqual([true, false]);
 });
 
 test("a step without media has the nearest earlier one", () => {
@@ -67,33 +70,65 @@ test("a step without media has the nearest earlier one", () => {
   expect(gapsBetween({ gaps }, 12, 20)).toEqual([]);
 });
 
-test("rows of a table are searched and sorted", () => {
-  const rows = [{ a: 2, t: "x" }, { a: "NaN", t: "Yes" }, { a: 1 }, { t: "z" }];
-  expect(chooseRows(rows, "", "a").map((row) => row["a"])).toEqual([1, 2, "NaN", undefined]);
-  expect(chooseRows(rows, "", "-a").map((row) => row["a"])).toEqual([2, 1, "NaN", undefined]);
-  expect(chooseRows(rows, "yES", "")).toEqual([rows[1]]);
+const histogram = (edges: number[], counts: number[]): RecordedHistogram => ({
+  step: 1,
+  time: null,
+  edges,
+  counts,
+  num_values: 0,
+  num_not_finite: 0,
+  min: null,
+  max: null,
+  mean: null,
+  std: null,
+  is_sampled: false,
+  is_shard: false,
 });
 
 test("histograms become a map; other bins keep their counts", () => {
-  const histogram = (edges: number[], counts: number[]): RecordedHistogram => ({
-    step: 1,
-    time: null,
-    edges,
-    counts,
-    num_values: 0,
-    num_not_finite: 0,
-    min: null,
-    max: null,
-    mean: null,
-    std: null,
-    is_sampled: false,
-  });
   const same = histogramMap([histogram([0, 1, 2], [0, 3]), histogram([0, 1, 2], [1, 0])]);
   expect([same.numColumns, same.numRows, same.cells[1]]).toEqual([2, 2, 1]);
+  const trimmed = histogramMap([histogram([0, 1, 2, 3, 4], [0, 2, 0, 0]), histogram([0, 1, 2, 3, 4], [0, 0, 1, 0])]);
+  expect([trimmed.edges, trimmed.numRows]).toEqual([[1, 2, 3], 2]);
+  expect(histogramMap([histogram([0, 1], [0])]).edges).toEqual([0, 1]);
   const other = histogramMap([histogram([0, 4], [8]), histogram([0, 1, 2], [1, 1])]);
   expect(other.edges).toEqual([0, 2, 4]);
   expect(other.cells[0]).toBe(1); // 4 of 8, as in the other row
   expect(other.cells[1]).toBe(1);
   expect(histogramMap([]).numColumns).toBe(0);
   expect(histogramMap([histogram([1, 1], [3])]).cells[0]).toBe(1);
+});
+
+test("ridges are shares on one scale; logarithmic ones are counts", () => {
+  const histograms = [
+    [1, 1],
+    [30, 10],
+    [0, 0],
+  ].map((counts, index) => ({
+    ...histogram([0, 1, 2], counts),
+    step: index * 10,
+    num_not_finite: index,
+  }));
+  const { ridges, edges } = ridgeLines(histograms, 0, 10, false);
+  expect(edges).toEqual([0, 1, 2]);
+  expect(ridges.map((ridge) => [ridge.step, ridge.hasNonFinite])).toEqual([
+    [0, false],
+    [10, true],
+    [20, true],
+  ]);
+  expect(ridges[0]?.heights[0]).toBeCloseTo(0.5 / 0.75);
+  expect(ridges[1]?.heights).toEqual([1, 0.25 / 0.75]);
+  expect(ridges[2]?.heights).toEqual([0, 0]);
+  const logarithmic = ridgeLines(histograms, 0, 10, true).ridges;
+  expect(logarithmic[1]?.heights[0]).toBe(1);
+  expect(logarithmic[0]?.heights[0]).toBeCloseTo(Math.log(2) / Math.log(31));
+  expect(ridgeLines([], -1, 10, false)).toEqual({ ridges: [], edges: [] });
+});
+
+test("some of many steps are shown, with both ends and the chosen one", () => {
+  expect(evenlySpaced(3, 5, 1)).toEqual([0, 1, 2]);
+  expect(evenlySpaced(101, 5, 50)).toEqual([0, 25, 50, 75, 100]);
+  expect(evenlySpaced(101, 5, 60)).toEqual([0, 25, 60, 75, 100]);
+  expect(evenlySpaced(101, 5, 99)).toEqual([0, 25, 50, 99, 100]);
+  expect(evenlySpaced(101, 5, -1)).toEqual([0, 25, 50, 75, 100]);
 });

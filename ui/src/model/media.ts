@@ -32,6 +32,8 @@ export interface MediaItem {
   meta: [string, string][];
   problem: string | null;
   isMissing: boolean;
+  /** Whether only a small version of a picture is left. */
+  isThumbnail: boolean;
   file: MediaFile | null;
   bytes: number | null;
   width: number | null;
@@ -57,7 +59,7 @@ export interface Curve {
 
 export type TableRow = Record<string, unknown>;
 
-const isObject = (value: unknown): value is Record<string, unknown> =>
+export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 const listOf = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 const textOf = (value: unknown): string | null => (typeof value === "string" ? value : null);
@@ -93,7 +95,8 @@ export function parseItem(fields: Record<string, unknown>, record: MediaRecordVi
       .filter(([name, value]) => name !== "prompt_id" || value !== index)
       .map(([name, value]) => [name, scalarText(value)]),
     problem: textOf(fields["problem"]),
-    isMissing: fields["is_missing"] === true,
+    isMissing: fields["is_missing"] === true && fields["is_thumbnail"] !== true,
+    isThumbnail: fields["is_thumbnail"] === true,
     file: fileOf(fields),
     bytes: numberOf(fields["bytes"]),
     width: numberOf(fields["width"]),
@@ -163,6 +166,7 @@ export function matchesSearch(item: MediaItem, search: string): boolean {
     item.text ?? "",
     item.fileName ?? "",
     ...item.meta.map(([name, value]) => `${name}=${value}`),
+    ...item.boxes.map((box) => `class=${box.label}`),
   ];
   return texts.some((each) => each.toLowerCase().includes(text));
 }
@@ -188,35 +192,6 @@ export function gapsBetween(entry: Pick<MediaNameView, "gaps">, after: number, u
   return entry.gaps.filter((gap) => gap.step > after && gap.step <= until);
 }
 
-// Tables --------------------------------------------------------------------------------------------------------------
-
-/** The rows that contain a text, sorted by a column; `-name` sorts in descending order. */
-export function chooseRows(rows: TableRow[], search: string, sort: string): TableRow[] {
-  const text = search.trim().toLowerCase();
-  const matches = text
-    ? rows.filter((row) =>
-        Object.values(row).some((cell) => !isObject(cell) && String(cell).toLowerCase().includes(text)),
-      )
-    : rows;
-  if (!sort) return matches;
-  const [name, sign] = sort.startsWith("-") ? [sort.slice(1), -1] : [sort, 1];
-  return [...matches].sort((a, b) => compareCells(a[name], b[name], sign));
-}
-
-/** Numbers before texts, and NaN and missing cells always last. */
-function compareCells(a: unknown, b: unknown, sign: number): number {
-  const [rankA, rankB] = [cellRank(a), cellRank(b)];
-  if (rankA !== rankB) return rankA - rankB;
-  if (typeof a === "number" && typeof b === "number") return sign * (a - b);
-  return typeof a === "string" && typeof b === "string" ? sign * a.localeCompare(b) : 0;
-}
-
-function cellRank(cell: unknown): number {
-  if (typeof cell === "number") return 0;
-  if (cell === "NaN" || cell === null || cell === undefined) return 3;
-  return typeof cell === "string" ? 1 : 2;
-}
-
 // Histograms ----------------------------------------------------------------------------------------------------------
 
 export interface HistogramMap {
@@ -230,22 +205,90 @@ export interface HistogramMap {
 
 const maxRows = 128;
 
-/** A column for each step. Bins that are the same at all steps become rows; others are spread over equal rows. */
+/** A column for each step. */
 export function histogramMap(histograms: RecordedHistogram[]): HistogramMap {
+  const { edges, counts } = alignBins(histograms);
+  const numRows = Math.max(0, edges.length - 1);
+  const highest = Math.log1p(highestOf(counts));
+  const cells = new Float64Array(histograms.length * numRows);
+  counts.forEach((rows, column) =>
+    rows.forEach((count, row) => {
+      cells[column * numRows + row] = highest > 0 ? Math.log1p(Math.max(0, count)) / highest : 0;
+    }),
+  );
+  return { numColumns: histograms.length, numRows, cells, edges };
+}
+
+/**
+ * The counts of several histograms in the same bins. Bins that are the same at all steps stay, without those at both
+ * ends that are always empty; others are spread over equal bins.
+ */
+function alignBins(histograms: RecordedHistogram[]): { edges: number[]; counts: number[][] } {
   const first = histograms[0]?.edges ?? [];
   const isSame = histograms.every(
     (each) => each.edges.length === first.length && each.edges.every((x, i) => x === first[i]),
   );
-  const edges = isSame ? first : equalEdges(histograms);
-  const numRows = Math.max(0, edges.length - 1);
-  const counts = new Float64Array(histograms.length * numRows);
-  histograms.forEach((each, column) => {
-    const rows = isSame ? each.counts : spread(each, edges);
-    rows.forEach((count, row) => (counts[column * numRows + row] = count));
+  const [low, high] = isSame ? binsInUse(histograms) : [0, Infinity];
+  const edges = isSame ? first.slice(low, high + 1) : equalEdges(histograms);
+  return { edges, counts: histograms.map((each) => (isSame ? each.counts.slice(low, high) : spread(each, edges))) };
+}
+
+const highestOf = (counts: number[][]): number =>
+  counts.reduce((high, rows) => rows.reduce((a, b) => Math.max(a, b), high), 0);
+
+export interface Ridge {
+  step: number;
+  hasNonFinite: boolean;
+  /** For each bin 0 to 1, where 1 is the highest of all ridges. */
+  heights: number[];
+}
+
+/**
+ * One outline per step, as many as fit: evenly spaced, with the first, the last and the chosen step.
+ *
+ * Heights are shares of the values of a step, because steps may have different numbers of values; on a logarithmic
+ * scale they are counts, as in the map.
+ */
+export function ridgeLines(
+  histograms: RecordedHistogram[],
+  chosen: number,
+  maxRidges: number,
+  isLogarithmic: boolean,
+): { ridges: Ridge[]; edges: number[] } {
+  const { edges, counts } = alignBins(histograms);
+  const indexes = evenlySpaced(histograms.length, maxRidges, chosen);
+  const values = indexes.map((index) => {
+    const rows = (counts[index] ?? []).map((count) => Math.max(0, count));
+    const sum = rows.reduce((a, b) => a + b, 0) || 1;
+    return rows.map((count) => (isLogarithmic ? Math.log1p(count) : count / sum));
   });
-  const highest = Math.log1p(counts.reduce((high, count) => Math.max(high, count), 0));
-  const cells = counts.map((count) => (highest > 0 ? Math.log1p(Math.max(0, count)) / highest : 0));
-  return { numColumns: histograms.length, numRows, cells, edges };
+  const highest = highestOf(values) || 1;
+  const ridges = indexes.map((index, position) => ({
+    step: histograms[index]?.step ?? 0,
+    hasNonFinite: (histograms[index]?.num_not_finite ?? 0) > 0,
+    heights: (values[position] ?? []).map((value) => value / highest),
+  }));
+  return { ridges, edges };
+}
+
+/** At most `limit` indexes below a length with both ends and a chosen one, which takes the place of its neighbour. */
+export function evenlySpaced(length: number, limit: number, chosen: number): number[] {
+  if (length <= limit) return Array.from({ length }, (_, index) => index);
+  const indexes = Array.from({ length: limit }, (_, index) => Math.round((index * (length - 1)) / (limit - 1)));
+  const inner = indexes.slice(1, -1);
+  if (indexes.includes(chosen) || chosen < 0 || chosen >= length || !inner.length) return indexes;
+  const nearest = inner.reduce((a, b) => (Math.abs(b - chosen) < Math.abs(a - chosen) ? b : a));
+  return indexes.map((index) => (index === nearest ? chosen : index));
+}
+
+/** The first bin that is not empty in all histograms, and the one after the last; all bins if all are empty. */
+export function binsInUse(histograms: Pick<RecordedHistogram, "counts">[]): [number, number] {
+  const numBins = histograms[0]?.counts.length ?? 0;
+  const isUsed = (bin: number): boolean => histograms.some((each) => (each.counts[bin] ?? 0) > 0);
+  let [low, high] = [0, numBins];
+  while (low < high && !isUsed(low)) low++;
+  while (high > low && !isUsed(high - 1)) high--;
+  return low < high ? [low, high] : [0, numBins];
 }
 
 function equalEdges(histograms: RecordedHistogram[]): number[] {

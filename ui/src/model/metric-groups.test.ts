@@ -97,6 +97,26 @@ test("metrics of several runs have an x axis of their own if it is the same in a
   expect([axis(on("epoch"), on(null)), axis(on("epoch"), on("frames"), on("frames"))]).toEqual([null, null]);
 });
 
+test("metrics that many runs have come before those of a few runs of another script", () => {
+  const [ours, theirs] = [
+    ["train_loss", "lr"],
+    ["reward/mean", "steps"],
+  ];
+  const page = (names: string[]): MetricView[] =>
+    names.map((name) => ({ ...metric(name), signal: name === "reward/mean" ? "reward" : (signals[name] ?? null) }));
+  const first = (numOurs: number): string[] | undefined =>
+    groupMetrics(mergeMetrics([page(theirs), ...Array.from({ length: numOurs }, () => page(ours))]))[0]?.names;
+  expect(first(3)).toEqual(["reward/mean", "train_loss", "lr", "steps"]);
+  expect(first(9)).toEqual(["train_loss", "lr", "reward/mean", "steps"]);
+});
+
+test("metrics of many layers are a group", () => {
+  const layers = (count: number) => Array.from({ length: count }, (_, index) => metric(`layers.${index}.norm`));
+  const titles = (count: number): string[] =>
+    groupMetrics([metric("train_loss"), ...layers(count)]).map(({ title }) => title);
+  expect([titles(4), titles(5)]).toEqual([["training"], ["training", "layers"]]);
+});
+
 test("only groups about the training are open at first", () => {
   const names = ["train_loss", "val_acc", "reward/mean", "window/sec", "gpu_mem_reserved", "profiling/step"];
   const groups = groupMetrics(names.map((name) => metric(name)));

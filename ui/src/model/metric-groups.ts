@@ -2,6 +2,12 @@
 
 import type { MetricFacts } from "../api";
 
+/** A metric of one run, or of several runs. */
+export interface MergedMetric extends MetricFacts {
+  /** How many runs have it, if they are several. */
+  numRuns?: number;
+}
+
 export interface Group {
   title: string;
   names: string[];
@@ -38,14 +44,33 @@ const order = [
   "counters",
 ];
 
-/** Group metrics: common training metrics first, then by the prefix of their names. */
-export function groupMetrics(metrics: MetricFacts[]): Group[] {
+/** A metric that has less than this share of the runs of the most common one belongs to another script. */
+const minShareOfRuns = 0.25;
+/** So many metrics whose names begin with the same word and a dot, such as those of layers, are a group. */
+const minDotted = 5;
+const dottedPrefix = (name: string): string | undefined => /^([^./]+)\./.exec(name)?.[1];
+
+/**
+ * Group metrics: common training metrics first, then by the prefix of their names.
+ *
+ * Among runs of several scripts, the metrics that many of the runs have come first.
+ */
+export function groupMetrics(metrics: MergedMetric[]): Group[] {
   const groups = new Map<string, [name: string, importance: number][]>();
+  const numDotted = new Map<string, number>();
+  for (const { name } of metrics) {
+    const prefix = dottedPrefix(name);
+    if (prefix) numDotted.set(prefix, (numDotted.get(prefix) ?? 0) + 1);
+  }
+  const minRuns = minShareOfRuns * metrics.reduce((most, { numRuns = 1 }) => Math.max(most, numRuns), 1);
   const recorded = new Set(metrics.filter(({ name }) => !isOfWindow(name)).map((metric) => metric.signal));
   for (const metric of metrics) {
     const importance = importanceOf(metric, recorded);
-    const title = importance < signals.length ? "training" : titleOf(metric);
-    const entry: [string, number] = [metric.name, importance];
+    const prefix = dottedPrefix(metric.name);
+    const isDotted = prefix !== undefined && (numDotted.get(prefix) ?? 0) >= minDotted;
+    const title = importance < signals.length ? "training" : isDotted ? prefix : titleOf(metric);
+    const isRare = (metric.numRuns ?? 1) < minRuns;
+    const entry: [string, number] = [metric.name, importance + (isRare ? 2 * signals.length : 0)];
     const entries = groups.get(title);
     if (entries) entries.push(entry);
     else groups.set(title, [entry]);
@@ -75,12 +100,13 @@ export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number)
 export const isShown = ({ same_as }: MetricFacts): boolean => same_as === null;
 
 /** The metrics of several runs. One that repeats another one in some runs only is shown; so are axes that differ. */
-export function mergeMetrics(pages: MetricFacts[][]): MetricFacts[] {
-  const byName = new Map<string, MetricFacts>();
+export function mergeMetrics(pages: MetricFacts[][]): MergedMetric[] {
+  const byName = new Map<string, MergedMetric>();
   for (const metric of pages.flat()) {
-    const { same_as, x_metric } = byName.get(metric.name) ?? metric;
+    const { same_as, x_metric, numRuns = 0 } = byName.get(metric.name) ?? (metric as MergedMetric);
     byName.set(metric.name, {
       ...metric,
+      numRuns: numRuns + 1,
       same_as: same_as && metric.same_as,
       x_metric: x_metric === metric.x_metric ? x_metric : null,
     });
@@ -125,7 +151,7 @@ const collator = new Intl.Collator("en", { numeric: true });
 const compareNatural = (a: string, b: string): number => collator.compare(a, b);
 
 /** The metrics with a chart: those that a search finds, or without one, those that do not repeat others. */
-export const chartedMetrics = (metrics: MetricFacts[], search: string): MetricFacts[] =>
+export const chartedMetrics = (metrics: MergedMetric[], search: string): MergedMetric[] =>
   search === "" ? metrics.filter(isShown) : filterMetrics(metrics, search);
 
 /** Return the metrics whose names contain every word of a search, or match a `/regular expression/`. */

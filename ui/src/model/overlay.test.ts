@@ -12,6 +12,7 @@ import {
   nearestLine,
   noCursor,
   overlayRange,
+  rangeOfChart,
   packRuns,
   valueOf,
 } from "./overlay";
@@ -192,4 +193,14 @@ test("a line that goes back is measured along its path", () => {
   expect(interpolate(loop.points, 11)).toBeNull();
   expect(nearestPoint(loop.points, 7.9)).toEqual({ x: 8, y: 1 });
   expect(nearestPoint(loop.points, 11)).toBeNull();
+});
+
+test("a chart has the common range unless its points take a small part of it", () => {
+  expect(rangeOfChart([0, 1000], [0, 600])).toEqual([0, 1000]);
+  expect(rangeOfChart([0, 1000], [100, 200])).toEqual([100, 200]);
+  expect(rangeOfChart([0, 1000], [700, 700])).toEqual([0, 1000]);
+  expect([rangeOfChart([null, 1000], [1, 2]), rangeOfChart([0, 1], null)]).toEqual([
+    [null, 1000],
+    [0, 1],
+  ]);
 });

@@ -99,6 +99,25 @@ export function extentOf(lines: { x: ArrayLike<number> }[], isLog: boolean): [nu
   return low <= high ? [low, high] : null;
 }
 
+/** A chart whose points take a smaller share of the common range has a range of its own. */
+const minShareOfRange = 0.25;
+
+/**
+ * The x range of one chart, given that of all charts and that of its own points.
+ *
+ * Charts share their range, so that equal places are equal positions. But the runs of another script may be a hundred
+ * times as long, and would squeeze this chart into its left edge.
+ */
+export function rangeOfChart(
+  common: [number | null, number | null],
+  own: [number, number] | null,
+): [number | null, number | null] {
+  const [low, high] = common;
+  if (low === null || high === null || own === null) return common;
+  const length = own[1] - own[0];
+  return length > 0 && length < minShareOfRange * (high - low) ? own : common;
+}
+
 /** Values this many times the usual height away from the usual range flatten the rest. */
 const maxHeights = 4;
 const minPoints = 20;
@@ -312,7 +331,9 @@ export function groupsOf(page: TableGroupsPage, runs: string[]): { label: string
   const differs = page.by.map((_, index) => new Set(found.map(({ key }) => JSON.stringify(key[index]))).size > 1);
   const labelOf = (key: Json[]): string => {
     const parts = page.by.flatMap((field, index) =>
-      differs[index] || page.by.length === 1 ? `${field.replace(/^config\./, "")}=${plain(key[index])}` : [],
+      (differs[index] && (key[index] ?? null) !== null) || page.by.length === 1
+        ? `${field.replace(/^config\./, "")}=${plain(key[index])}`
+        : [],
     );
     return parts.join(", ") || "all";
   };

@@ -9,10 +9,12 @@ import {
   defaultCompareView,
   readArrangement,
   readCompareView,
-  readNumber,
   writeArrangement,
   writeCompareView,
 } from "./compare-view";
+import { readNumber } from "./compare-choices";
+import { readZoom } from "./media-grid";
+import { type Against, readAgainst } from "./media-table";
 import { readTable, type TableView, writeTable } from "./table-view";
 import { defaultWorkspace, isTableAddress, readWorkspace, type WorkspaceView, writeWorkspace } from "./workspace-view";
 
@@ -48,6 +50,12 @@ export interface ChartView extends Arrangement {
   mediaName: string;
   /** The step whose media are shown; null for the latest. */
   mediaStep: number | null;
+  /** The zoom of the viewer of pictures: `fit`, or a factor. */
+  mediaZoom: string;
+  /** The step that logged tables are compared with. */
+  mediaAgainst: Against;
+  /** Whether histograms are ridges instead of a map. */
+  showsRidges: boolean;
 }
 
 /** The most runs in the charts of a run; the compare page has no limit. */
@@ -61,6 +69,9 @@ export const defaultView: ChartView = {
   high: null,
   mediaName: "",
   mediaStep: null,
+  mediaZoom: "fit",
+  mediaAgainst: "",
+  showsRidges: false,
 };
 
 export function parse(hash: string): Route {
@@ -107,6 +118,9 @@ function parseView(parameters: URLSearchParams): ChartView {
     high: readNumber(parameters.get("high")),
     mediaName: parameters.get("media") ?? "",
     mediaStep: readNumber(parameters.get("step")),
+    mediaZoom: readZoom(parameters.get("zoom")),
+    mediaAgainst: readAgainst(parameters.get("against")),
+    showsRidges: parameters.get("histograms") === "ridges",
   };
 }
 
@@ -129,6 +143,9 @@ export function format(route: Route): string {
   if (view.high !== null) parameters.set("high", String(view.high));
   if (view.mediaName) parameters.set("media", view.mediaName);
   if (view.mediaStep !== null) parameters.set("step", String(view.mediaStep));
+  if (view.mediaZoom !== defaultView.mediaZoom) parameters.set("zoom", view.mediaZoom);
+  if (view.mediaAgainst !== "") parameters.set("against", String(view.mediaAgainst));
+  if (view.showsRidges) parameters.set("histograms", "ridges");
   writeArrangement(view, parameters);
   return withQuery(`#/run/${encodeURIComponent(route.run)}/${route.tab}`, parameters);
 }

@@ -26,10 +26,11 @@ export function fitScale(low: number, high: number, isLog: boolean, padding = 0)
     const factor = low === high ? 2 : (high / low) ** padding;
     return { low: low / factor || low, high: high * factor, isLog };
   }
-  // Never so narrow that neighbouring labels would be equal.
+  // Never so narrow that neighbouring labels would be equal. Smoothing leaves rounding errors in a constant.
   const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
   if (low === high || high - low < least) {
-    const margin = Math.max(5 * least, low === high ? Math.abs(low) / 10 : 0) || 1;
+    const isConstant = high - low <= 1e-3 * least;
+    const margin = Math.max(5 * least, isConstant ? Math.abs(low) / 10 : 0) || 1;
     return { low: low - margin, high: high + margin, isLog };
   }
   const margin = padding * (high - low);

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { TableGroup, TableGroupsPage } from "../api";
-import { bestGroups, groupId, groupRows } from "./table-groups";
+import { bestGroups, groupId, groupRows, groupTitle } from "./table-groups";
 
 const group = (key: string | null, runs: string[], mean: number | null): TableGroup => ({
   key: [key],
@@ -30,4 +30,11 @@ test("the group with the best mean is known where the direction is", () => {
   expect(bestGroups(page, () => -1)).toEqual({ loss: second });
   expect(bestGroups(page, () => 1)).toEqual({ loss: first });
   expect(bestGroups(page, () => 0)).toEqual({});
+});
+
+test("the title of a group has what its runs have, in short names", () => {
+  const by = ["config.optim.lr", "config.model.width", "config.decoder.width", "tags"];
+  expect(groupTitle(by, [0.1, 64, null, ["a", "b"]])).toBe("lr 0.1 · model.width 64 · tags a, b");
+  expect(groupTitle(by, [null, null, null, null])).toBe("none of these fields");
+  expect(groupTitle(["config.lr"], [null])).toBe("lr –");
 });

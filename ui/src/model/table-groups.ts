@@ -1,12 +1,33 @@
 /** Groups of runs as rows of a table. */
 
 import type { Json, TableGroup, TableGroupsPage } from "../api";
+import { plain } from "./format";
+import { fieldParts } from "./table-view";
 
 export type TableRow =
   { kind: "run"; name: string } | { kind: "group"; id: string; group: TableGroup; isOpen: boolean };
 
 /** The identity of a group, also after it has gained runs. */
 export const groupId = (group: TableGroup): string => JSON.stringify(group.key);
+
+const valueText = (value: Json): string =>
+  Array.isArray(value) ? value.map(plain).join(", ") || "none" : plain(value);
+
+/**
+ * What the runs of a group have in common. Fields that they lack are left out, and nested names are short if they are
+ * clear without their parents.
+ */
+export function groupTitle(by: string[], key: Json[]): string {
+  const names = by.map((field) => fieldParts(field).name);
+  const lastWords = names.map((name) => name.slice(name.lastIndexOf(".") + 1));
+  const parts = names.flatMap((name, index) => {
+    const value = key[index] ?? null;
+    if (value === null && by.length > 1) return [];
+    const last = lastWords[index] ?? name;
+    return `${lastWords.indexOf(last) === lastWords.lastIndexOf(last) ? last : name} ${valueText(value)}`;
+  });
+  return parts.join(" · ") || "none of these fields";
+}
 
 /** The groups, with the runs of those that are open. */
 export function groupRows(page: TableGroupsPage, open: ReadonlySet<string>, sort: string): TableRow[] {

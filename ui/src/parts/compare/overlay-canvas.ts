@@ -108,16 +108,20 @@ export class OverlayCanvas {
     this.#paintTop();
   }
 
-  /** Clear a canvas, and give it the size of the element. */
+  /** Clear a canvas, and give it the size of the element; a new size, even the same one, allocates it again. */
   #prepare(canvas: HTMLCanvasElement): CanvasRenderingContext2D | null {
     const { width, height } = this.#size();
     const ratio = devicePixelRatio;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
+    const [numColumns, numRows] = [Math.round(width * ratio), Math.round(height * ratio)];
     const context = canvas.getContext("2d");
+    if (canvas.width !== numColumns || canvas.height !== numRows) {
+      canvas.width = numColumns;
+      canvas.height = numRows;
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+    }
     context?.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context?.clearRect(0, 0, width + 1, height + 1);
     return context;
   }
 

@@ -2,7 +2,7 @@
 
 import { api, type MetricFacts } from "../../api";
 import { live } from "../../live.svelte";
-import { mergeMetrics } from "../../model/metric-groups";
+import { type MergedMetric, mergeMetrics } from "../../model/metric-groups";
 import { Resource } from "../../resource.svelte";
 import { LiveVersions, usualPeriodSeconds } from "./live-versions.svelte";
 
@@ -17,7 +17,7 @@ const unreadPauseMs = 1000;
 
 export class RunMetrics {
   /** Null until the first runs are read, and without runs. */
-  value = $state.raw<MetricFacts[] | null>(null);
+  value = $state.raw<MergedMetric[] | null>(null);
   /** Runs that do not exist. */
   missing = $state.raw<string[]>([]);
 
