@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import psutil
 import pytest
 
 from tachograph._base.guard import guard
@@ -36,8 +37,12 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # Several tests run at once, so the threads of a matrix product would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Capturing code takes a process per run. The tests of it turn it on; fixtures of modules need this before any test.
-os.environ["TACHO_CODE"] = "0"
+# Each takes processes per run. The tests of them turn them on; fixtures of modules need this before any test.
+_NO_PROCESSES = {"TACHO_CODE": "0", "TACHO_GIT": "0"}
+os.environ.update(_NO_PROCESSES)
+# A client of HTTP loads all certificates that it trusts, even for a server on this machine: once per test, and in
+# each program. One is enough, because no test connects to another machine.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
 
 for _name, _num_examples in {"normal": 20, "long": 100}.items():
     hypothesis.settings.register_profile(
@@ -52,8 +57,6 @@ _GROUPS = ("browser", "server/columns", "plugins", "train")
 """Folders whose tests run in one process each: they share a browser, servers, or the import of large packages."""
 
 
-_PRELOADED = ("browser", "catalog", "faults", "journal", "ranks", "reader", "sinks", "sinks/notify", "usage")
-"""Folders whose tests start many short programs: these are forks of a process that has imported the recorder."""
 _PROGRAMS = {"dashboard", "ranks", "script", "tacho"}
 """Fixtures that start processes."""
 
@@ -69,6 +72,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     share_preloaded()
+    starts_workers = config.getoption("tx", None) and not hasattr(config, "workerinput")
+    is_compiled = any(Path(__file__).parent.glob("__pycache__/test_*-pytest-*.pyc"))
+    if starts_workers and not is_compiled and not config.getoption("fast"):
+        # A fresh checkout: each worker would compile all modules, which takes three times as long as collecting tests.
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
+        preloaded("frameworks").run(command, timeout=HANG_S, stdin=subprocess.DEVNULL)
     if _is_long(config):
         hypothesis.settings.load_profile("long")
 
@@ -126,7 +135,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "60")
-    monkeypatch.setenv("TACHO_CODE", "0")
+    for name, value in _NO_PROCESSES.items():
+        monkeypatch.setenv(name, value)
     # On a slow machine, the short steps of a test would be sampled.
     monkeypatch.setenv("TACHO_MAX_OVERHEAD", "1")
 
@@ -164,11 +174,12 @@ class Script:
 def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Script]]:
     """Start a program, ``script("import tachograph …", argument, …)``, and kill it at the end of the test.
 
-    ``preload="torch"`` saves the time to import it; see `tests.preloaded`. In some folders the recorder is imported
-    unless a program looks at `sys.modules` or has an environment that matters to the interpreter.
+    ``preload="torch"`` saves the time to import it; see `tests.preloaded`. The recorder is imported, except in tests of
+    frameworks and if a program looks at `sys.modules`, or has options or variables that matter to the interpreter;
+    ``preload=""`` starts a new interpreter.
     """
     started: list[subprocess.Popen[str]] = []
-    is_preloaded = _folder(request.path) in _PRELOADED
+    is_preloaded = _folder(request.path).partition("/")[0] != "integrations"
 
     def start(
         source: str,
@@ -177,7 +188,11 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[
         preload: str | None = None,
         **options: Any,
     ) -> Script:
-        needs_interpreter = "sys.modules" in source or any(name.startswith("PYTHON") for name in env or {})
+        needs_interpreter = (
+            "sys.modules" in source
+            or any(name.startswith("PYTHON") for name in env or {})
+            or options.keys() & {"preexec_fn", "pass_fds", "start_new_session"}
+        )
         if preload is None and is_preloaded and not needs_interpreter:
             preload = "tachograph"
         path = tmp_path / f"script_{len(started)}.py"
@@ -198,6 +213,9 @@ def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[
     yield start
     for process in started:
         if process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()  # it may hold the pipes open
             process.kill()
         process.communicate()
 

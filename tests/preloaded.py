@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_COMMANDS = Path(__file__).parents[1] / "src" / "tachograph" / "cli"
 MODULES = {
     "tachograph": (
         "tachograph",
@@ -43,6 +44,10 @@ MODULES = {
         "tachograph.spans",
     ),
     "command": ("tachograph.cli._main", "tachograph.cli._run", "tachograph._init", "tachograph.integrations.zero_code"),
+    "commands": (
+        *(f"tachograph.cli.{path.stem}" for path in sorted(_COMMANDS.glob("_[a-z]*.py"))),
+        "rich_click.rich_help_rendering",
+    ),
     "dashboard": ("tachograph.cli._main", "tachograph.server"),
     "torch": ("torch._dynamo", "torch.utils.tensorboard"),  # the first optimizer imports `torch._dynamo`
     "frameworks": (  # the workers of pytest are forks of this one

@@ -13,6 +13,12 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.test_package import parse
+
+pytestmark = pytest.mark.xdist_group("sources")
+
 SOURCE = Path(__file__).parents[1] / "src" / "tachograph"
 
 # Words that state what happened to a thing instead of naming it. Regular participles are recognised by their ending.
@@ -66,7 +72,7 @@ def texts(source: str) -> Iterator[tuple[str, int]]:
 
 
 def test_names_are_not_bare_participles():
-    names = [name for path in SOURCE.rglob("*.py") for name, _ in assigned_names(ast.parse(path.read_text("utf-8")))]
+    names = [name for path in SOURCE.rglob("*.py") for name, _ in assigned_names(parse(path))]
     participles = sorted(name for name in names if is_bare_participle(name))
     assert len(participles) <= 0.005 * len(names), participles
 

@@ -10,7 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tachograph
+
+pytestmark = pytest.mark.xdist_group("sources")  # they share the parsed modules
 
 SOURCE = Path(tachograph.__file__).parent
 
@@ -26,31 +30,44 @@ ALLOWED = {
     "diagnostics": {"base", "records"},
     "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
     "media": {"base", "records", "journal"},
-    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics", "artifacts"},
-    "importers": {"base", "records", "journal"},
+    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics", "artifacts", "remote"},
+    "importers": {"base", "records", "journal", "media"},
     "sinks": {"base", "records", "journal"},
-    "remote": {"base", "records", "journal"},
+    "remote": {"base", "records", "journal", "reader", "artifacts"},
     "_init": {"base", "records", "reader", "diagnostics", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
     "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"}
     | {"artifacts", "media"},
     "integrations": {"base", "records", "journal", "black_box", "reader", "recorder", "spans", "sinks", "bridges"}
-    | {"_init"},
+    | {"_init", "media"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"}
     | {"bridges", "integrations"},
     "plugins": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "bridges", "_init"},
-    "train": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "plugins", "_init"},
+    "train": {
+        "base",
+        "records",
+        "journal",
+        "black_box",
+        "reader",
+        "recorder",
+        "spans",
+        "sinks",
+        "integrations",
+        "plugins",
+        "_init",
+    },
     "tensorboard": {"bridges"},
     "wandb": {"base", "bridges"},
     "testing": {"base", "records", "journal", "recorder"},
     "usage": {"base"},
     "store": {"base", "records", "journal", "reader"},
     "store.notebook": {"base", "records", "journal", "reader", "recorder", "store"},
-    "catalog": {"base", "records", "journal", "reader", "store", "sinks"},
+    "catalog": {"base", "records", "journal", "reader", "remote", "store", "sinks"},
     "catalog.export": {"base", "records", "journal", "reader"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog"},
     "server": {
         "base",
+        "artifacts",
         "black_box",
         "records",
         "journal",
@@ -61,7 +78,7 @@ ALLOWED = {
         "server.columns",
     },
     "server.columns": {"base", "records", "journal", "reader", "store"},
-    "server.team": {"base", "records", "journal", "remote", "server", "server.columns"},
+    "server.team": {"base", "records", "journal", "artifacts", "reader", "remote", "server", "server.columns"},
     "cli": {
         "base",
         "artifacts",
@@ -235,7 +252,7 @@ def test_bridges_do_not_import_each_other():
     for path in (SOURCE / "bridges").glob("*/**/*.py"):
         bridge = path.relative_to(SOURCE / "bridges").parts[0]
         others = {module for module in imports_of(path) if module.startswith("tachograph.bridges.")}
-        assert {module.split(".")[2] for module in others} <= {bridge, "drop_in"}, path
+        assert {module.split(".")[2] for module in others} <= {bridge, "drop_in", "exported_media"}, path
 
 
 HEAVY = {"numpy", "pandas", "torch", "rich", "click", "rich_click", "yaml", "pynvml"}

@@ -20,7 +20,7 @@ from tests.preloaded import preloaded
 
 
 def tacho(*arguments, check=True, columns=160, env=(), **options):
-    done = preloaded("command").run(
+    done = preloaded("commands").run(
         [sys.executable, "-m", "tachograph", *map(str, arguments)],
         text=True, timeout=HANG_S, env={**os.environ, "COLUMNS": str(columns), **dict(env)}, **options,
     )  # fmt: skip

@@ -426,3 +426,101 @@ def test_only_exceptions_of_signal_handlers_propagate(script: Callable[..., Scri
         run.finish()
         """
     script(program, logs).ok()
+
+
+_FIRST_USES = """
+    import os, signal, sys, time, traceback
+    import numpy, PIL.Image, yaml, tachograph as tacho, tachograph._init  # slow, and not of us
+    from tachograph._base.guard import guard
+    PIL.Image.init()
+
+    root, num_children, hang_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    guard.strict = False
+    open(f"{root}/file", "w").write("x")
+
+    def use_span():
+        with tacho.timed_span("work"):
+            pass
+
+    USES = {
+        "log_artifact": lambda run: run.log_artifact("model", f"{root}/file").wait(),
+        "log_file": lambda run: run.log_file(f"{root}/file"),
+        "media": lambda run: run.log({"text": tacho.Text("x"), "loss": 1.0}, step=1),
+        "span": lambda run: use_span(),
+        "samples": lambda run: run.update_config({"sample_prompts": "x", "config_file": "none.yaml"}),
+        "checkpoint": lambda run: run.log_checkpoint(f"{root}/file", step=1),
+        "parent": lambda run: run.log_parent("none"),
+        "dump": lambda run: run.dump(),
+        "use_artifact": lambda run: run.use_artifact("model"),
+        "error": lambda run: run.log_error(ValueError("x")),
+        "finish": lambda run: run.finish(),
+    }
+
+    def interrupted(name, line_number):
+        run = tacho.init(name, log_dir=f"{root}/{name}", console=False, git=False, code=False)
+
+        def handle(number, frame):
+            for use in list(USES.values())[:-1]:
+                if run.status == "running":
+                    use(run)
+
+        signal.signal(signal.SIGUSR1, handle)
+        num_lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal num_lines
+            file = frame.f_code.co_filename
+            if event == "line" and ("/tachograph/" in file or frame.f_code.co_name == "<module>"):
+                num_lines += 1
+                if num_lines == line_number:
+                    print(file, frame.f_lineno, file=sys.stderr)
+                    signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        sys.settrace(trace)
+        for use in USES.values():
+            use(run)
+        sys.settrace(None)
+        assert not guard.faults, guard.faults
+        return num_lines
+
+    def exit_code_of(name, line_number):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(f"{root}/{name}.txt", os.O_CREAT | os.O_WRONLY), 2)
+            code = 1
+            try:
+                num_lines = interrupted(name, line_number)
+                if line_number == 0:
+                    open(f"{root}/num_lines", "w").write(str(num_lines))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        deadline_s = time.monotonic() + hang_s
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            time.sleep(0.002)
+            if time.monotonic() > deadline_s:
+                os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    problems = []
+    def check(line_number):
+        name = f"run-{line_number}"
+        if exit_code_of(name, line_number):
+            problems.append(f"{name}: {open(f'{root}/{name}.txt').read()[-1500:]}")
+    check(0)
+    num_lines = int(open(f"{root}/num_lines").read())
+    for line_number in range(5, num_lines, max(num_lines // num_children, 1)):
+        check(line_number)
+    assert not problems, "\\n".join([f"{len(problems)} of {num_lines}", *problems[:5]])
+    print(num_lines)
+"""
+
+
+@pytest.mark.parametrize("num_lines", [10, pytest.param(300, marks=pytest.mark.long)])
+def test_signal_in_the_first_use_of_a_feature(script: Callable[..., Script], logs: Path, num_lines: int) -> None:
+    """Calls that import modules when they are first used."""
+    logs.mkdir()
+    script(_FIRST_USES, logs, num_lines, int(HANG_S), preload="tachograph").ok()

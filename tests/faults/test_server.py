@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from tachograph.cli._main import main
 from tachograph.journal import RunFolder, RunState, current_state
 from tachograph.reader import read
 from tachograph.remote import Connection, RunSender, SendState, parse_server, read_send_state, store_token
@@ -157,6 +159,56 @@ def test_repeated_kills_of_the_server_lose_nothing(server, logs, script, num_kil
     assert read(logs / "x").num_lost_records == 0
 
 
+TRAIN_WITH_MEDIA = """
+    import os, select, sys, tachograph
+    run = tachograph.init(sys.argv[2], log_dir=sys.argv[1], git=False, console=False, csv=False)
+    print("started", flush=True)
+    step = 0
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        path = f"{sys.argv[1]}/file.bin"
+        with open(path, "wb") as file:
+            file.write(os.urandom(300_000))
+        run.log({"loss": 0.5, "file": tachograph.File(path)}, step=step)
+        run.flush()
+        step += 1
+    run.finish()
+    print("finished", flush=True)
+"""
+
+
+def test_killed_server_and_sender_lose_no_media(server, logs, script, monkeypatch):
+    server.start()
+    environment = server.environment()
+    logs.mkdir(exist_ok=True)
+    training = script(TRAIN_WITH_MEDIA, logs, "x", env=environment)
+    copy = server.data_dir / "default" / "x"
+
+    def media(folder: Path) -> dict[str, bytes]:
+        paths = [path for path in folder.glob("media/*/*") if not path.name.startswith(".")]
+        return {path.name: path.read_bytes() for path in paths}
+
+    for _ in range(2):
+        num_files = len(media(copy))
+        wait_for(lambda num_files=num_files: len(media(copy)) > num_files, "more media")
+        server.kill()
+        server.start()
+    (sender,) = psutil.Process(training.process.pid).children()
+    sender.kill()
+    num_files = len(media(logs / "x"))
+    wait_for(lambda: len(media(logs / "x")) > num_files + 3, "media without a sender")
+    stop(training)
+    assert len(media(copy)) < len(media(logs / "x"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(main, ["sync", "--status", str(logs / "x")])
+    assert "left at" in result.output
+    result = CliRunner().invoke(main, ["sync", str(logs / "x")])
+    assert result.exit_code == 0, result.output
+    assert media(copy) == media(logs / "x")
+    assert is_copied(server, logs / "x")
+    assert "complete at" in CliRunner().invoke(main, ["sync", "--status", str(logs / "x")]).output
+
+
 def test_power_failure_of_the_server_loses_nothing(server, logs):
     """The disk of the server has less than was acknowledged, and ends in the middle of a line."""
     folder = make_run(logs)
@@ -241,7 +293,7 @@ def test_killed_trainer_is_sent_to_the_end(server, logs, script):
     server.start()
     training = script(TRAIN, logs, "x", env=server.environment())
     copy = RunFolder(server.data_dir / "default" / "x")
-    wait_for(lambda: size_of(copy.journal) and current_state(copy) is RunState.RUNNING)
+    wait_for(lambda: copy.heartbeat.exists() and current_state(copy) is RunState.RUNNING)
     (sender,) = psutil.Process(training.process.pid).children()
     training.process.send_signal(signal.SIGKILL)
     training.process.wait()

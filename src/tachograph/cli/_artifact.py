@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import rich_click as click
@@ -13,6 +14,12 @@ from tachograph.cli._format import add_row, ago, json_text, new_console, new_tab
 from tachograph.cli._options import json_option, log_dir_option, log_dirs_of
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ArtifactError
+from tachograph.settings import resolve_settings
+
+if TYPE_CHECKING:
+    from tachograph.remote import ServerArtifacts
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 __all__ = ["artifact"]
 
@@ -25,6 +32,27 @@ def _complete_artifact(context: click.Context, parameter: click.Parameter, incom
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
+def _server_options(command: Command) -> Command:
+    """Add `--server` and `--project`."""
+    command = click.option("--project", metavar="NAME", help="Only this project of the server.")(command)
+    return click.option(
+        "--server", metavar="URL", help="Ask this server of a team instead of the log folder; see tacho login."
+    )(command)
+
+
+def _on_server(server: str | None, project: str | None) -> ServerArtifacts | None:
+    """Return the artifacts on the server that was named; None for the log folder."""
+    if server is None:
+        if project is not None:
+            raise click.UsageError("--project names a project of a server: pass --server, too")
+        return None
+    from tachograph.cli._login import choose_server
+    from tachograph.remote import ServerArtifacts
+
+    allow_plain_http = resolve_settings({}).allow_plain_http
+    return ServerArtifacts(choose_server(server, allow_plain_http=allow_plain_http), project)
+
+
 @click.group()
 def artifact() -> None:
     """List, download, verify and remove artifacts: files that runs stored, in versions."""
@@ -35,10 +63,27 @@ def artifact() -> None:
 @click.option("--run", metavar="RUN", help="Only artifacts that this run stored, by its name or id.")
 @click.option("--files", "with_files", is_flag=True, help="Also list the files of each version.")
 @log_dir_option
+@_server_options
 @json_option
-def ls(name: str | None, run: str | None, with_files: bool, log_dir: str, as_json: bool) -> None:
+def ls(
+    name: str | None,
+    run: str | None,
+    with_files: bool,
+    log_dir: str,
+    server: str | None,
+    project: str | None,
+    as_json: bool,
+) -> None:
     """List versions of artifacts: all, those of a NAME, or one, such as model:best."""
-    if name is not None:
+    remote = _on_server(server, project)
+    versions: Sequence[ArtifactVersion]
+    if remote is not None:
+        is_one = name is not None and ":" in name
+        listed_versions = [] if is_one else remote.versions(name=name, run=run)
+        versions = [remote.find(str(name))] if is_one else listed_versions
+        if with_files and not is_one:
+            versions = [remote.find(str(version), project=version.project) for version in listed_versions]
+    elif name is not None:
         store = ArtifactStore(log_dir)
         chosen_version = store.find(name)  # also checks that there is one
         versions = [chosen_version] if ":" in name else store.versions(name)
@@ -58,7 +103,7 @@ def ls(name: str | None, run: str | None, with_files: bool, log_dir: str, as_jso
             safe(str(version), 100),
             safe(version.type, 30),
             safe(", ".join(version.aliases), 60),
-            str(len(version.files)),
+            str(version.num_files),
             size(version.size_bytes),
             ago(version.time),
             safe(version.run_name or "", 60),
@@ -72,30 +117,48 @@ def ls(name: str | None, run: str | None, with_files: bool, log_dir: str, as_jso
 @click.argument("name", shell_complete=_complete_artifact)
 @click.argument("folder", required=False, type=click.Path(file_okay=False))
 @log_dir_option
+@_server_options
 @json_option
-def get(name: str, folder: str | None, log_dir: str, as_json: bool) -> None:
+def get(name: str, folder: str | None, log_dir: str, server: str | None, project: str | None, as_json: bool) -> None:
     """Copy the files of a version to FOLDER, or to artifacts/NAME-VERSION, and verify them.
 
-    NAME is model:v2, model:best, or model for the latest version.
+    NAME is model:v2, model:best, or model for the latest version. From a server, the default folder also has the
+    beginning of the hash, because servers number versions themselves.
     """
-    version = ArtifactStore(log_dir).find(name)
+    remote = _on_server(server, project)
+    version: ArtifactVersion = ArtifactStore(log_dir).find(name) if remote is None else remote.find(name)
     path = version.download(folder)
     if as_json:
         echo(json_text({**_as_dict(version), "path": path}))
         return
-    echo(f"{safe(str(version))}: {plural(len(version.files), 'file')}, {size(version.size_bytes)}", err=True)
+    echo(f"{safe(str(version))}: {plural(version.num_files, 'file')}, {size(version.size_bytes)}", err=True)
     echo(safe(path, 4_096))
 
 
 @artifact.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_artifact)
 @log_dir_option
+@_server_options
 @json_option
 @click.pass_context
-def verify(context: click.Context, names: tuple[str, ...], log_dir: str, as_json: bool) -> None:
+def verify(
+    context: click.Context,
+    names: tuple[str, ...],
+    log_dir: str,
+    server: str | None,
+    project: str | None,
+    as_json: bool,
+) -> None:
     """Compare files with their hashes: of versions such as model:best, or of all. Exits with 1 if one differs."""
-    store = ArtifactStore(log_dir)
-    versions = [store.find(name) for name in names] or list_artifacts(log_dir)
+    remote = _on_server(server, project)
+    versions: Sequence[ArtifactVersion]
+    if remote is None:
+        store = ArtifactStore(log_dir)
+        versions = [store.find(name) for name in names] or list_artifacts(log_dir)
+    else:
+        versions = [remote.find(name) for name in names] or [
+            remote.find(str(version), project=version.project) for version in remote.versions()
+        ]
     problems: dict[str, str] = {}
     for version in versions:
         try:
@@ -150,6 +213,7 @@ def gc(log_dir: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _as_dict(version: ArtifactVersion) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: getattr(version, name) for name in version.__struct_fields__}
+    fields: dict[str, Any] = {name: getattr(version, name) for name in ArtifactVersion.__struct_fields__}
     fields["files"] = msgspec.to_builtins(version.files)
-    return {**fields, "size_bytes": version.size_bytes}
+    fields |= {name: getattr(version, name) for name in ("server", "project") if hasattr(version, name)}
+    return {**fields, "num_files": version.num_files, "size_bytes": version.size_bytes}

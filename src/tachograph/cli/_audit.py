@@ -12,7 +12,7 @@ import msgspec
 import rich_click as click
 
 from tachograph.cli._format import add_row, format_time, json_text, new_console, new_table, safe
-from tachograph.cli._options import parse_duration
+from tachograph.cli._options import data_option, parse_duration
 from tachograph.cli._terminal import echo
 from tachograph.records import to_json
 
@@ -20,14 +20,7 @@ __all__ = ["audit", "audit_local_change"]
 
 
 @click.command()
-@click.option(
-    "--data",
-    required=True,
-    envvar="TACHO_DATA",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
-    metavar="DIR",
-    help="Data folder of the server.",
-)
+@data_option("Data folder of the server.")
 @click.option("--since", metavar="AGE", help="Only actions of this last time, such as 30d. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def audit(data: Path, since: str | None, as_json: bool) -> None:

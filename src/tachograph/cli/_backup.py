@@ -7,20 +7,14 @@ from pathlib import Path
 import rich_click as click
 
 from tachograph.cli._format import plural, safe, size
+from tachograph.cli._options import data_option
 from tachograph.cli._terminal import echo
 
 __all__ = ["backup", "restore"]
 
 
 @click.command()
-@click.option(
-    "--data",
-    required=True,
-    envvar="TACHO_DATA",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
-    metavar="DIR",
-    help="Data folder of the server, which may be running.",
-)
+@data_option("Data folder of the server, which may be running.")
 @click.option(
     "--to",
     "target",

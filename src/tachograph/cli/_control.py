@@ -17,7 +17,7 @@ from tachograph.exceptions import ControlError
 from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower, journal_size
 from tachograph.reader import RunHistory, read, request_control
 
-__all__ = ["control"]
+__all__ = ["control", "wait_for_acks"]
 
 # A request with one of these statuses gets no further answer; "pending" does.
 _FINAL_STATUSES = {"applied", "clamped", "unchanged", "superseded", "rejected"}
@@ -80,7 +80,7 @@ def control(
     old = {name: history.controls[name].value for name in requests if name in history.controls}
     ids = request_control(history, requests, source="cli")
     audit_local_change(history.folder.path.parent, "control", [history.folder.name], old=old, new=requests)
-    acks = _wait_for_acks(follower, ids, wait_s)
+    acks = wait_for_acks(follower, ids, wait_s)
     if as_json:
         echo(json_text({"requested": requests, "ids": ids, "answers": acks}))
     else:
@@ -117,8 +117,8 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
     raise ControlError(f"--set {text!r}: {value!r} is not a finite number, true or false")
 
 
-def _wait_for_acks(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
-    """Return the latest answer to each request; stop early when all of them are final."""
+def wait_for_acks(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
+    """Return the latest answer to each request, by name; stop early when all of them are final."""
     acks: dict[str, dict[str, Any]] = {}
     deadline_s = time.monotonic() + wait_s
     while time.monotonic() < deadline_s:
@@ -136,7 +136,8 @@ def _format_ack(name: str, value: Any, ack: dict[str, Any] | None) -> str:
         return f"{name}={value} requested; the trainer polls every few seconds (use --wait 10 to see its answer)"
     status = ack.get("status")
     if ack.get("path"):
-        return f"{name}={value} {safe(status)}: {safe(ack['path'])} in the run folder; open it in ui.perfetto.dev"
+        hint = "; open it in ui.perfetto.dev" if name == "profile_steps" else ""
+        return f"{name}={value} {safe(status)}: {safe(ack['path'])} in the run folder{hint}"
     if status == "pending":
         wait_s = ack.get("wait_s") or 0
         when = f"in about {wait_s:g} s" if wait_s else "at the next step"

@@ -321,6 +321,7 @@ def _render_alert(alert: Alert) -> RenderableType:
     body: list[RenderableType] = []
     if alert.message:
         body.append(Text(safe(alert.message, 1000)))
+    body += _cause_lines(alert)
     evidence = {name: value for name, value in alert.evidence.items() if name != "metric"}
     facts = {safe(name): safe(_format_evidence(name, value), 200) for name, value in evidence.items()}
     body += [grid(list(facts.items())), Text.assemble(("Meaning  ", "dim"), safe(alert.meaning, 2000))]
@@ -328,6 +329,16 @@ def _render_alert(alert: Alert) -> RenderableType:
         body.append(Text.assemble(("Advice   " if index == 0 else "         ", "dim"), f"- {safe(line, 500)}"))
     body.append(Text(f"tacho doctor --explain {safe(alert.rule)}", style="dim"))
     return Group(*lines, Padding(Group(*body), (0, 0, 0, 9)))
+
+
+def _cause_lines(alert: Alert) -> list[Text]:
+    if not alert.cause:
+        return []
+    confidence = safe(str(alert.cause.get("confidence") or ""), 40)
+    text = Text.assemble(
+        ("Cause    ", "dim"), safe(str(alert.cause.get("text")), 1000), f" ({confidence})" * bool(confidence)
+    )
+    return [text]
 
 
 def _summary(alert: Alert) -> Text:

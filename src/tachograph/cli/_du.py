@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_console, new_table, safe, size
+from tachograph.cli._format import add_row, json_text, new_console, new_table, plural, safe, size
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.cli._terminal import echo
 
@@ -30,6 +30,7 @@ _MAX_SHOWN = 20
 )
 def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     """Show the disk usage of runs by part, project, tag and month. EXPR selects runs, as in tacho ls."""
+    from tachograph.artifacts import ArtifactStore, ClearedSpace, find_artifact_folders
     from tachograph.catalog import Catalog, disk_usage, list_trash, trash_folder
     from tachograph.catalog import parse_query as parse
 
@@ -39,10 +40,16 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     sums = _sums(rows, sizes, totals)
     trash_runs = list_trash(log_dir)
     trash_bytes = sum(sum(disk_usage(trash_folder(log_dir, run)).values()) for run in trash_runs)
+    usages = [ArtifactStore(folder).disk_usage() for folder in find_artifact_folders(log_dir)]
+    artifacts = ClearedSpace(sum(each.num_files for each in usages), sum(each.num_bytes for each in usages))
     if as_json:
         runs = [{"name": name, "total": totals[name], **parts} for name, parts in sizes.items()]
         trash = {"num_runs": len(trash_runs), "total": trash_bytes}
-        echo(json_text({"total": sum(totals.values()), **sums, "trash": trash, "runs": runs}))
+        echo(
+            json_text(
+                {"total": sum(totals.values()), **sums, "trash": trash, "artifacts": artifacts._asdict(), "runs": runs}
+            )
+        )
         return
     console = new_console()
     if not rows:
@@ -64,6 +71,9 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
                 add_row(table, safe(key, 60), size(count))
             console.print(Text(), table)
     console.print(Text(f"\n{size(sum(totals.values()))} in total", style="bold"))
+    if artifacts.num_files:
+        text = f"{size(artifacts.num_bytes)} more of artifacts, in {plural(artifacts.num_files, 'file')}"
+        console.print(Text(f"{text}; delete unused files with: tacho artifact gc", style="dim"))
     if trash_runs:
         console.print(Text(f"{size(trash_bytes)} more in the trash; delete with: tacho trash empty", style="dim"))
 

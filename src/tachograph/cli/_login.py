@@ -28,7 +28,7 @@ from tachograph.remote import (
     stored_servers,
 )
 
-__all__ = ["login", "logout", "whoami"]
+__all__ = ["choose_server", "login", "logout", "whoami"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def login(
 @click.argument("url", required=False, metavar="[URL]")
 def logout(url: str | None) -> None:
     """Remove your stored access key for a server. The key stays valid: revoke it on the server if it leaked."""
-    server = _choose_server(url, allow_plain_http=True)
+    server = choose_server(url, allow_plain_http=True)
     if not remove_token(server):
         servers = ", ".join(stored_servers())
         raise LoginError(f"no key is stored for {server}" + (f"; there are keys for {servers}" if servers else ""))
@@ -118,7 +118,7 @@ def logout(url: str | None) -> None:
 @json_option
 def whoami(url: str | None, allow_plain_http: bool, as_json: bool) -> None:
     """Show the key that is used for a server, and its rights."""
-    server = _choose_server(url, allow_plain_http=allow_plain_http)
+    server = choose_server(url, allow_plain_http=allow_plain_http)
     credential = find_credential(server)
     if credential is None:
         raise LoginError(f"no key is stored for {server}: run tacho login {server}, or set {API_KEY_VARIABLE}")
@@ -149,7 +149,7 @@ def _read_token(server: ServerAddress, key_stdin: bool) -> str:
     return check_token(sys.stdin.read(_MAX_CHARS), "the key in the standard input")
 
 
-def _choose_server(url: str | None, *, allow_plain_http: bool) -> ServerAddress:
+def choose_server(url: str | None, *, allow_plain_http: bool) -> ServerAddress:
     """Return the given server, or the only one with a stored key. Where `login` accepted plain HTTP, it is accepted."""
     servers = stored_servers()
     if url is None:

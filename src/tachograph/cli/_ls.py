@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ _MAX_UNREAD_BYTES = 64 << 20
 _READING_S = 2.0
 """If more journals than that were never read, as long as that is spent on them: `tacho ls` answers soon in any case."""
 _MAX_CELL_CHARS = 60
-_MAX_REASON_CHARS = 30
+_MAX_REASON_CHARS = 50
 _ARCHIVED_FILTERS = {"no": False, "only": True, "all": None}
 
 
@@ -304,7 +305,7 @@ def _default_table(rows: Sequence[RunRow], sort_field: str = "") -> RenderableTy
         headings = (*headings[:2], "ranks", *headings[2:])
     extra = [field for field in extra if _SORTED_HEADINGS.get(field, field) not in headings]
     metrics = {row.get("result_metric") for row in rows} - {None}
-    result_title = f"best {safe(next(iter(metrics)), 40)}" if len(metrics) == 1 else "result"
+    result_title = _result_title(next(iter(metrics))) if len(metrics) == 1 else "result"
     titles = [result_title if heading == "result" else heading for heading in headings]
     table = new_table(*titles, *map(safe, extra), right={"ranks", "step", result_title, "time/step", *map(safe, extra)})
     for row in rows:
@@ -333,6 +334,12 @@ def _row_cells(row: RunRow, *, names_result: bool) -> dict[str, RenderableType]:
     }
 
 
+def _result_title(metric: str) -> str:
+    from tachograph.catalog import result_direction
+
+    return f"{'best' if result_direction(metric) else 'last'} {safe(metric, 40)}"
+
+
 def _result_text(row: RunRow, *, names_metric: bool) -> Text:
     """Return the best value of the run's main metric; "…" if its journal was not read yet."""
     value = row.get("result")
@@ -358,7 +365,8 @@ def _reason(run: RunOverview) -> Text:
     """Return why a run failed: an exception, a signal or an exit code."""
     if not run.state.is_failure or not run.reason:
         return Text()
-    return Text(f" {safe(run.reason.partition(' (')[0], _MAX_REASON_CHARS)}", style="dim")
+    reason = re.sub(r" \([^()]*\)", "", run.reason.partition(";")[0])  # such as the host of a rank
+    return Text(f" {safe(reason.partition(' (')[0], _MAX_REASON_CHARS)}", style="dim")
 
 
 def _alert_count(run: RunOverview) -> Text:
@@ -400,7 +408,11 @@ def _column_table(rows: Sequence[RunRow], columns: Sequence[str]) -> RenderableT
 
 
 def _block(row: RunRow, columns: Sequence[str], cells: Sequence[Text]) -> list[RenderableType]:
-    return [_title(row), grid([(f"  {safe(column, 30)}", cell) for column, cell in zip(columns, cells, strict=True)])]
+    pairs = zip(columns, cells, strict=True)
+    return [
+        _title(row),
+        grid([(f"  {safe(column, 30)}", cell) for column, cell in pairs if row.get(column) is not None]),
+    ]
 
 
 def _cell(row: RunRow, column: str, *, is_best: bool = False) -> Text:

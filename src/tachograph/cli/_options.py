@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
@@ -16,6 +17,7 @@ from tachograph.settings import Settings
 
 __all__ = [
     "complete_run",
+    "data_option",
     "log_dirs_of",
     "json_option",
     "log_dir_option",
@@ -30,6 +32,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LOG_DIRS = "tachograph.log_dirs"
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def data_option(text: str) -> Callable[[Command], Command]:
+    """Add `--data`, the data folder of a server that exists, with a help text."""
+    return click.option(
+        "--data",
+        required=True,
+        envvar="TACHO_DATA",
+        type=click.Path(file_okay=False, exists=True, path_type=Path),
+        metavar="DIR",
+        help=text,
+    )
 
 
 def log_dir_option(command: Command) -> Command:

@@ -22,6 +22,7 @@ from tachograph.remote import (
     parse_server,
     read_send_state,
     stored_servers,
+    unsent_bytes,
 )
 from tachograph.settings import resolve_settings
 from tachograph.sinks import lock_export
@@ -164,11 +165,11 @@ def read_transfers(runs_to_send: Iterable[RunToSend]) -> list[Transfer]:
         state = read_send_state(run.folder)
         sent_bytes_by_file = state.have if state is not None and state.server == run.server else {}
         copy = state.run if state is not None and sent_bytes_by_file else ""
-        unsent_bytes = lag_bytes(run.folder, sent_bytes_by_file)
+        num_left_bytes = unsent_bytes(run.folder, state if sent_bytes_by_file else None)
         # An error is outdated once everything has arrived.
-        error = state.error if state is not None and unsent_bytes else ""
+        error = state.error if state is not None and num_left_bytes else ""
         error = _UNKNOWN_SERVER if run.address is None else error
-        transfers.append(Transfer(run.name, run.server, copy, sum(sent_bytes_by_file.values()), unsent_bytes, error))
+        transfers.append(Transfer(run.name, run.server, copy, sum(sent_bytes_by_file.values()), num_left_bytes, error))
     return transfers
 
 
@@ -202,8 +203,14 @@ def _sender(run: RunToSend, address: ServerAddress, *, is_watching: bool = False
 
 def _transfer_of(run: RunToSend, sender: RunSender) -> Transfer:
     state = sender.state
-    unsent_bytes = lag_bytes(run.folder, state.have)
-    return Transfer(run.name, run.server, state.run, sender.num_sent_bytes, unsent_bytes, state.error)
+    # Once it is complete, files may be left that the server does not accept, which are reported apart.
+    num_left_bytes = lag_bytes(run.folder, state.have) if sender.is_complete else unsent_bytes(run.folder, state)
+    error = state.error
+    if state.num_rejected_media and not error:
+        error = f"the server rejected {state.num_rejected_media} media files"
+    if state.num_rejected_artifacts and not error:
+        error = f"the server rejected {state.num_rejected_artifacts} artifacts or files of artifacts"
+    return Transfer(run.name, run.server, state.run, sender.num_sent_bytes, num_left_bytes, error)
 
 
 @contextlib.contextmanager

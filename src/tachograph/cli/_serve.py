@@ -82,6 +82,14 @@ _SCOPES = ("read", "control", "admin")
     is_flag=True,
     help="Let the group of the data folder read the runs in it. By default only the user of the server can.",
 )
+@click.option(
+    "--workers",
+    "num_workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="How many processes receive runs and serve the dashboard. Use one per CPU core for a large team.",
+)
 @click.option("--check", "only_check", is_flag=True, help="Check the folder and the keys, and exit.")
 def serve(
     data_dir: str,
@@ -96,6 +104,7 @@ def serve(
     durability: str,
     store: str | None,
     group_access: bool,
+    num_workers: int,
     only_check: bool,
 ) -> None:
     """Run the server of a team: receive runs from other machines, and serve the dashboard.
@@ -117,9 +126,7 @@ def serve(
             echo(safe(problem, 1_000), err=True)
         echo(f"{report.status}: {(report.free_bytes or 0) >> 30} GiB free in {safe(data_dir)}")
         raise SystemExit(0 if not report.problems else 1)
-    handler = logging.StreamHandler()
-    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    _log_to_stderr()
 
     def on_ready(url: str) -> None:
         echo(f"Serving {safe(data_dir)!r} at {url}  (press Ctrl-C to stop)")
@@ -137,5 +144,13 @@ def serve(
         is_durable=durability == "fsync",
         store=store,
         for_group=group_access,
+        num_workers=num_workers,
+        set_up_worker=_log_to_stderr,
         on_ready=on_ready,
     )
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
