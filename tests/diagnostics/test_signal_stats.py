@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from tachograph.diagnostics._signal_stats import BLOCK, SignalListener, SignalStats, median
+from tachograph.diagnostics._signal_stats import (
+    BLOCK,
+    BlockBatch,
+    SignalColumn,
+    SignalListener,
+    SignalStats,
+    add_quiet_blocks,
+    median,
+    no_change,
+)
 
 
 class RecordingListener(SignalListener):
@@ -197,3 +207,40 @@ def test_constant_signal_with_infinite_band_has_no_nan() -> None:
 @pytest.mark.parametrize(("values", "middle"), [([1.0], 1.0), ([1.0, 3.0], 2.0), ([1.0, 3.0, 50.0], 3.0)])
 def test_median(values: list[float], middle: float) -> None:
     assert median(values) == middle
+
+
+class QuietListener(SignalListener):
+    """Agrees to all blocks except one, and follows all outliers."""
+
+    def __init__(self, refused_block: int | None = None) -> None:
+        self.refused_block = refused_block
+
+    def on_block(self, stats: SignalStats) -> None:
+        pass  # or it would receive no blocks
+
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        return False
+
+    def preview_blocks(self, stats: SignalStats, batch: BlockBatch) -> Callable[[], None] | None:
+        if self.refused_block is None or self.refused_block >= len(batch.blocks):
+            return no_change
+        batch.num_quiet = self.refused_block
+        return None
+
+    def preview_outliers(self, stats: SignalStats, values: Sequence[float]) -> tuple[int, Callable[[], None]] | None:
+        return len(values), no_change
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5])
+def test_blocks_before_one_that_is_not_quiet_are_added_together(num_blocks: int) -> None:
+    signals = [SignalStats("lr", None), SignalStats("loss", (6.0, 0.0))]
+    signals[0].add_listener(QuietListener())
+    signals[1].add_listener(QuietListener(num_blocks))
+    for stats in signals:
+        values = calm(stats, 8 * BLOCK)
+    rows = list(range(8 * BLOCK))
+    columns = [SignalColumn(stats, values) for stats in signals]
+    is_quiet, end = add_quiet_blocks(columns, range(len(rows)), rows, rows)
+    assert not is_quiet and end == BLOCK * num_blocks
+    assert add_quiet_blocks(columns, range(end), rows, rows)[0]
+    assert [stats.num_added for stats in signals] == [(8 + num_blocks) * BLOCK] * 2

@@ -296,18 +296,19 @@ class RuleEngine:
                 next_change = next((at for at in interval_changes if at >= row), len(steps))
                 end = min(row + self._num_preview_rows, next_change)
                 if layout.can_preview and row >= next_preview and end - row >= _MIN_PREVIEW_ROWS:
-                    self._num_preview_rows = min(2 * self._num_preview_rows, _MAX_PREVIEW_ROWS)
                     is_quiet, quiet_end = add_quiet_blocks(quiet_columns, range(row, end), steps, times_s)
-                    if not is_quiet and quiet_end > row:
-                        end = quiet_end
-                        next_preview, self._num_preview_rows = end + BLOCK, _FIRST_PREVIEW_ROWS
+                    is_partly_quiet = not is_quiet and quiet_end > row
+                    if is_partly_quiet:
+                        end, next_preview = quiet_end, quiet_end + BLOCK
                         is_quiet, _ = add_quiet_blocks(quiet_columns, range(row, end), steps, times_s)
+                    # Preview as many rows as there are between two that are not quiet.
+                    num_rows = end - row if is_partly_quiet else self._num_preview_rows * (2 if is_quiet else 0.5)
+                    self._num_preview_rows = int(min(max(num_rows, _MIN_PREVIEW_ROWS), _MAX_PREVIEW_ROWS))
                     if is_quiet:
                         context.time_s, context.step = times_s[end - 1], steps[end - 1]
                         row = end
                         continue
-                    # Look closer at the next rows, and then at fewer rows together.
-                    next_preview, self._num_preview_rows = row + BLOCK, _FIRST_PREVIEW_ROWS
+                    next_preview = row + BLOCK  # first look closer at some rows
                 row = skip_quiet_rows(quiet_columns, row, min(next_change, len(steps) - 1))
             if row in interval_changes:
                 self._on_interval_change()

@@ -689,7 +689,8 @@ class SignalStats:
             preview = self._outlier_listeners[0].preview_outliers(self, joined[len(self._block) :])
             if preview is not None:
                 num_values, batch.commit_outliers = preview
-                batch.num_quiet = (len(self._block) + num_values) // BLOCK
+                if num_values < len(rows):
+                    batch.num_quiet = (len(self._block) + num_values) // BLOCK
                 return num_values == len(rows)
         if not self.low < batch.lowest:
             blocks = enumerate(batch.sorted_blocks)

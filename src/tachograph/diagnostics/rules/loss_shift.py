@@ -159,7 +159,8 @@ class LossShift(Rule):
         half = num // 2
         drift = median(sorted(levels[-half:])) - median(sorted(levels[-num:-half]))
         hidden = max(0.0, -drift * (num + 1) / half)  # a falling loss hides part of the rise
-        if old <= 0 or new - old + hidden < self.thresholds.rise * old:
+        lowest_error = _LEVEL_ERROR * lowest_sigma * math.sqrt(2 / num)
+        if old <= 0 or new - old + hidden < max(self.thresholds.rise * old, self.thresholds.sigmas * lowest_error):
             return None
         if self._is_slope(levels, num, new - old):
             return None
@@ -171,7 +172,7 @@ class LossShift(Rule):
         trend = median(sorted(changes))
         scatter = median(sorted(abs(change - trend) for change in changes)) / 0.954
         # Of a level; noise can be correlated.
-        error = max(_LEVEL_ERROR * lowest_sigma, scatter) * math.sqrt(2 / num)
+        error = max(lowest_error, scatter * math.sqrt(2 / num))
         if new - old + hidden < self.thresholds.sigmas * error:
             return None
         return _LevelRise(old, new, drift, hidden, error)
