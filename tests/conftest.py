@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import math
 import os
@@ -108,6 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         programs = [item for item in others if _PROGRAMS & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=slow + programs)
         items[:] = [item for item in others if not _PROGRAMS & set(getattr(item, "fixturenames", ()))]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at all tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,8 @@ def test_sentences_have_few_vague_phrases():
     for path in SOURCE.rglob("*.py"):
         source = path.read_text("utf-8")
         num_lines += source.count("\n")
-        num_phrases += sum(len(VAGUE_PHRASE.findall(line)) for line, _ in texts(source))
+        if VAGUE_PHRASE.search(source):  # to split code into tokens takes a hundred times as long
+            num_phrases += sum(len(VAGUE_PHRASE.findall(line)) for line, _ in texts(source))
     assert num_phrases <= 0.001 * num_lines
 
 

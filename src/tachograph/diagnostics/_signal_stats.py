@@ -84,6 +84,10 @@ class SignalListener:
         """
         return False
 
+    def ignores_outliers(self, level: float) -> bool:
+        """Return whether `on_outlier` does nothing while the signal has this level."""
+        return False
+
     def on_not_finite(self, stats: SignalStats, value: float) -> None:
         """Handle a value that is NaN or infinite."""
 
@@ -699,10 +703,13 @@ class SignalStats:
         if batch.peaks[0] >= self.high:
             if self._is_limit_rough:
                 self._refine_limit()
-            if batch.peaks[0] >= self.high:
+            if batch.peaks[0] >= self.high and not self._ignores_outliers(self.level):
                 batch.num_quiet = 0
                 return False
         return True
+
+    def _ignores_outliers(self, level: float | None) -> bool:
+        return level is not None and all(listener.ignores_outliers(level) for listener in self._outlier_listeners)
 
     def preview_blocks(self, batch: BlockBatch, commits: list[Callable[[], None]]) -> bool:
         """Return whether the blocks are quiet for the signal and all its listeners.
@@ -735,7 +742,7 @@ class SignalStats:
         if band is not None and not band[0]:
             for index, level in enumerate(levels):
                 above = (1 + band[1]) * level
-                if peaks[index + 1] >= above:
+                if peaks[index + 1] >= above and not self._ignores_outliers(level):
                     batch.num_quiet = index + 1
                     return None
         elif band is not None and levels and self.level is not None:

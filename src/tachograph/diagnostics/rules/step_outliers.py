@@ -107,10 +107,14 @@ class StepOutliers(Rule):
         """Define the outliers of the step time, by share only."""
         return 0.0, self.thresholds.least_share
 
+    def ignores_outliers(self, level: float) -> bool:
+        """Return whether steps take too little time to matter."""
+        return level <= 0 or level < self.thresholds.least_step_s
+
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Add a slow step; report if there are too many."""
         limits, level = self.thresholds, stats.level or 0.0
-        if level <= 0 or level < limits.least_step_s:
+        if self.ignores_outliers(level):
             return False
         self._add_period(stats, value, level)
         if value < stats.outlier_above:
@@ -225,7 +229,7 @@ class StepOutliers(Rule):
         for index, level in enumerate(batch.levels):
             if not 0.95 * level < watched < 1.05 * level:
                 watched = level
-            if batch.peaks[index + 1] >= excess * watched:
+            if batch.peaks[index + 1] >= excess * watched and not self.ignores_outliers(level):
                 batch.num_quiet = index + 1
                 return None
 
