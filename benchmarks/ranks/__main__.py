@@ -6,21 +6,26 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.ranks.files import write_job
 from benchmarks.ranks.jobs import LENGTH, NOISES, SimulatedJob, observe, slow_rank
 from tachograph.diagnostics import RuleEngine, resolve_rules
-from tachograph.journal import RunFolder
+from tachograph.journal import RunFolder, read_rank_map, write_rank_map
 from tachograph.reader import read_rank_heat, read_ranks, read_stacks
+from tachograph.records import RANK_MAP_COLUMNS
 
 # By number of ranks: how many jobs of how many windows.
 ALARM_JOBS = {4: (10, 100), 8: (10, 100), 64: (4, 250), 1_024: (1, 1_000), 10_000: (1, 1_000)}
@@ -95,12 +100,13 @@ def detect() -> None:
 
 
 def measure_cost() -> None:
-    """Print the processor time of one window."""
-    print("\nProcessor time of a window, and memory of the process\n")
-    print("  ranks   records   scores    memory")
+    """Print the processor time of one window, and of the map of the whole run, every 20 seconds."""
+    print("\nProcessor time of a window, memory of the process, and processor time to build and to read the map\n")
+    print("  ranks   records   scores    memory   build     read      map")
     for num_ranks in (8, 64, 1_024, 10_000):
         job = SimulatedJob(num_ranks, "normal 3 %", 1, hosts=max(1, num_ranks // 8), fault=slow_rank(3, 0.3))
         engine = new_engine(job)
+        engine.keep_rank_map(None)
         records_s, scores_s = [], []
         for _ in range(20):
             *records, last_record = job.window()
@@ -113,7 +119,31 @@ def measure_cost() -> None:
             scores_s.append(time.process_time() - last_s)
         memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         times = f"{1e3 * statistics.median(records_s):>5.1f} ms {1e3 * statistics.median(scores_s):>5.1f} ms"
-        print(f"{num_ranks:>7}  {times}  {memory_mb:>5.0f} MB", flush=True)
+        print(f"{num_ranks:>7}  {times}  {memory_mb:>5.0f} MB  {_measure_map(engine)}", flush=True)
+
+
+def _measure_map(engine: RuleEngine) -> str:
+    """Return what it costs to build, write and read the map if all of its columns are used."""
+    rank_map = engine.build_rank_map()
+    assert rank_map is not None
+    cells = {  # random, so that they cannot be compressed
+        quantity: zlib.compress(os.urandom(rank_map.num_rows * RANK_MAP_COLUMNS), 1) for quantity in rank_map.cells
+    }
+    last = rank_map.first_iteration + RANK_MAP_COLUMNS * rank_map.iterations_per_column - 1
+    full_map = msgspec.structs.replace(rank_map, cells=cells, num_columns=RANK_MAP_COLUMNS, last_iteration=last)
+    engine.keep_rank_map(full_map)
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path))
+        first_s = time.process_time()
+        built_map = engine.build_rank_map()
+        assert built_map is not None
+        write_rank_map(folder, built_map)
+        written_s = time.process_time()
+        stored_map = read_rank_map(folder)
+        assert stored_map is not None and stored_map.codes_of("own")
+        read_s = time.process_time()
+        num_bytes = folder.rank_map.stat().st_size
+    return f"{1e3 * (written_s - first_s):>5.1f} ms  {1e3 * (read_s - written_s):>5.1f} ms  {num_bytes / 1e3:>4.0f} kB"
 
 
 def measure_collectives() -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from tachograph import diagnose
 from tachograph.cli._main import main
+from tachograph.journal import RunFolder, read_rank_map
 from tachograph.reader import StackGroup, read, read_stacks
 from tachograph.records import RankWindow
 from tests.conftest import HANG_S, Script, reserve_port, wait_for, whole_lines
@@ -104,6 +105,12 @@ def test_slow_rank_is_named_while_it_runs_and_afterwards(start_job: StartJob, lo
     assert all(title.startswith("Rank 2 (") and "in forward" in title for title in titles), titles
     offline = [alert for alert in diagnose("job", log_dir=logs).alerts if alert.rule == "straggler"]
     assert offline[0].title == titles[0]
+    rank_map = read_rank_map(RunFolder(logs / "job"))
+    cells = rank_map.codes_of("own") if rank_map is not None else None
+    assert rank_map is not None and cells is not None
+    assert rank_map.num_rows == 4
+    highest = [max(cells[row * rank_map.num_columns :][: rank_map.num_columns]) for row in range(4)]
+    assert highest[2] == max(highest) == 255
 
 
 def test_ranks_record_windows_that_line_up(start_job: StartJob, logs: Path) -> None:

@@ -51,7 +51,7 @@ from tachograph.diagnostics._signal_stats import (
 )
 from tachograph.diagnostics._signals import SIGNALS, SignalNames, is_reward, scale_of
 from tachograph.diagnostics.rules import RULES
-from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
+from tachograph.records import METRIC_KINDS, RankMap, finite_or_none, is_number, step_of
 
 __all__ = ["RuleEngine"]
 
@@ -273,6 +273,14 @@ class RuleEngine:
         """
         self._rank_observer.observe(rank, record)
         return self._drain()
+
+    def keep_rank_map(self, earlier: RankMap | None) -> None:
+        """Keep a map of all ranks over the run from now on, which continues that of an earlier attempt."""
+        self._rank_observer.keep_map(earlier)
+
+    def build_rank_map(self) -> RankMap | None:
+        """Return the map of all ranks; None if `keep_rank_map` was not called, or ranks were never compared."""
+        return self._rank_observer.build_map()
 
     def observe_steps(self, names: tuple[str, ...], columns: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Feed step records of one layout to the rules; return the alert records they cause.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule
-from tachograph.records import RANK_MESH, RankWindow
+from tachograph.records import RANK_MESH, RankMap, RankWindow
 
 if TYPE_CHECKING:
-    from tachograph.diagnostics._ranks import RankJudge, ScoredWindow
+    from tachograph.diagnostics._ranks import RankJudge, RankMapBuilder, ScoredWindow
 
 __all__ = ["RANK_KINDS", "RankObserver", "is_rank_record"]
 
@@ -38,6 +38,17 @@ class RankObserver:
         self._record_rules = [rule for rule in rules if type(rule).on_rank_record is not Rule.on_rank_record]
         self._judge: RankJudge | None = None
         self._processes: dict[int, Any] = {}
+        self._map_builder: RankMapBuilder | None = None
+
+    def keep_map(self, earlier: RankMap | None) -> None:
+        """Keep a map of the run from now on, which continues that of an earlier attempt."""
+        from tachograph.diagnostics._ranks import RankMapBuilder
+
+        self._map_builder = RankMapBuilder(earlier)
+
+    def build_map(self) -> RankMap | None:
+        """Return the map of the run; None if it has none, or does not keep one."""
+        return self._map_builder.build() if self._map_builder is not None else None
 
     def observe(self, rank: int, record: dict[str, Any]) -> None:
         """Handle a record of a rank; see `is_rank_record`."""
@@ -53,7 +64,7 @@ class RankObserver:
             judge = self._judge = _make_judge(rank + 1, judge)
         if event == "rank":
             window = RankWindow.from_record(record)
-            if window is not None and self._window_rules:
+            if window is not None and (self._window_rules or self._map_builder is not None):
                 for scored_window in judge.add(rank, window):
                     self._pass_on(scored_window)
             return
@@ -87,6 +98,8 @@ class RankObserver:
 
     def _pass_on(self, window: ScoredWindow) -> None:
         """Call the rules as if the window were the last thing that happened, whatever rank 0 has recorded since."""
+        if self._map_builder is not None:
+            self._map_builder.add(window)
         context = self._context
         step, time_s = context.step, context.time_s
         context.step = window.end - 1

@@ -78,6 +78,7 @@ from tachograph.journal._rank_journals import (
     mark_rank,
     split_by_rank,
 )
+from tachograph.journal._rank_map_file import read_rank_map, write_rank_map
 
 __all__ = [
     "Appender",
@@ -146,6 +147,7 @@ __all__ = [
     "read_ends",
     "read_heartbeat",
     "read_node_facts",
+    "read_rank_map",
     "read_records",
     "read_requests",
     "rebuild_csv",
@@ -160,4 +162,5 @@ __all__ = [
     "write_destination",
     "write_requests",
     "writer_of",
+    "write_rank_map",
 ]

@@ -139,6 +139,11 @@ class RunFolder:
         """`.tacho/ranks/00001.json`: the last heartbeat of a rank."""
         return self.private / "ranks" / f"{rank:05d}.json"
 
+    @property
+    def rank_map(self) -> Path:
+        """`.tacho/ranks/map.json`: all ranks over the whole run, as rank 0 has compared them."""
+        return self.private / "ranks" / "map.json"
+
     def exists(self) -> bool:
         """Return whether the folder has a journal, plain or compressed."""
         return self.journal.is_file() or self.compressed_journal.is_file()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.journal import RankJournal, RunFolder, list_rank_journals
+from tachograph.journal import RankJournal, RunFolder, list_rank_journals, read_rank_map
 from tachograph.reader._rank_lines import rank_of_host_line, read_ends_of_journal
 from tachograph.reader._ranks import mesh_of_line
+from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_ROWS, rank_map_codes
 
 __all__ = ["RankHeat", "read_rank_heat"]
 
@@ -17,9 +19,8 @@ _MAX_RANK_BYTES = 4 << 20
 _MAX_HOST_BYTES = 32 << 20
 _HEAD_BYTES = 16 << 10
 _HOST_HEAD_BYTES = 64 << 10
-_MAX_ROWS = 500
-_MAX_COLUMNS = 480
-_LOW, _HIGH = -0.1, 0.5
+_MAP_FROM_BYTES = 16 << 20
+"""From this size on, the map that rank 0 kept is read instead of the journals."""
 
 Quantity = Literal["own", "wait", "data"]
 
@@ -45,15 +46,41 @@ _INDEX = {"own": 0, "wait": 2, "data": 4}
 
 
 def read_rank_heat(folder: RunFolder, quantity: Quantity = "own") -> RankHeat | None:
-    """Return the matrix of a run; None if no rank has recorded windows. Of very long runs, the end is read.
+    """Return the matrix of a run; None if no rank has recorded windows.
 
-    A rank is compared with the ranks of the same pipeline stage.
+    A rank is compared with the ranks of the same pipeline stage. Large journals are not read: rank 0 keeps the matrix
+    of the whole run while it compares the ranks. Without that, the end of such journals is read.
     """
+    journals = [RankJournal(0, False, folder.journal), *list_rank_journals(folder)]
+    if _size_bytes(journals) > _MAP_FROM_BYTES:
+        heat = _read_map(folder, quantity)
+        if heat is not None:
+            return heat
+    return _read_journals(folder, journals, quantity)
+
+
+def _size_bytes(journals: list[RankJournal]) -> int:
+    num_bytes = 0
+    for journal in journals:
+        with suppress(OSError):
+            num_bytes += os.stat(journal.path).st_size
+    return num_bytes
+
+
+def _read_map(folder: RunFolder, quantity: Quantity) -> RankHeat | None:
+    rank_map = read_rank_map(folder)
+    cells = rank_map.codes_of(quantity) if rank_map is not None else None
+    if rank_map is None or cells is None:
+        return None
+    ranks = list(range(0, rank_map.world_size, rank_map.ranks_per_row))
+    return RankHeat(ranks, rank_map.first_iteration, rank_map.last_iteration, rank_map.num_columns, cells)
+
+
+def _read_journals(folder: RunFolder, journals: list[RankJournal], quantity: Quantity) -> RankHeat | None:
     import numpy as np
 
     from tachograph.reader._window_columns import parse_windows  # it loads numpy
 
-    journals = [RankJournal(0, False, folder.journal), *list_rank_journals(folder)]
     num_bytes = min(
         _MAX_HOST_BYTES if len(journals) > 1 and journals[1].is_host else _MAX_RANK_BYTES, _MAX_BYTES // len(journals)
     )
@@ -80,14 +107,12 @@ def read_rank_heat(folder: RunFolder, quantity: Quantity = "own") -> RankHeat | 
     stage = np.unique(stages, return_inverse=True)[1][row]
     windows = np.unique(ends)
     window = np.searchsorted(windows, ends)
-    num_columns = min(_MAX_COLUMNS, len(windows))
+    num_columns = min(RANK_MAP_COLUMNS, len(windows))
     column = window * num_columns // len(windows)
     reference = _group_medians(stage * num_columns + column, value)
-    excess = np.clip(value / np.maximum(reference, 1e-9) - 1, _LOW, _HIGH)
-    cells = np.zeros((min(len(ranks), _MAX_ROWS), num_columns), np.uint8)
+    cells = np.zeros((min(len(ranks), RANK_MAP_ROWS), num_columns), np.uint8)
     height = -(-len(ranks) // len(cells))
-    codes = (1 + np.round(254 * (excess - _LOW) / (_HIGH - _LOW))).astype(np.uint8)
-    np.maximum.at(cells, (row // height, column), codes)
+    np.maximum.at(cells, (row // height, column), rank_map_codes(value / np.maximum(reference, 1e-9) - 1))
     num_rows = len(ranks[::height])
     return RankHeat(ranks[::height], int(windows[0]), int(windows[-1]), num_columns, cells[:num_rows].tobytes())
 

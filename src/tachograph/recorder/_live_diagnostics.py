@@ -14,7 +14,7 @@ from tachograph.black_box import BlackBox
 from tachograph.diagnostics import RuleEngine, RuleSettings, SignalNames
 from tachograph.recorder._hang_stacks import dump_stacks
 from tachograph.recorder._rank_monitor import RankReport
-from tachograph.records import Encodable, StepTable
+from tachograph.records import Encodable, RankMap, StepTable
 
 __all__ = ["LiveDiagnostics"]
 
@@ -81,6 +81,15 @@ class LiveDiagnostics:
         for rank, record in report.records:
             alerts += self._run_rules(folder, self._engine.observe_rank, rank, record)
         return alerts + self._run_rules(folder, self._engine.observe_statuses, report.statuses, world_size, time_s)
+
+    def keep_rank_map(self, earlier: RankMap | None) -> None:
+        """Keep a map of all ranks over the run from now on, which continues that of an earlier attempt."""
+        if self._engine is not None:
+            self._engine.keep_rank_map(earlier)
+
+    def build_rank_map(self) -> RankMap | None:
+        """Return the map of all ranks; None if ranks were not compared so far."""
+        return self._engine.build_rank_map() if self._engine is not None else None
 
     def on_progress(self) -> None:
         """Note that the training code logged something, although it may still wait in a window of steps."""

@@ -27,6 +27,7 @@ from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph.black_box import BlackBox
 from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
+from tachograph.journal import read_rank_map, write_rank_map
 from tachograph.recorder._activity import Activity, ActivityObserver
 from tachograph.recorder._backpressure import Backpressure
 from tachograph.recorder._buffer_items import (
@@ -72,6 +73,7 @@ _HEARTBEAT_S = 5.0
 _RANK_HEARTBEAT_S = 2.0
 """In a job of several ranks, heartbeats state what each rank is doing."""
 
+_RANK_MAP_S = 20.0
 _CHECK_S = 1.0
 _MEMORY_S = 1.0
 _COLLECT_S = 0.9
@@ -356,6 +358,7 @@ class Writer:
         with guard("maintaining the run folder"):
             self._check_files()
             self._write_buffer()
+            self._write_rank_map()
         if self.files.num_pending_lines:
             self.losses.add("the disk could not be written", self.files.num_pending_lines)
         self._report_losses()
@@ -564,6 +567,7 @@ class Writer:
             self._hang_stacks = HangStacks(ranks.rank(), HangLimits(self._hang_thresholds))
             if self.diagnostics is not None:
                 self._rank_monitor = RankMonitor(ranks.job_id())
+                self.diagnostics.keep_rank_map(read_rank_map(self.files.folder))
         self._record_mesh()
         folder, activity = self.files.folder, self._observe_activity()
         if self._hang_stacks is not None and self.files.can_append:  # the folder exists
@@ -576,6 +580,14 @@ class Writer:
             now_s = self._anchor.wall_s(self._clock.steady_s())
             report.statuses.insert(0, own_status(activity, now_s))
             self._write(self.diagnostics.observe_ranks(report, world_size, now_s, folder.path))
+        if self._is_due("rank map", _RANK_MAP_S):
+            self._write_rank_map()
+
+    def _write_rank_map(self) -> None:
+        rank_map = self.diagnostics.build_rank_map() if self.diagnostics is not None else None
+        if rank_map is not None:
+            with self.pressure.in_files(), suppress(OSError):  # the disk is full, or the folder is gone
+                write_rank_map(self.files.folder, rank_map)
 
     def _record_mesh(self) -> None:
         """Record the position of this rank in the mesh of the job, which is usually made after the run started."""
