@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from tests.server.columns.servers import ChdbServer, ClickHouseServer, missing_chdb, missing_server
 
 from benchmarks.child import temporary_folder
+from benchmarks.dashboard.overlay_data import METRIC, make_runs, run_names
 from benchmarks.measure import Spread, make_rows
 from benchmarks.report import Report, time_text
 from tachograph.journal import RunFolder
+from tachograph.server._column_series import ColumnStoreOf
+from tachograph.server._overlay import build_overlay_page
+from tachograph.server._overlay_models import OverlayPage, OverlayQuery, RunSeries
+from tachograph.server._series_cache import SeriesCache
 from tachograph.server.columns import ColumnStore
 from tachograph.server.columns._schema import SCHEMA_TABLES
+from tachograph.store import Store
 
 _NUM_INSERTS = 3
 _NUM_ROUNDS = 15
@@ -29,6 +37,7 @@ _POST_ROWS = 100_000
 _NUM_BUCKETS = 1_500
 _NUM_METRICS = 20
 _ZOOM_STEPS = 2_000
+_OVERLAY_POINTS = 100_000
 _ENGINES: dict[str, tuple[Callable[[], str], type[Any]]] = {
     "ClickHouse 18.16": (missing_server, ClickHouseServer),
     "chDB": (missing_chdb, ChdbServer),
@@ -184,10 +193,50 @@ def _measure_lists(report: Report, engine: str, url: str, folder: Path, num_runs
         _compare(report, f"{engine}: of that, last and lowest as bytes", only_sql, select_1, "SELECT 1", 5)
 
 
+def _is_whole(run: RunSeries) -> bool:
+    lines = run.series[0].lines if run.series else []
+    return bool(lines) and lines[0].x[-1] == _OVERLAY_POINTS - 1
+
+
+def _measure_overlay(report: Report, engine: str, url: str, folder: Path, num_runs: int) -> None:
+    report.add_section(
+        f"{engine}: first chart of {num_runs} runs with {_OVERLAY_POINTS:,} points, journals not read yet"
+    )
+    logs = folder / "overlay" / "logs"
+    logs.parent.mkdir()
+    make_runs("tachograph", logs.parent, num_runs, _OVERLAY_POINTS)
+    query = OverlayQuery(run=run_names(num_runs), name=[METRIC])
+    with ColumnStore(f"{url}/overlay") as store:
+        store.schema.migrate()
+        store.inserter(str(logs)).insert_all()
+
+        def chart(column_store: ColumnStoreOf) -> float:
+            """Return after how many seconds the page has every line to its end."""
+            shutil.rmtree(logs / ".tacho", ignore_errors=True)
+            for name in run_names(num_runs):
+                shutil.rmtree(logs / name / ".tacho", ignore_errors=True)
+            opened, cache = Store(logs), SeriesCache()
+            began_s = time.perf_counter()
+            while True:
+                page = build_overlay_page(opened, query, cache, column_store)
+                runs = msgspec.json.decode(msgspec.json.encode(page), type=OverlayPage).runs
+                if all(_is_whole(run) for run in runs):
+                    return time.perf_counter() - began_s
+
+        tables_s, files_s, ratios = [], [], []
+        for _ in range(_NUM_INSERTS):
+            files_s.append(chart(lambda folder: None))
+            tables_s.append(chart(lambda folder: store))
+            ratios.append(tables_s[-1] / files_s[-1])
+        report.add_row("by reading the journals", time_text(1e9 * Spread.of(files_s).median))
+        report.add_row("from tiles", time_text(1e9 * Spread.of(tables_s).median), Spread.of(ratios), "reading")
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clickhouse")
     parser.add_argument("--points", type=int, default=1_000_000, metavar="N", help="number of points")
     parser.add_argument("--runs", type=int, default=1_000, metavar="N", help="number of runs in the list")
+    parser.add_argument("--overlaid", type=int, default=40, metavar="N", help="number of runs in one chart")
     given = parser.parse_args()
     report = Report()
     for engine, (missing, start) in _ENGINES.items():
@@ -201,6 +250,7 @@ def _main() -> None:
                 _measure_inserting(report, engine, server.url, folder, given.points)
                 _measure_charts(report, engine, server.url, folder, given.points)
                 _measure_lists(report, engine, server.url, folder, given.runs)
+                _measure_overlay(report, engine, server.url, folder, given.overlaid)
             finally:
                 server.close()
     report.print(Console())

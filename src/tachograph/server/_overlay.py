@@ -6,6 +6,7 @@ for a limited time: what is left is read by the next requests, and `indexed` tel
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import msgspec
 
 from tachograph.catalog import Catalog, RunRow, group_rows
 from tachograph.exceptions import RunNotFoundError
+from tachograph.records import signal_of
+from tachograph.server._column_series import ColumnStoreOf, list_column_metrics, read_column_series
 from tachograph.server._copy_fields import copy_fields
-from tachograph.server._models import encode_number
+from tachograph.server._models import SeriesView, encode_number
 from tachograph.server._overlay_models import (
     GroupedSeriesPage,
     GroupedSeriesQuery,
@@ -32,7 +35,7 @@ from tachograph.server._overlay_models import (
 )
 from tachograph.server._series_cache import SeriesCache
 from tachograph.server._views import build_metrics_page, build_series, resolve_any_range
-from tachograph.store import Floats, MetricAxis, SegmentError, Store, StoredRun, average_lines
+from tachograph.store import Floats, MetricAxis, SegmentError, Store, StoredRun, average_lines, kind_of_stream
 
 __all__ = ["build_grouped_series_page", "build_overlay_page", "build_runs_metrics_page"]
 
@@ -53,35 +56,48 @@ class _OpenRun(NamedTuple):
     """Why the run could not be read."""
 
 
-def build_overlay_page(store: Store, query: OverlayQuery, cache: SeriesCache) -> OverlayPage:
+def build_overlay_page(
+    store: Store, query: OverlayQuery, cache: SeriesCache, column_store: ColumnStoreOf = lambda folder: None
+) -> OverlayPage:
     """Return the points of several runs.
 
     Args:
         store: The runs.
         query: The runs, the metrics and the range.
         cache: The series of earlier responses, of the same store.
+        column_store: Returns the column store of a run.
     """
     names = list(dict.fromkeys(query.run))
     num_lines = len(names) * len(set(query.name))
     num_points = query.points or min(2_000, max(100, _MAX_POINTS // num_lines))
+    cache_key = (tuple(query.name), query.x, query.x_metric, query.low, query.high, num_points)
+    open_runs = list(_open_runs(store, names))
+    outdated_runs = [run for name, run, _ in open_runs if run is not None and not cache.has(run, (name, *cache_key))]
+    column_series = read_column_series(outdated_runs, query, num_points, column_store)
+    # The tables may have such a run a moment later, without more of its journal having been read: do not cache it.
+    absent_ids = {run.id for run in outdated_runs if run.indexed_share == 0.0} - column_series.keys()
     pages: list[RunSeries | msgspec.Raw] = []
-    for name, run, reason in _open_runs(store, names):
+    for name, run, reason in _release_each(open_runs):
         if run is None:
             pages.append(RunSeries(run=name, reason=reason))
             continue
         try:
-            lines = (name, tuple(query.name), query.x, query.x_metric, query.low, query.high, num_points)
-            pages.append(cache.get(run, lines, lambda name=name, run=run: _build_run(name, run, query, num_points)))  # type: ignore[misc]
+            build = functools.partial(_build_run, name, run, query, num_points, column_series.get(run.id))
+            pages.append(build() if run.id in absent_ids else cache.get(run, (name, *cache_key), build))
         except SegmentError as error:
             pages.append(RunSeries(run=name, reason=str(error)))
     return OverlayPage(runs=cast(list[RunSeries], pages), points=num_points)
 
 
-def build_runs_metrics_page(store: Store, query: RunsMetricsQuery) -> RunsMetricsPage:
+def build_runs_metrics_page(
+    store: Store, query: RunsMetricsQuery, column_store: ColumnStoreOf = lambda folder: None
+) -> RunsMetricsPage:
     """Return the metrics of several runs."""
     indexes: dict[MetricFacts, int] = {}
     pages: list[MetricsOfRun] = []
-    for name, run, reason in _open_runs(store, list(dict.fromkeys(query.run))):
+    open_runs = list(_open_runs(store, list(dict.fromkeys(query.run))))
+    column_metrics = list_column_metrics((run for _, run, _ in open_runs if run is not None), column_store)
+    for name, run, reason in _release_each(open_runs):
         if run is None:
             pages.append(MetricsOfRun(run=name, exists=store.folders.resolve(name) is not None, reason=reason))
             continue
@@ -91,14 +107,24 @@ def build_runs_metrics_page(store: Store, query: RunsMetricsQuery) -> RunsMetric
             pages.append(MetricsOfRun(run=name, reason=str(error)))
             continue
         metrics = [copy_fields(MetricFacts, metric) for metric in page.metrics]
+        metrics += _unread_metrics(column_metrics.get(run.id, {}), {metric.name for metric in metrics})
         run_indexes = [indexes.setdefault(metric, len(indexes)) for metric in metrics]
         pages.append(MetricsOfRun(run=name, metrics=run_indexes, indexed_share=page.indexed_share))
     return RunsMetricsPage(list(indexes), pages)
 
 
-def _build_run(name: str, run: StoredRun, query: OverlayQuery, num_points: int) -> RunSeries:
+def _unread_metrics(streams: dict[str, str], read_names: set[str]) -> Iterator[MetricFacts]:
+    """Yield the metrics of the column store that have not been read from the journal."""
+    for name, stream in streams.items():
+        if name not in read_names:
+            yield MetricFacts(name=name, kind=kind_of_stream(stream), signal=(signal_of(name) or (None,))[0])
+
+
+def _build_run(
+    name: str, run: StoredRun, query: OverlayQuery, num_points: int, column_series: list[SeriesView] | None
+) -> RunSeries:
     with run.lock:
-        series = build_series(run, query, num_points)
+        series = build_series(run, query, num_points) if column_series is None else column_series
         return RunSeries(
             run=name, version=run.version, indexed_share=run.indexed_share, start=run.started_at, series=series
         )
@@ -123,6 +149,14 @@ def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
             yield _OpenRun(name, run)
             if len(names) > _MAX_MAPPED_RUNS:
                 run.release()
+
+
+def _release_each(open_runs: list[_OpenRun]) -> Iterator[_OpenRun]:
+    """Yield runs; afterwards unmap the files of each if there are many."""
+    for open_run in open_runs:
+        yield open_run
+        if open_run.run is not None and len(open_runs) > _MAX_MAPPED_RUNS:
+            open_run.run.release()
 
 
 def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeriesQuery) -> GroupedSeriesPage:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from tachograph._base.text import csv_text
 from tachograph._base.version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunPairDiff, RunRow, ViewError
-from tachograph.exceptions import ColumnStoreError, ConfigError, ControlError, RunNotFoundError
+from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.journal import (
     RunFolder,
 )
@@ -31,6 +31,7 @@ from tachograph.server._artifact_models import (
 from tachograph.server._artifacts import build_artifact, build_artifacts_page, send_artifact_file
 from tachograph.server._change_note import ChangeNote, summarize_changes
 from tachograph.server._code import build_pair_diff, download_patch
+from tachograph.server._column_series import ColumnStoreOf, read_column_series
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
@@ -138,9 +139,6 @@ from tachograph.server._table_views import build_view, build_views_page, remove_
 from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
-if TYPE_CHECKING:
-    from tachograph.server.columns import ColumnStore
-
 __all__ = ["HEALTH_PATH", "ROUTES", "RequestContext", "Route", "ServerHooks", "check_scope", "handle_request"]
 
 HEALTH_PATH = "/healthz"
@@ -154,7 +152,7 @@ class ServerHooks(NamedTuple):
 
     control_problem: Callable[[RunFolder], str | None] = lambda folder: None
     """Returns why a run accepts no requests, if it does not."""
-    column_store: Callable[[RunFolder], ColumnStore | None] = lambda folder: None
+    column_store: ColumnStoreOf = lambda folder: None
     """Returns the column store, if it has this run and can be reached."""
     release_copies: Callable[[], None] = lambda: None
     """Closes the files of runs that are being received, so that ended ones can be moved."""
@@ -281,11 +279,10 @@ def _get_series(context: RequestContext) -> SeriesPage:
     """Return series from files or, while a long journal is being read for the first time, from the column store."""
     run = context.run()
     page = views.build_series_page(run, context.query)
-    store = context.hooks.column_store(run.folder) if page.indexed_share < 1.0 else None
-    if store is not None:
-        with contextlib.suppress(ColumnStoreError):  # it is down, or only the files have the answer
-            page.series = views.build_source_series(store.run(run.folder, run.id), run, context.query)
-            page.is_whole = True
+    query = context.query
+    series = read_column_series([run], query, query.points, context.hooks.column_store).get(run.id)
+    if series is not None:
+        page.series, page.is_whole = series, True
     return page
 
 
@@ -467,7 +464,7 @@ ROUTES = [
         "GET",
         "/api/v1/metrics",
         "List the metrics of several runs, without their values.",
-        lambda context: build_runs_metrics_page(context.store, context.query),
+        lambda context: build_runs_metrics_page(context.store, context.query, context.hooks.column_store),
         RunsMetricsPage,
         RunsMetricsQuery,
     ),
@@ -475,7 +472,9 @@ ROUTES = [
         "GET",
         "/api/v1/series",
         "Return the points of one or more metrics of several runs; a run that has none states why.",
-        lambda context: build_overlay_page(context.store, context.query, context.series_cache),
+        lambda context: build_overlay_page(
+            context.store, context.query, context.series_cache, context.hooks.column_store
+        ),
         OverlayPage,
         OverlayQuery,
     ),

@@ -65,6 +65,12 @@ class SeriesCache:
         self._add(key, _CachedSeries(generation, series.version, series.indexed_share, encoded))
         return encoded
 
+    def has(self, run: StoredRun, query: Hashable) -> bool:
+        """Return whether `get` would not call `build`."""
+        with run.lock, self._lock:
+            entry = self._entries.get((run.folder.path, query))
+            return entry is not None and entry.is_current(run)
+
     def _add(self, key: Hashable, entry: _CachedSeries) -> None:
         with self._lock:
             replaced = self._entries.pop(key, None)

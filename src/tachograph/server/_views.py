@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from tachograph.exceptions import ColumnStoreError, ConfigError
+from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunFolder, RunState, state_at_end
 from tachograph.reader import (
     Attempt,
@@ -51,7 +51,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import AnyAxis, Axis, MetricAxis, SeriesSource, StoredRun, annotations_changed_at
+from tachograph.store import AnyAxis, Axis, MetricAxis, StoredRun, annotations_changed_at
 
 __all__ = [
     "build_controls_page",
@@ -68,6 +68,7 @@ __all__ = [
     "request_controls",
     "resolve_any_range",
     "resolve_range",
+    "shift_series",
 ]
 
 _SYSTEM_FIELDS = (
@@ -303,34 +304,12 @@ def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, i
             view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
             if isinstance(axis, MetricAxis):
                 view.num_unplaced = run.num_unplaced(name, axis)
-            _shift_series(view, shift)
+            shift_series(view, shift)
             views.append(view)
         return views
 
 
-def build_source_series(source: SeriesSource, run: StoredRun, query: SeriesQuery) -> list[SeriesView]:
-    """Return the points of metrics in a range from a column store, as `build_series` does from files.
-
-    Raises:
-        ColumnStoreError: if it cannot be reached, or only the files have the answer.
-    """
-    if query.x_metric is not None:
-        raise ColumnStoreError("a metric as the x axis is read from files")
-    with run.lock:
-        axis, low, high, shift = resolve_range(run, query)
-    metric_names = source.metric_names
-    views = []
-    for name in dict.fromkeys(query.name):
-        lines, marks = source.series(name, axis=axis, low=low, high=high, num_points=query.points)
-        last = encode_number(lines[-1].y[-1]) if lines and lines[-1].y else None
-        reason = None if name in metric_names else f"no metric {name!r} in this run"
-        view = SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason)
-        _shift_series(view, shift)
-        views.append(view)
-    return views
-
-
-def _shift_series(view: SeriesView, shift: float) -> None:
+def shift_series(view: SeriesView, shift: float) -> None:
     """Subtract an offset from the positions of a series."""
     if shift:
         for item in view.lines:

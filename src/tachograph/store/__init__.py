@@ -26,7 +26,7 @@ from tachograph.store._columns import (
 )
 from tachograph.store._completions import CompletionLocation, CompletionView, read_rows
 from tachograph.store._group_lines import GroupCurve, average_lines
-from tachograph.store._run import StoredRun
+from tachograph.store._run import StoredRun, kind_of_stream
 from tachograph.store._segment import SegmentError
 from tachograph.store._source import SeriesSource
 from tachograph.store._span_table import SpanCluster, SpanView
@@ -73,6 +73,7 @@ __all__ = [
     "build_lines_with_extremes",
     "build_marks",
     "choose_extremes",
+    "kind_of_stream",
     "read_rows",
     "split_lines",
     "with_window_extremes",

@@ -63,7 +63,7 @@ from tachograph.store._step_decoder import LinesPiece, StepColumns, StepDecoder,
 from tachograph.store._tail import Tail
 from tachograph.store._windows import build_lines_with_extremes
 
-__all__ = ["StoredRun"]
+__all__ = ["StoredRun", "kind_of_stream"]
 
 _SEGMENT_BYTES = 32 << 20
 _MIN_SEGMENT_BYTES = 1 << 20
@@ -176,6 +176,11 @@ class StoredRun:
         except OSError:
             return 1.0
         return min(1.0, self._follower.offset / size) if size else 1.0
+
+    @property
+    def num_bytes_read(self) -> int:
+        """How much of the journal was read so far."""
+        return self._follower.offset
 
     @property
     def started_at(self) -> float:
@@ -443,7 +448,7 @@ class StoredRun:
     def metrics(self) -> dict[str, MetricSummary]:
         """Return a summary of every metric."""
         with self.lock:
-            summaries = {name: MetricSummary(kind=_kind(streams[0])) for name, streams in self._series.items()}
+            summaries = {name: MetricSummary(kind=kind_of_stream(streams[0])) for name, streams in self._series.items()}
             for source in self._sources:
                 stats_of_names = [
                     (stats, name) for stream, name in source.series_keys if (stats := source.stats(stream, name))
@@ -648,7 +653,8 @@ class StoredRun:
         return [*(segment.kept_records() for segment in self._segments), b"\n".join(self._kept_records)]
 
 
-def _kind(stream: str) -> str:
+def kind_of_stream(stream: str) -> str:
+    """Return the kind of the metrics of a stream."""
     return "step" if stream == "window" else stream
 
 

@@ -15,8 +15,8 @@ import pytest
 import tachograph
 from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
-from tachograph.server.columns import ColumnStore, verify_run
-from tachograph.store import Mark, MetricAggregates, SeriesSource, StoredRun
+from tachograph.server.columns import ColumnStore, MetricLines, SeriesRequest, verify_run
+from tachograph.store import Mark, MetricAggregates, SeriesSource, StoredRun, View
 from tests.server.columns.conftest import ENGINES, address, fill
 from tests.store import END, START, append, opened, points, step, write
 
@@ -231,6 +231,26 @@ def test_long_series_has_exact_extremes_and_breaks(long_store, long_journal, vie
 def test_zoom_into_long_series_equals_files(long_store, long_journal):
     folder, _ = long_journal
     check_equal(long_store, folder, [{"low": low, "high": low + 2_000.0} for low in (0.0, 123_000.5, 399_000.0)])
+
+
+def test_lines_of_many_runs_are_drawn_from_tiles(long_store, long_journal):
+    folder, values = long_journal
+    view = View("step", 100_000.0, 200_000.0)
+    (raw,) = long_store.series([SeriesRequest("long", ("a", "b"), view)], usual_points=math.inf, max_points=math.inf)
+    assert raw.keys() == {"a"}
+    (expected,), expected_marks = opened(folder).series("a", low=view.low, high=view.high)
+    assert repr(raw["a"]) == repr(MetricLines([expected], expected_marks, float(values[-1])))
+    # Many series in one request: each may read few points, so those at the edges of the view, and the tiles in between.
+    requests = [SeriesRequest("long", ("a",), view), SeriesRequest("gone", ("a",), view)]
+    (tiled, gone) = long_store.series(requests, usual_points=0, max_points=6_000)
+    assert gone == {}
+    (line,) = tiled["a"].lines
+    assert tiled["a"].marks == expected_marks
+    assert (line.num_points, line.x[0], line.x[-1]) == (expected.num_points, expected.x[0], expected.x[-1])
+    drawn = [(y, x) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+    assert all(values[int(x)] == y for y, x in drawn)
+    assert max(drawn) == (50.0, 123_456.0)
+    assert min(drawn) == min((values[at], at) for at in range(100_000, 200_001) if not math.isnan(values[at]))
 
 
 def test_aggregates_of_many_runs(store, tmp_path):

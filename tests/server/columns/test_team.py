@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
+from tachograph.server._column_series import list_column_metrics, read_column_series
+from tachograph.server._models import SeriesQuery
+from tachograph.server.columns import ColumnStore, SeriesRequest
+from tachograph.store import StoredRun, View
 from tests.conftest import wait_for
 from tests.remote.conftest import Team, send_all
 from tests.server.columns.conftest import ENGINES, address
-from tests.store import END, START, step, write
+from tests.store import END, START, append, step, write
 
 
 @pytest.fixture(params=ENGINES)
@@ -50,14 +59,92 @@ def test_received_runs_are_inserted_and_drawn(team: Team, tmp_path: Path, monkey
     wait_for(lambda: store_report(team)["lag_s"] == 0 and "store_rows 0\n" not in metrics(team))
     from_files = lines(team, points=500)
     monkeypatch.setattr("tachograph.store.StoredRun.indexed_share", 0.5)  # as while a long journal is being read
+    monkeypatch.setattr("tachograph.store.StoredRun.num_bytes_read", 100)
     answered = []
-    original = type(team.app._feeder.store).run  # type: ignore[union-attr]
-    monkeypatch.setattr(type(team.app._feeder.store), "run", lambda *a: answered.append(a) or original(*a))  # type: ignore[union-attr]
+    original = ColumnStore.series
+    monkeypatch.setattr(ColumnStore, "series", lambda *a, **options: answered.append(a) or original(*a, **options))
     # The lag is 0 as soon as a part of the run is inserted and no more has arrived.
     wait_for(lambda: lines(team, points=500) == from_files, "all rows are inserted")
     assert lines(team, points=500, low=100, high=200) == [(xs, ys) for xs, ys in lines(team, low=100, high=200)]
     assert lines(team, points=500, x="relative")
     assert answered
+
+
+def test_runs_that_are_not_read_are_drawn_from_tables(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(4)
+    names = [f"r{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        first = [step(at, loss=rng.choice([rng.gauss(0, 1), math.nan]), acc=float(at)) for at in range(50 * number)]
+        again = [{**START, "time": 5_000.0, "resumed": True}, *(step(at, loss=float(at)) for at in range(40, 60))]
+        run_id = f"{number}" * 16
+        send(team, write(tmp_path / "logs" / name, [{**START, "run_id": run_id}, *first, *again, END]))
+    wait_for(lambda: store_report(team)["lag_s"] == 0)
+    run_names = [f"default/{name}" for name in names]
+
+    def get(path: str, **parameters: object) -> dict[str, Any]:
+        query = {"run": run_names, **parameters}
+        answer = team.client.get(f"/api/v1/{path}", params=query, headers=team.headers("read"))
+        assert answer.status_code == 200, answer.text
+        page: dict[str, Any] = answer.json()
+        return page
+
+    def series(**view: object) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = get("series", name=["loss", "acc", "gone"], **view)["runs"]
+        return runs
+
+    def metric_names() -> list[set[str]]:
+        page = get("metrics")
+        return [{page["metrics"][index]["name"] for index in run["metrics"]} for run in page["runs"]]
+
+    views = [{}, {"points": 20}, {"low": 10, "high": 30}, {"x": "time"}]
+    with monkeypatch.context() as unread:
+        unread.setattr(StoredRun, "refresh", lambda run, max_s=math.inf: False)  # as if the journals were very long
+        # Other parameters each time: responses are cached until more of the journal is read.
+        num_points = itertools.count(16)
+        wait_for(
+            lambda: [len(run["series"][0]["lines"]) for run in series(points=next(num_points))] == [1, 2, 2, 2],
+            "all rows are inserted",
+        )
+        assert {run["indexed"] for run in series()} == {0.0}
+        from_tables = [series(**view) for view in views]
+        assert metric_names() == [{"loss"}, *[{"loss", "acc"}] * 3]
+        assert [metric["lines"] for metric in series(x="relative")[3]["series"]] == [[], [], []]  # the start is unread
+    wait_for(lambda: all(run["indexed"] == 1.0 for run in series()))
+    for view, runs in zip(views, from_tables, strict=True):
+        assert [run["series"] for run in series(**view)] == [run["series"] for run in runs], view
+    assert metric_names() == [{"loss"}, *[{"loss", "acc"}] * 3]
+
+
+def test_tables_that_are_behind_do_not_answer(store: ColumnStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write(tmp_path / "logs" / "r", [{**START, "run_id": "a"}, *(step(at, loss=float(at)) for at in range(9))])
+    store.inserter(str(tmp_path / "logs")).insert_all()
+    run = StoredRun(folder)
+    query = SeriesQuery(name=["loss", "acc"])
+    [loss, acc] = read_column_series([run], query, 100, lambda _: store)["r"]
+    assert loss.lines[0].y == [float(at) for at in range(9)]
+    assert (acc.lines, acc.reason) == ([], "no metric 'acc' in this run")
+    assert list_column_metrics([run], lambda _: store) == {"r": {"loss": "step"}}
+    assert read_column_series([run], query, 100, lambda _: None) == {}
+    assert read_column_series([run], SeriesQuery(name=["loss"], x="epoch"), 100, lambda _: store) == {}
+    append(folder, [step(9, loss=-1.0)])
+    run.refresh()
+    append(folder, [step(10, loss=-2.0)])
+    monkeypatch.setattr(StoredRun, "indexed_share", 0.9)
+    assert read_column_series([run], query, 100, lambda _: store) == {}
+    assert list_column_metrics([run], lambda _: store) == {}
+
+
+def test_many_points_are_left_to_the_files(store: ColumnStore, tmp_path: Path):
+    for number in range(3):
+        records = [{**START, "run_id": f"id{number}"}, *(step(at, loss=1.0) for at in range(100))]
+        write(tmp_path / "logs" / f"r{number}", records)
+    store.inserter(str(tmp_path / "logs")).insert_all()
+    requests = [SeriesRequest(f"id{number}", ("loss",), View()) for number in range(3)]
+    first, second, third = store.series(requests, usual_points=math.inf, max_points=250)
+    assert isinstance(first, dict)
+    assert first == second
+    assert isinstance(third, ColumnStoreError)
+    assert "100 more points are too many" in str(third)
 
 
 def metrics(team: Team) -> str:

@@ -4,7 +4,7 @@ from tachograph.server.columns._address import StoreAddress, parse_address
 from tachograph.server.columns._feeder import StoreFeeder
 from tachograph.server.columns._grafana import grafana_board
 from tachograph.server.columns._inserter import Inserter, InserterLag, run_key
-from tachograph.server.columns._queries import ClickHouseRun
+from tachograph.server.columns._queries import ClickHouseRun, MetricLines, SeriesRequest
 from tachograph.server.columns._store import ColumnStore
 from tachograph.server.columns._verify import StoreDifference, verify_run, verify_runs
 
@@ -13,6 +13,8 @@ __all__ = [
     "ColumnStore",
     "Inserter",
     "InserterLag",
+    "MetricLines",
+    "SeriesRequest",
     "StoreAddress",
     "StoreFeeder",
     "StoreDifference",

@@ -21,7 +21,8 @@ import numpy as np
 
 from tachograph.exceptions import ColumnStoreError
 from tachograph.server.columns._client import Columns, quote
-from tachograph.server.columns._rows import SORTED_BY_STEP, SORTED_BY_TIME
+from tachograph.server.columns._points import SERIES_HASH, PointQuery, PointReader
+from tachograph.server.columns._rows import SORTED_BY_STEP, SORTED_BY_TIME, TILE_POINTS
 from tachograph.server.columns._schema import SCHEMA_TABLES, StoreSchema
 from tachograph.store import (
     CHUNK,
@@ -45,19 +46,25 @@ from tachograph.store import (
     with_window_extremes,
 )
 
-__all__ = ["ClickHouseRun", "list_aggregates"]
+__all__ = [
+    "ClickHouseRun",
+    "MetricLines",
+    "SeriesRequest",
+    "list_aggregates",
+    "list_cursors",
+    "list_metrics",
+    "read_series",
+]
 
 _WINDOW_STEPS = "window_steps"
+_MIN_TILES = 32
+"""A line that is drawn from tiles has at least about so many of them."""
+_KEY_KINDS = {"run_id": "String", "metric": "String", "stream": "String"}
 _TILE_KINDS = {
-    "metric": "String",
-    "stream": "String",
-    **{
-        name: kind
-        for name, kind in SCHEMA_TABLES["tiles"].columns.items()
-        if name not in {"run_id", "metric", "stream", "rank"}
-    },
+    **_KEY_KINDS,
+    "series_hash": "UInt64",
+    **{name: kind for name, kind in SCHEMA_TABLES["tiles"].columns.items() if name not in {*_KEY_KINDS, "rank"}},
 }
-_POINT_KINDS = {"attempt": "UInt16", "offset": "UInt64", "step": "Int64", "time": "Float64", "value": "Float64"}
 _SUMMARY_KINDS = {
     "run_id": "String",
     "metric": "String",
@@ -77,12 +84,34 @@ _SUMMARY_KINDS = {
 }
 
 
+class SeriesRequest(NamedTuple):
+    """Some metrics of a run in a view."""
+
+    run_id: str
+    names: tuple[str, ...]
+    view: View
+
+
+class MetricLines(NamedTuple):
+    """A metric of a run in a view."""
+
+    lines: list[Line]
+    marks: list[Mark]
+    last: float
+    """Its last value, also if the view ends before."""
+
+
 class _Tiles(NamedTuple):
     """The tiles of one series in one attempt, in order."""
 
     stream: str
     attempt: int
     columns: Columns
+
+    @property
+    def series_hash(self) -> int:
+        """The hash of the run and the stream, as `PointReader` returns it with each point."""
+        return int(self.columns["series_hash"][0])
 
     @property
     def num_finite(self) -> Any:
@@ -104,6 +133,9 @@ class _TileRange(NamedTuple):
     """… and the tiles from `first` to `last` also have the points next to it."""
 
 
+_TilesByMetric = dict[str, list[_Tiles]]
+
+
 class ClickHouseRun:
     """The metrics of one journal in ClickHouse; a `SeriesSource`.
 
@@ -112,20 +144,13 @@ class ClickHouseRun:
     """
 
     def __init__(self, schema: StoreSchema, run_id: str, rank: int = 0) -> None:
-        self._schema, self._client = schema, schema.client
+        self._schema, self._rank = schema, rank
         self.run_id = run_id
-        self._key = f"run_id = {quote(run_id)} AND rank = {rank}"
 
     @property
     def metric_names(self) -> list[str]:
         """The names of all metrics, in the order of their first records."""
-        rows = self._client.columns(
-            f"SELECT metric, min(offset_first) AS place FROM {self._schema.table('tiles')}"
-            f" WHERE {self._key} AND chunk = 0 GROUP BY metric ORDER BY place, metric",
-            {"metric": "String"},
-        )
-        names: list[str] = rows["metric"]
-        return names
+        return list(list_metrics(self._schema, [self.run_id], self._rank).get(self.run_id, {}))
 
     def aggregates(self) -> dict[str, MetricAggregates]:
         """Return the aggregates of every metric, without points that a later attempt repeated.
@@ -133,7 +158,8 @@ class ClickHouseRun:
         The column store has neither medians nor tails: they are None.
         """
         names = self.metric_names
-        aggregates = list_aggregates(self._schema, names, self._key).get(self.run_id, {}) if names else {}
+        key = f"run_id = {quote(self.run_id)} AND rank = {self._rank}"
+        aggregates = list_aggregates(self._schema, names, key).get(self.run_id, {}) if names else {}
         return {name: aggregates[name] for name in names if name in aggregates}
 
     def series(
@@ -152,142 +178,285 @@ class ClickHouseRun:
         """
         if axis not in {"step", "time"}:
             raise ColumnStoreError(f"the axis {axis!r} is computed from the journal; the column store does not have it")
-        view = View(axis, low, high, num_points)
-        tiles = self._tiles([name, f"{name}/min", f"{name}/max", _WINDOW_STEPS])
-        metric_tiles = tiles.get(name, [])
-        lines: list[Line] = []
-        marks: list[Mark] = []
-        for stream in dict.fromkeys(each.stream for each in metric_tiles):
-            names = [name]
-            parts = {
-                each: [part for part in tiles.get(each, []) if part.stream == stream]
-                for each in (f"{name}/min", f"{name}/max", _WINDOW_STEPS)
-            }
-            if all(parts.values()):
-                names += parts
-            stream_series = self._stream_lines(names, [part for part in metric_tiles if part.stream == stream], view)
-            lines += stream_series[0]
-            marks += stream_series[1]
-        return lines, marks
+        request = SeriesRequest(self.run_id, (name,), View(axis, low, high, num_points))
+        [lines_of_metrics] = read_series(self._schema, [request], self._rank)
+        if isinstance(lines_of_metrics, ColumnStoreError):
+            raise lines_of_metrics
+        metric = lines_of_metrics.get(name)
+        return (metric.lines, metric.marks) if metric else ([], [])
 
-    def _tiles(self, names: Sequence[str]) -> dict[str, list[_Tiles]]:
-        """Return the tiles of some metrics: streams by appearance, then attempts."""
-        rows = self._client.columns(
-            f"SELECT {', '.join(_TILE_KINDS)} FROM {self._schema.table('tiles')}"
-            f" WHERE {self._key} AND metric IN ({', '.join(map(quote, names))})"
-            " ORDER BY metric, stream, attempt, chunk, n",
-            _TILE_KINDS,
-        )
-        keys = list(zip(rows["metric"], rows["stream"], rows["attempt"].tolist(), strict=True))
-        starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
-        tiles: dict[str, list[_Tiles]] = {}
-        for begin, end in itertools.pairwise([*starts, len(keys)]):
-            chunks = rows["chunk"][begin:end]
-            newest = np.flatnonzero(np.append(chunks[1:] != chunks[:-1], True)) + begin
-            columns = {name: rows[name][newest] for name in _TILE_KINDS if name not in {"metric", "stream"}}
-            metric, stream, attempt = keys[begin]
-            tiles.setdefault(metric, []).append(_Tiles(stream, attempt, columns))
-        for parts in tiles.values():
-            first = {part.stream: int(part.columns["offset_first"][0]) for part in reversed(parts)}
-            parts.sort(key=lambda part: (first[part.stream], part.attempt))
-        return tiles
 
-    def _stream_lines(self, names: list[str], parts: list[_Tiles], view: View) -> tuple[list[Line], list[Mark]]:
-        """Return the lines of the first of some metrics of one stream; the others have the extremes of its windows."""
-        coarse: dict[int, Line | None] = {}
+def list_metrics(schema: StoreSchema, run_ids: Collection[str], rank: int = 0) -> dict[str, dict[str, str]]:
+    """Return the metrics of some runs, in the order of their first records, each with its first stream."""
+    rows = schema.client.columns(
+        f"SELECT run_id, metric, argMin(stream, offset_first) AS first_stream, min(offset_first) AS place"
+        f" FROM {schema.table('tiles')} WHERE {_key_of(run_ids, rank)} AND chunk = 0"
+        " GROUP BY run_id, metric ORDER BY run_id, place, metric",
+        {"run_id": "String", "metric": "String", "first_stream": "String"},
+    )
+    metrics: dict[str, dict[str, str]] = {}
+    for run_id, metric, stream in zip(*rows.values(), strict=True):
+        metrics.setdefault(run_id, {})[metric] = stream
+    return metrics
+
+
+def list_cursors(schema: StoreSchema, run_ids: Collection[str], rank: int = 0) -> dict[str, int]:
+    """Return up to which offset the journals of some runs are in the tables."""
+    rows = schema.client.columns(
+        f"SELECT run_id, argMax(offset, version) AS num_bytes FROM {schema.table('cursors')}"
+        f" WHERE {_key_of(run_ids, rank)} GROUP BY run_id",
+        {"run_id": "String", "num_bytes": "UInt64"},
+    )
+    return dict(zip(rows["run_id"], rows["num_bytes"].tolist(), strict=True))
+
+
+def read_series(
+    schema: StoreSchema,
+    requests: Sequence[SeriesRequest],
+    rank: int = 0,
+    *,
+    usual_points: float = math.inf,
+    max_points: float = math.inf,
+) -> list[dict[str, MetricLines] | ColumnStoreError]:
+    """Return the lines and marks of metrics of several runs, with few statements.
+
+    Args:
+        schema: the tables.
+        requests: the runs and metrics; each run once.
+        rank: the rank whose journal is drawn.
+        usual_points: the number of points to read for all series: if they have more, long ones are drawn from tiles …
+        max_points: … and if short ones have more, the last runs are not drawn.
+
+    Returns:
+        For each request the lines and marks of the metrics that the run has, or the reason why only the files have
+        them.
+
+    Raises:
+        ColumnStoreError: if ClickHouse fails.
+    """
+    tiles = _read_tiles(schema, requests, rank)
+    reader = PointReader(schema, rank)
+    num_series = sum(len(request.names) for request in requests)
+    max_raw_points = max(_MIN_TILES * TILE_POINTS, usual_points / num_series)
+    drawings = [_RunDrawing(request, tiles.get(request.run_id, {}), reader, max_raw_points) for request in requests]
+    num_left = max_points
+    queries: list[PointQuery] = []
+    for drawing in drawings:
+        if drawing.num_points > num_left:
+            drawing.problem = f"{drawing.num_points:,} more points are too many for one answer"
+            continue
+        num_left -= drawing.num_points
+        queries += drawing.queries
+    reader.read(queries)
+    return [drawing.lines() for drawing in drawings]
+
+
+def _key_of(run_ids: Collection[str], rank: int) -> str:
+    return f"run_id IN ({', '.join(map(quote, run_ids))}) AND rank = {rank}"
+
+
+def _read_tiles(schema: StoreSchema, requests: Sequence[SeriesRequest], rank: int) -> dict[str, _TilesByMetric]:
+    """Return the tiles of the metrics of some runs: by run and metric, streams by appearance, then attempts."""
+    run_ids = [request.run_id for request in requests]
+    names = dict.fromkeys(name for request in requests for each in request.names for name in _names_to_draw(each))
+    rows = schema.client.columns(
+        f"SELECT {', '.join(_TILE_KINDS)} FROM (SELECT *, {SERIES_HASH} AS series_hash FROM {schema.table('tiles')}"
+        f" WHERE {_key_of(run_ids, rank)} AND metric IN ({', '.join(map(quote, names))}))"
+        " ORDER BY run_id, metric, stream, attempt, chunk, n",
+        _TILE_KINDS,
+    )
+    keys = list(zip(rows["run_id"], rows["metric"], rows["stream"], rows["attempt"].tolist(), strict=True))
+    starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
+    tiles: dict[str, _TilesByMetric] = {}
+    for begin, end in itertools.pairwise([*starts, len(keys)]):
+        chunks = rows["chunk"][begin:end]
+        newest = np.flatnonzero(np.append(chunks[1:] != chunks[:-1], True)) + begin
+        columns = {name: rows[name][newest] for name in _TILE_KINDS if name not in _KEY_KINDS}
+        run_id, metric, stream, attempt = keys[begin]
+        tiles.setdefault(run_id, {}).setdefault(metric, []).append(_Tiles(stream, attempt, columns))
+    for parts in (parts for tiles_of_run in tiles.values() for parts in tiles_of_run.values()):
+        first = {part.stream: int(part.columns["offset_first"][0]) for part in reversed(parts)}
+        parts.sort(key=lambda part: (first[part.stream], part.attempt))
+    return tiles
+
+
+def _names_to_draw(name: str) -> tuple[str, ...]:
+    """Return a metric and the metrics that state the extremes of its windows, if it has windows."""
+    return name, f"{name}/min", f"{name}/max", _WINDOW_STEPS
+
+
+class _RunDrawing:
+    """How the metrics of one run are drawn: it states which points it needs, which are then read together."""
+
+    def __init__(
+        self, request: SeriesRequest, tiles: _TilesByMetric, reader: PointReader, max_raw_points: float
+    ) -> None:
+        self.problem = ""
+        """Why only the files have the answer."""
+        self._streams: dict[str, list[_StreamDrawing]] = {}
+        self._last: dict[str, float] = {}
+        for name in request.names:
+            metric_tiles = tiles.get(name, [])
+            if not metric_tiles:
+                continue
+            newest = max((part.columns for part in metric_tiles), key=lambda columns: int(columns["offset_last"][-1]))
+            self._last[name] = float(newest["last"][-1])
+            drawings = self._streams.setdefault(name, [])
+            for stream in dict.fromkeys(each.stream for each in metric_tiles):
+                others = {
+                    each: [part for part in tiles.get(each, []) if part.stream == stream]
+                    for each in _names_to_draw(name)[1:]
+                }
+                names = _names_to_draw(name) if all(others.values()) else (name,)
+                parts = [part for part in metric_tiles if part.stream == stream]
+                drawings.append(_StreamDrawing(names, parts, request, reader, max_raw_points))
+
+    @property
+    def queries(self) -> list[PointQuery]:
+        return [query for drawings in self._streams.values() for drawing in drawings for query in drawing.queries]
+
+    @property
+    def num_points(self) -> int:
+        """The number of points that are read at least."""
+        return sum(query.num_expected for query in self.queries)
+
+    def lines(self) -> dict[str, MetricLines] | ColumnStoreError:
+        lines_of_metrics: dict[str, MetricLines] = {}
+        for name, drawings in self._streams.items():
+            lines: list[Line] = []
+            marks: list[Mark] = []
+            for drawing in drawings:
+                if self.problem or not drawing.is_complete:
+                    reason = f"points of {name!r} were removed from the column store; the journal has them"
+                    return ColumnStoreError(self.problem or reason)
+                stream_lines, stream_marks = drawing.draw()
+                lines += stream_lines
+                marks += stream_marks
+            lines_of_metrics[name] = MetricLines(lines, marks, self._last[name])
+        return lines_of_metrics
+
+
+class _CoarsePart(NamedTuple):
+    """An attempt with many points: its inner tiles, and what is read of it."""
+
+    part: _Tiles
+    inner: slice
+    edges: PointQuery
+    marks: PointQuery
+
+
+class _StreamDrawing:
+    """How one stream of a metric is drawn; the metrics after the first have the extremes of its windows."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        parts: list[_Tiles],
+        request: SeriesRequest,
+        reader: PointReader,
+        max_raw_points: float,
+    ) -> None:
+        self._names, self._parts, self._view = names, parts, request.view
+        self._coarse: list[_CoarsePart] = []
+        view = request.view
         ranges: list[tuple[_Tiles, _TileRange]] = []
-        coarse_ranges: list[tuple[_Tiles, _TileRange]] = []
-        limit = min(MAX_RAW_POINTS, max(MIN_COARSE_POINTS, CHUNK * view.num_points))
+        limit = min(MAX_RAW_POINTS, max(MIN_COARSE_POINTS, CHUNK * view.num_points), max_raw_points)
+
+        def query(name: str, ranges: list[tuple[_Tiles, _TileRange]], *, nonfinite: bool = False) -> PointQuery:
+            return _query_of_tiles(reader, request.run_id, name, parts[0], ranges, nonfinite=nonfinite)
+
         for part in parts:
             tile_range = _tiles_in_view(part, view)
             num_finite = int(part.num_finite[tile_range.begin : tile_range.end].sum())
-            if len(names) == 1 and part.is_sorted(view.column) and num_finite > limit:
-                coarse[part.attempt] = None
-                coarse_ranges.append((part, tile_range))
-            else:
+            if len(names) > 1 or not part.is_sorted(view.column) or num_finite <= limit:
                 ranges.append((part, tile_range))
-        stream = parts[0].stream
-        sources = [_PointSource(stream, parts, {name: self._points(name, stream, ranges) for name in names})]
-        self._check_complete(sources[0], names[0], ranges)
-        lines = {line.attempt: line for line in build_lines_with_extremes(sources, stream, names[0], view)}
-        for part, tile_range in coarse_ranges:
-            mark_points = self._points(names[0], stream, [(part, tile_range)], nonfinite=True)
-            sources.append(_PointSource(stream, [part], {names[0]: mark_points}))
-            line = self._coarse_line(names[0], part, tile_range, view, mark_points["offset"])
+                continue
+            # Tiles that only partly lie in the view, and tiles with the points next to it, are read as points.
+            begin = tile_range.begin + 1 if view.low is not None else tile_range.begin
+            end = tile_range.end - 1 if view.high is not None else tile_range.end
+            edges = []
+            if view.low is not None:
+                edges.append((part, _TileRange(tile_range.first, begin, tile_range.first, begin)))
+            if view.high is not None:
+                edges.append((part, _TileRange(end, tile_range.last, end, tile_range.last)))
+            marks = query(names[0], [(part, tile_range)], nonfinite=True)
+            self._coarse.append(_CoarsePart(part, slice(begin, end), query(names[0], edges), marks))
+        self._points = {name: query(name, ranges) for name in names}
+
+    @property
+    def queries(self) -> list[PointQuery]:
+        coarse_queries = [query for coarse in self._coarse for query in (coarse.edges, coarse.marks)]
+        return [*self._points.values(), *coarse_queries]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the table has all points that the tiles count."""
+        needed_queries = [self._points[self._names[0]], *(coarse.edges for coarse in self._coarse)]
+        return all(len(query.points["value"]) >= query.num_expected for query in needed_queries)
+
+    def draw(self) -> tuple[list[Line], list[Mark]]:
+        name, stream, view = self._names[0], self._parts[0].stream, self._view
+        sources = [_PointSource(stream, self._parts, {each: query.points for each, query in self._points.items()})]
+        lines = {line.attempt: line for line in build_lines_with_extremes(sources, stream, name, view)}
+        for coarse in self._coarse:
+            sources.append(_PointSource(stream, [coarse.part], {name: coarse.marks.points}))
+            line = _coarse_line(coarse, view)
             if line is not None:
-                lines[part.attempt] = line
-        marks = build_marks(sources, stream, names[0], view)
+                lines[coarse.part.attempt] = line
+        marks = build_marks(sources, stream, name, view)
         return [lines[attempt] for attempt in sorted(lines)], marks
 
-    def _points(
-        self, name: str, stream: str, ranges: Iterable[tuple[_Tiles, _TileRange]], *, nonfinite: bool = False
-    ) -> Columns:
-        """Return the points in the tiles of some ranges, in the order of their records, each once."""
-        conditions = []
-        for part, tile_range in ranges:
-            tiles = slice(tile_range.first, tile_range.last)
-            columns = {field: values[tiles] for field, values in part.columns.items()}
-            if nonfinite:
-                has_some = columns["nonfinite"] > 0
-                columns = {field: values[has_some] for field, values in columns.items()}
-            if len(columns["n"]):
-                conditions.append(
-                    f"(attempt = {part.attempt}"
-                    f" AND step BETWEEN {columns['step_min'].min()} AND {columns['step_max'].max()}"
-                    f" AND offset BETWEEN {columns['offset_first'].min()} AND {columns['offset_last'].max()})"
-                )
-        if not conditions:
-            return {field: np.empty(0) for field in _POINT_KINDS}
-        where = f"{self._key} AND metric = {quote(name)} AND stream = {quote(stream)} AND ({' OR '.join(conditions)})"
-        rows = self._client.columns(
-            f"SELECT {', '.join(_POINT_KINDS)} FROM {self._schema.table('points')} WHERE {where}"
-            f"{' AND NOT isFinite(value)' if nonfinite else ''} ORDER BY offset",
-            _POINT_KINDS,
-        )
-        is_new = np.diff(rows["offset"].astype(np.int64), prepend=-1) > 0
-        return {field: values[is_new] for field, values in rows.items()}
 
-    def _check_complete(self, source: _PointSource, name: str, ranges: list[tuple[_Tiles, _TileRange]]) -> None:
-        num_expected = sum(
-            int(part.columns["n"][tile_range.first : tile_range.last].sum()) for part, tile_range in ranges
-        )
-        if source.num_points(name) < num_expected:
-            raise ColumnStoreError(f"points of {name!r} were removed from the column store; the journal has them")
+def _query_of_tiles(
+    reader: PointReader,
+    run_id: str,
+    name: str,
+    series: _Tiles,
+    ranges: Iterable[tuple[_Tiles, _TileRange]],
+    *,
+    nonfinite: bool,
+) -> PointQuery:
+    """Return what to read for the tiles of some ranges."""
+    conditions = []
+    num_expected = 0
+    for part, tile_range in ranges:
+        tiles = slice(tile_range.first, tile_range.last)
+        columns = {field: values[tiles] for field, values in part.columns.items()}
+        if nonfinite:
+            has_some = columns["nonfinite"] > 0
+            columns = {field: values[has_some] for field, values in columns.items()}
+        if len(columns["n"]):
+            num_expected += int(columns["nonfinite" if nonfinite else "n"].sum())
+            conditions.append(
+                f"(attempt = {part.attempt}"
+                f" AND step BETWEEN {columns['step_min'].min()} AND {columns['step_max'].max()}"
+                f" AND offset BETWEEN {columns['offset_first'].min()} AND {columns['offset_last'].max()})"
+            )
+    return reader.plan(run_id, series.stream, name, series.series_hash, conditions, num_expected, nonfinite=nonfinite)
 
-    def _coarse_line(
-        self, name: str, part: _Tiles, tile_range: _TileRange, view: View, mark_offsets: Any
-    ) -> Line | None:
-        """Return a line through the extremes of tiles; at the edges of the view, through points."""
-        # Tiles that only partly lie in the view, and tiles with the points next to it, are read as points.
-        inner_begin = tile_range.begin + 1 if view.low is not None else tile_range.begin
-        inner_end = tile_range.end - 1 if view.high is not None else tile_range.end
-        edges = []
-        if view.low is not None:
-            edges.append((part, _TileRange(tile_range.first, inner_begin, tile_range.first, inner_begin)))
-        if view.high is not None:
-            edges.append((part, _TileRange(inner_end, tile_range.last, inner_end, tile_range.last)))
-        points = self._points(name, part.stream, edges)
-        num_expected = sum(int(part.columns["n"][each.first : each.last].sum()) for _, each in edges)
-        if len(points["value"]) < num_expected:
-            raise ColumnStoreError(f"points of {name!r} were removed from the column store; the journal has them")
-        keep = np.isfinite(points["value"])
-        points = {field: values[keep] for field, values in points.items()}
-        keep = _with_neighbours(points[view.column], view)
-        points = {field: values[keep] for field, values in points.items()}
-        inner = {field: values[inner_begin:inner_end] for field, values in part.columns.items()}
-        x, y, offset = _candidates(points, inner, view)
-        selection = choose_extremes(x, y, view.num_points)
-        num_finite = inner["n"].astype(np.int64) - inner["nonfinite"].astype(np.int64)
-        has_mean = (num_finite > 0) & np.isfinite(inner["total"])
-        mean_x = np.concatenate([points[view.column], inner[f"{view.column}_first"][has_mean]]).astype(np.float64)
-        means = np.concatenate([points["value"], inner["total"][has_mean] / num_finite[has_mean]])
-        counts = np.concatenate([np.ones(len(points["value"]), np.int64), num_finite[has_mean]])
-        order = np.argsort(mean_x, kind="stable")
-        middles = bucket_means(mean_x[order], means[order], counts[order], view)
-        gaps = np.searchsorted(mark_offsets, offset[selection])
-        line_x, line_y = break_at_marks(x[selection], y[selection], gaps)
-        num_points = len(points["value"]) + int(num_finite.sum())
-        return Line(part.stream, part.attempt, line_x, line_y, *middles, num_points)
+
+def _coarse_line(coarse: _CoarsePart, view: View) -> Line | None:
+    """Return a line through the extremes of tiles; at the edges of the view, through points."""
+    part = coarse.part
+    points = coarse.edges.points
+    keep = np.isfinite(points["value"])
+    points = {field: values[keep] for field, values in points.items()}
+    keep = _with_neighbours(points[view.column], view)
+    points = {field: values[keep] for field, values in points.items()}
+    inner = {field: values[coarse.inner] for field, values in part.columns.items()}
+    x, y, offset = _candidates(points, inner, view)
+    selection = choose_extremes(x, y, view.num_points)
+    num_finite = inner["n"].astype(np.int64) - inner["nonfinite"].astype(np.int64)
+    has_mean = (num_finite > 0) & np.isfinite(inner["total"])
+    mean_x = np.concatenate([points[view.column], inner[f"{view.column}_first"][has_mean]]).astype(np.float64)
+    means = np.concatenate([points["value"], inner["total"][has_mean] / num_finite[has_mean]])
+    counts = np.concatenate([np.ones(len(points["value"]), np.int64), num_finite[has_mean]])
+    order = np.argsort(mean_x, kind="stable")
+    middles = bucket_means(mean_x[order], means[order], counts[order], view)
+    gaps = np.searchsorted(coarse.marks.points["offset"], offset[selection])
+    line_x, line_y = break_at_marks(x[selection], y[selection], gaps)
+    num_points = len(points["value"]) + int(num_finite.sum())
+    return Line(part.stream, part.attempt, line_x, line_y, *middles, num_points)
 
 
 def _tiles_in_view(part: _Tiles, view: View) -> _TileRange:

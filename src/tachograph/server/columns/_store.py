@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
 from tachograph.server.columns._address import parse_address
 from tachograph.server.columns._client import ClickHouseClient, quote
 from tachograph.server.columns._inserter import Inserter, run_key
-from tachograph.server.columns._queries import ClickHouseRun, list_aggregates
+from tachograph.server.columns._queries import (
+    ClickHouseRun,
+    MetricLines,
+    SeriesRequest,
+    list_aggregates,
+    list_cursors,
+    list_metrics,
+    read_series,
+)
 from tachograph.server.columns._schema import StoreSchema
 from tachograph.store import MetricAggregates
 
@@ -49,6 +58,20 @@ class ColumnStore:
     def run(self, folder: RunFolder, name: str, rank: int = 0) -> ClickHouseRun:
         """Return a run of a log folder, by its folder and its id there."""
         return ClickHouseRun(self.schema, run_key(folder.path, name), rank)
+
+    def series(
+        self, requests: Sequence[SeriesRequest], *, usual_points: float, max_points: float
+    ) -> list[dict[str, MetricLines] | ColumnStoreError]:
+        """Return metrics of several runs; see `read_series`."""
+        return read_series(self.schema, requests, usual_points=usual_points, max_points=max_points)
+
+    def metrics(self, run_ids: Collection[str]) -> dict[str, dict[str, str]]:
+        """Return the metrics of some runs, in the order of their first records, each with its first stream."""
+        return list_metrics(self.schema, run_ids) if run_ids else {}
+
+    def num_bytes(self, run_ids: Collection[str]) -> dict[str, int]:
+        """Return how much of the journals of some runs is in the tables."""
+        return list_cursors(self.schema, run_ids) if run_ids else {}
 
     def aggregates(
         self, names: Collection[str], run_ids: Collection[str] | None = None
