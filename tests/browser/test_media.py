@@ -282,7 +282,7 @@ def test_histograms_are_drawn_as_ridges(page: Page, dashboard: Callable[..., Any
     write(logs / "m", [START, *records, note, END])
     page.goto(dashboard().url + "#/run/m/media?step=300")
     section = page.locator("[data-histograms]")
-    expect(section.locator(".faults")).to_have_attribute("title", "step 300: 3 NaN or infinite")
+    expect(section.locator("[data-faults]")).to_have_count(1)
     section.get_by_role("button", name="Ridges").click()
     ridges = section.locator("[data-ridges] path")
     expect(ridges).to_have_count(24)
@@ -303,6 +303,49 @@ def test_histograms_are_drawn_as_ridges(page: Page, dashboard: Callable[..., Any
     wait_for_fit(page)
     section.get_by_role("button", name="Map").click()
     expect(section.locator("canvas")).to_be_visible()
+
+
+def test_share_of_nan_is_a_line_above_the_map_of_histograms(
+    page: Page, dashboard: Callable[..., Any], logs: Path
+) -> None:
+    num_bad = {3: 1, 4: 4, 5: 12}
+    values = {
+        number: {"edges": [0, 1, 2], "counts": [12 - bad, 0], "n": 12 - bad, "nonfinite": bad}
+        for number in range(8)
+        for bad in [num_bad.get(number, 0)]
+    }
+    values[5] = {"edges": [], "counts": [], "n": 0, "nonfinite": 12}  # as recorded if no value is finite
+    quiet = {"edges": [0, 1], "counts": [3], "n": 3}
+    records = [histograms(number * 10, weights=each, calm=quiet) for number, each in values.items()]
+    write(logs / "m", [START, *records, END])
+    page.goto(dashboard().url + "#/run/m/media?step=40")
+    section = page.locator("[data-histograms]")
+    line = section.get_by_role("img", name="weights: share of NaN and infinite values, up to 100 % at step 50")
+    path = line.locator(".line").get_attribute("d") or ""
+    levels = [float(part.split(" ")[1].partition("H")[0]) for part in path[1:].split("L")]
+    assert [level == levels[0] for level in levels] == [True] * 3 + [False] * 3 + [True] * 2
+    assert levels[0] > levels[3] > levels[4] > levels[5]  # upwards
+    expect(section.locator(".facts")).to_contain_text("8 values 4 NaN or infinite, 33.3 %")
+    titles = section.locator(".steps span[title]")
+    expect(titles).to_have_count(3)
+    expect(titles.first).to_have_attribute("title", "step 30: 1 NaN or infinite, 8.33 %")
+    steps = section.locator(".steps").bounding_box()
+    canvas = section.locator("canvas").bounding_box()
+    strip = line.bounding_box()
+    assert steps
+    assert canvas
+    assert strip
+    assert (strip["x"], strip["width"]) == (canvas["x"], canvas["width"]) == (steps["x"], steps["width"])
+    section.locator(".steps").click(position={"x": steps["width"] * 5.5 / 8, "y": 5})  # on the line itself
+    expect(section.locator("h3")).to_have_text("Step 50")
+    expect(section.locator(".facts")).to_contain_text("0 values 12 NaN or infinite, 100 %")
+    expect(section.locator(".bars")).to_have_count(0)
+    section.get_by_label("Histogram").select_option("calm")
+    expect(section.locator("canvas")).to_be_visible()
+    expect(section.locator("[data-faults]")).to_have_count(0)  # quiet without any
+    expect(section).not_to_contain_text("NaN")
+    page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
 
 
 def test_tables_are_compared_over_steps_and_runs(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:

@@ -84,6 +84,14 @@ def test_histograms_have_edges_and_survive_odd_values(tmp_path):
         history.histograms("v")
 
 
+def test_histogram_without_a_finite_value_has_its_step(logs):
+    with tachograph.init("m", log_dir=logs) as run:
+        for step, values in enumerate([[1.0, math.nan], [math.inf, math.nan, -math.inf], []]):
+            run.log({"w": tachograph.Histogram(values)}, step=step)
+    recorded = tachograph.read(run).histograms("w")
+    assert [(each.step, each.num_values, each.num_not_finite) for each in recorded] == [(0, 1, 1), (1, 0, 3), (2, 0, 0)]
+
+
 def test_malformed_records_of_media_are_no_error(tmp_path):
     odd = [
         {"items": 3},

@@ -319,11 +319,12 @@ class RecordedHistogram(msgspec.Struct):
     step: int
     time: float | None
     edges: list[float]
-    """The edges of the bins, one more than `counts`."""
+    """The edges of the bins, one more than `counts`; empty, like `counts`, if there were no finite values."""
     counts: list[float]
     num_values: int
-    """The number of values, including NaN and infinities."""
+    """The number of values in the bins."""
     num_not_finite: int = 0
+    """The number of NaN and infinite values, which are in no bin."""
     min: float | None = None
     max: float | None = None
     mean: float | None = None
@@ -377,7 +378,9 @@ def _histogram_of(values: dict[str, Any], step: int, time: float | None) -> Reco
     edges = histogram_edges(values)
     if not isinstance(counts, list) or not isinstance(edges, list):
         return None
-    if not all(finite_or_none(value) is not None for value in (*counts, *edges)) or len(edges) != len(counts) + 1:
+    if not all(finite_or_none(value) is not None for value in (*counts, *edges)):
+        return None
+    if len(edges) != len(counts) + 1 and (edges or counts):
         return None
     return RecordedHistogram(
         step,

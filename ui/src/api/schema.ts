@@ -910,11 +910,12 @@ export interface HistogramsPage {
 export interface RecordedHistogram {
   step: number;
   time: number | null;
-  /** The edges of the bins, one more than `counts`. */
+  /** The edges of the bins, one more than `counts`; empty, like `counts`, if there were no finite values. */
   edges: number[];
   counts: number[];
-  /** The number of values, including NaN and infinities. */
+  /** The number of values in the bins. */
   num_values: number;
+  /** The number of NaN and infinite values, which are in no bin. */
   num_not_finite: number;
   min: number | null;
   max: number | null;

@@ -9,6 +9,7 @@ import {
   indexAt,
   itemsByStep,
   matchesSearch,
+  nonFiniteShare,
   parseItem,
   promptsOf,
   ridgeLines,
@@ -97,6 +98,16 @@ test("histograms become a map; other bins keep their counts", () => {
   expect(other.cells[1]).toBe(1);
   expect(histogramMap([]).numColumns).toBe(0);
   expect(histogramMap([histogram([1, 1], [3])]).cells[0]).toBe(1);
+});
+
+test("steps without a finite value have no say in the bins, and all of their share", () => {
+  const broken = { ...histogram([], []), num_not_finite: 4 };
+  const partly = { ...histogram([4, 6], [6]), num_values: 6, num_not_finite: 2 };
+  const map = histogramMap([broken, partly, histogram([0, 1], [0])]);
+  expect([map.edges, map.numColumns, [...map.cells]]).toEqual([[4, 6], 3, [0, 1, 0]]);
+  expect([broken, partly, histogram([], [])].map(nonFiniteShare)).toEqual([1, 0.25, 0]);
+  expect(histogramMap([broken]).numRows).toBe(0);
+  expect(ridgeLines([broken, partly], 0, 10, false).ridges.map((ridge) => ridge.heights)).toEqual([[0], [1]]);
 });
 
 test("ridges are shares on one scale; logarithmic ones are counts", () => {

@@ -219,18 +219,29 @@ export function histogramMap(histograms: RecordedHistogram[]): HistogramMap {
   return { numColumns: histograms.length, numRows, cells, edges };
 }
 
+/** The share of NaN and infinite values, which are in no bin. */
+export function nonFiniteShare(histogram: Pick<RecordedHistogram, "num_values" | "num_not_finite">): number {
+  const { num_values, num_not_finite } = histogram;
+  return num_not_finite > 0 ? num_not_finite / (num_values + num_not_finite) : 0;
+}
+
 /**
  * The counts of several histograms in the same bins. Bins that are the same at all steps stay, without those at both
- * ends that are always empty; others are spread over equal bins.
+ * ends that are always empty; others are spread over equal bins. Steps without a finite value have no say in the bins.
  */
 function alignBins(histograms: RecordedHistogram[]): { edges: number[]; counts: number[][] } {
-  const first = histograms[0]?.edges ?? [];
-  const isSame = histograms.every(
+  const hasValues = (each: RecordedHistogram): boolean => each.counts.some((count) => count > 0);
+  const filled = histograms.some(hasValues) ? histograms.filter(hasValues) : histograms;
+  const first = filled[0]?.edges ?? [];
+  const isSame = filled.every(
     (each) => each.edges.length === first.length && each.edges.every((x, i) => x === first[i]),
   );
-  const [low, high] = isSame ? binsInUse(histograms) : [0, Infinity];
-  const edges = isSame ? first.slice(low, high + 1) : equalEdges(histograms);
-  return { edges, counts: histograms.map((each) => (isSame ? each.counts.slice(low, high) : spread(each, edges))) };
+  const [low, high] = isSame ? binsInUse(filled) : [0, Infinity];
+  const edges = isSame ? first.slice(low, high + 1) : equalEdges(filled);
+  const noCounts = new Array<number>(Math.max(0, edges.length - 1)).fill(0);
+  const countsOf = (each: RecordedHistogram): number[] =>
+    !hasValues(each) ? noCounts : isSame ? each.counts.slice(low, high) : spread(each, edges);
+  return { edges, counts: histograms.map(countsOf) };
 }
 
 const highestOf = (counts: number[][]): number =>
