@@ -259,6 +259,8 @@ def test_tables_histograms_and_drawings_are_shown(page: Page, dashboard: Callabl
     assert sorted(map(float, scores[:4])) in ([0, 1, 3, 4],) and scores[4] == "NaN"
     table.get_by_label("Filter rows").fill("P3")
     expect(table.locator("tbody tr")).to_have_count(1)
+    for name in ("cm", "pr", "note", "long", "voice", "report"):
+        page.locator(f"[data-media={name}]").scroll_into_view_if_needed()  # what is far away is not loaded
     expect(page.locator("[data-media=cm] td").first).to_have_text("9")
     expect(page.locator("[data-media=pr] polyline")).to_have_count(1)
     expect(page.locator("[data-media=note] b")).to_have_text("bold")
@@ -387,6 +389,20 @@ def test_tables_are_compared_over_steps_and_runs(page: Page, dashboard: Callable
     expect(section.locator("[data-change=removed]")).to_contain_text("p4")
     section.get_by_label("also 2 equal rows").check()
     expect(rows).to_have_count(5)
+    by_change = section.get_by_label("Largest change first")
+    by_change.focus()
+    page.keyboard.press("ArrowDown")
+    expect(by_change.locator("option:checked")).to_have_text("score")
+    expect(rows.first).to_contain_text("p3")
+    expect(rows.last).to_contain_text("p4")  # it was removed
+    header = section.get_by_role("columnheader", name="score")
+    expect(header).to_have_attribute("aria-sort", "other")
+    header.get_by_role("button").press("Enter")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    expect(by_change).to_have_value("")
+    by_change.select_option("score")
+    expect(header).to_have_attribute("aria-sort", "other")
+    by_change.select_option("")
     page.keyboard.press("ArrowRight")  # the order of the rows does not matter
     expect(summary).to_contain_text("0 changed 1 added 0 removed from step 10")
     section.get_by_label("Rows joined by").select_option("position")

@@ -3,8 +3,10 @@ import {
   chooseKey,
   choosePairs,
   chooseRows,
+  comparableColumns,
   diffTables,
   readAgainst,
+  sortByChange,
   splitChange,
   stateOf,
   stepAgainst,
@@ -100,6 +102,21 @@ test("rows are joined by a key", () => {
   expect(choosePairs(diff.pairs, "", "-score").map((pair) => (pair.after ?? pair.before)?.["score"])).toEqual([
     5, 4, 3, 1,
   ]);
+});
+
+test("rows are sorted by how much a number changed", () => {
+  const row = (id: string, x: unknown, more = {}): Record<string, unknown> => ({ id, x, ...more });
+  const before = [row("same", 1), row("up", 1), row("broken", 1), row("down", 5), row("gone", 9), row("text", "a")];
+  const after = [row("new", 99), row("same", 1), row("up", 3), row("broken", "NaN"), row("down", -5), row("text", 4)];
+  const { pairs } = diffTables(after, before, "id");
+  expect(comparableColumns(pairs, ["id", "x"])).toEqual(["x"]);
+  expect(sortByChange(pairs, "x").map((pair) => (pair.after ?? pair.before)?.["id"])).toEqual([
+    ...["broken", "down", "up", "same"],
+    ...["new", "text", "gone"],
+  ]);
+  expect(sortByChange(pairs, "")).toEqual(pairs);
+  const infinite = diffTables([row("a", "Infinity"), row("b", 2)], [row("a", "Infinity"), row("b", 1)], "id");
+  expect(sortByChange(infinite.pairs, "x")[0]?.after?.["id"]).toBe("b");
 });
 
 test("rows with the same key are joined in their order, and without a key by position", () => {

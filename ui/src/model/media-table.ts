@@ -1,5 +1,7 @@
 /** Logged tables: which columns are shown, the order of rows, and what differs between two tables. */
 
+import type { Json } from "../api";
+import { parseNumber } from "./completions";
 import { isEqual } from "./equal";
 import { fileOf, indexAt, isObject, type TableRow } from "./media";
 
@@ -186,6 +188,26 @@ export function stateOf(pair: RowPair): PairState {
   if (!pair.before) return "added";
   if (!pair.after) return "removed";
   return pair.changed.length ? "changed" : "equal";
+}
+
+/** The columns with numbers in both rows of any pair. */
+export function comparableColumns(pairs: RowPair[], columns: string[]): string[] {
+  return columns.filter((name) => name && pairs.some((pair) => changeOf(pair, name) !== null));
+}
+
+/** The pairs by how much a number changed, in either direction, largest change first; without two numbers last. */
+export function sortByChange(pairs: RowPair[], column: string): RowPair[] {
+  if (!column) return pairs;
+  const sized = pairs.map((pair) => ({ pair, change: changeOf(pair, column) ?? -1 }));
+  return sized.sort((a, b) => (a.change === b.change ? 0 : b.change - a.change)).map(({ pair }) => pair);
+}
+
+/** The size of a change; to or from NaN or infinity it is infinite. Null without two numbers. */
+function changeOf(pair: RowPair, column: string): number | null {
+  const [before, after] = [pair.before, pair.after].map((row) => parseNumber(row?.[column] as Json | undefined));
+  if (before === null || before === undefined || after === null || after === undefined) return null;
+  if (before === after) return 0;
+  return typeof before === "number" && typeof after === "number" ? Math.abs(after - before) : Infinity;
 }
 
 function isSameCell(a: unknown, b: unknown): boolean {
