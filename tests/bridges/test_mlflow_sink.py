@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import tachograph
 from tachograph.cli._main import main
@@ -115,6 +119,84 @@ def test_mlflow_database_receives_everything(client, logs):
 
 def test_mlflow_folder_receives_everything(file_client, logs):
     check_everything(file_client, logs)
+
+
+def artifacts_of(run):
+    """Return the content of each artifact by its path."""
+    import mlflow
+
+    folder = Path(mlflow.artifacts.download_artifacts(run.info.artifact_uri))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def log_media(logs, sink):
+    pixels = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
+    rows = [{"prompt": f"p{n}", "score": n / 2, "note": "x" * 200} for n in range(1_000)]  # too large for the journal
+    with tachograph.init(
+        "x", log_dir=str(logs), sinks=[sink], git=False, system_interval_s=0, exit_timeout_s=HANG_S
+    ) as run:
+        pictures = [tachograph.Image(pixels), tachograph.Image(pixels[:8, :8])]
+        run.log({"val/sample@1": pictures, "broken": tachograph.Image(np.zeros(3))}, step=5)
+        run.log({"note": tachograph.Markdown("**bold**"), "page": tachograph.Html("<b>hi</b>")}, step=6)
+        run.log({"said": tachograph.Text("naïve"), "voice": tachograph.Audio(np.zeros(80), rate=8000)}, step=6)
+        run.log({"eval": tachograph.Table(rows=[{"a": math.nan, "picture": tachograph.Image(pixels)}])}, step=7)
+        run.log({"eval": tachograph.Table(rows=rows)}, step=8)
+        run.log_completions([{"prompt": "p"}], step=9)
+    return run
+
+
+def test_mlflow_receives_media_if_asked(client, logs):
+    run = log_media(logs, {"mlflow": {"media": True}})
+    assert read(run).latest("telemetry_error", "sink_rejected") == []
+    stored = only_run(client)
+    files = artifacts_of(stored)
+    pictures = sorted(path for path in files if path.startswith("images/"))
+    labels = {path.split("+timestamp+")[0] for path in pictures}
+    assert labels == {"images/val~sample_x40_1~0+step+5", "images/val~sample_x40_1~1+step+5"}
+    assert len(pictures) == 4
+    sizes = {path: Image.open(io.BytesIO(files[path])) for path in pictures}
+    assert [(each.format, each.size) for each in sizes.values()] == [
+        ("WEBP", (256, 192)), ("PNG", (400, 300)), ("WEBP", (8, 8)), ("PNG", (8, 8)),
+    ]  # fmt: skip
+    assert files["media/note/6.md"] == b"**bold**"
+    assert files["media/page/6.html"] == b"<b>hi</b>"
+    assert files["media/said/6.txt"] == "naïve".encode()
+    assert files["media/voice/6.wav"].startswith(b"RIFF")
+    ids = stored.info.experiment_id, [stored.info.run_id]
+    assert len(client.load_table(ids[0], "media/eval/8.json", ids[1])) == 1_000
+    table = json.loads(files["media/eval/7.json"])
+    assert table["columns"] == ["a", "picture"]
+    ((number, picture),) = table["data"]
+    assert (number, picture["type"]) == ("NaN", "image")
+    assert Image.open(io.BytesIO(files[picture["filepath"]])).size == (400, 300)
+    assert Image.open(io.BytesIO(files[picture["compressed_filepath"]])).size == (256, 192)
+    tags = stored.data.tags
+    assert tags["mlflow.loggedImages"] == "True"
+    paths = [table["path"] for table in json.loads(tags["mlflow.loggedArtifacts"])]
+    assert sorted(paths) == ["completions.json", "media/eval/7.json", "media/eval/8.json"]
+
+    (logs / "x" / ".tacho" / "sink-mlflow.json").unlink()  # as if no delivery had been noted
+    command = ["sync", "x", "--sink", json.dumps({"mlflow": {"media": True}}), "--log-dir", str(logs)]
+    wait_for(lambda: CliRunner().invoke(main, command).exit_code == 0, "the second delivery")
+    assert artifacts_of(only_run(client)).keys() == files.keys()
+
+
+def test_mlflow_receives_no_media_by_default(client, logs):
+    log_media(logs, "mlflow")
+    assert list(artifacts_of(only_run(client))) == ["completions.json"]
+
+
+def test_tag_that_names_tables_stays_in_its_limit(client, logs):
+    with tachograph.init(
+        "x", log_dir=str(logs), sinks=[{"mlflow": {"media": True}}], git=False, exit_timeout_s=HANG_S
+    ) as run:
+        for step in range(250):
+            run.log({"a table": tachograph.Table(rows=[{"a": step}])}, step=step)
+    stored = only_run(client)
+    paths = [table["path"] for table in json.loads(stored.data.tags["mlflow.loggedArtifacts"])]
+    assert paths[-1] == "media/a table/249.json"
+    assert 100 < len(paths) < 250
+    assert len(artifacts_of(stored)) == 250
 
 
 def is_failed(client):
@@ -237,6 +319,8 @@ def test_mlflow_is_not_asked_to_send_usage_data(client, script):
     [
         ({"experiment": ""}, "sink 'mlflow': experiment must be a non-empty string, got ''"),
         ({"artifacts": "no"}, "sink 'mlflow': artifacts must be true or false, got 'no'"),
+        ({"media": "yes"}, "sink 'mlflow': media must be true or false, got 'yes'"),
+        ({"media": True, "artifacts": False}, "media: true needs artifacts: true"),
         ({"tracking_uri": "gopher://x"}, "sink 'mlflow' cannot be created"),
         ({"tracking_uri": "mlruns"}, "sqlite:///mlflow.db"),
         ({"trackinguri": "x"}, "did you mean 'tracking_uri'?"),

@@ -11,10 +11,18 @@ from tachograph.journal import RunFolder
 from tachograph.reader import histogram_edges, media_path, open_media
 from tachograph.records import restore_non_finite
 
-__all__ = ["ExportedItem", "as_png", "check_media_option", "exported_histograms", "exported_items"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "MAX_PIXELS",
+    "ExportedItem",
+    "as_png",
+    "check_media_option",
+    "exported_histograms",
+    "exported_items",
+]
 
 MAX_FILE_BYTES = 64 << 20
-_MAX_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 
 
 class ExportedItem(NamedTuple):
@@ -76,7 +84,7 @@ def as_png(data: bytes) -> bytes | None:
         return data
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > _MAX_PIXELS:
+            if image.width * image.height > MAX_PIXELS:
                 return None
             buffer = io.BytesIO()
             image.save(buffer, "png", compress_level=1)

@@ -1,4 +1,4 @@
-"""MLflow: parameters, metrics, tags, references to checkpoints and artifacts, samples, and the state of a run.
+"""MLflow: parameters, metrics, tags, references to checkpoints and artifacts, samples, media, and the state of a run.
 
 The MLflow run is found by its tag `tachograph.run_id`, which it has from its creation. So the attempts of a run, and
 deliveries that are repeated after a crash, continue the same MLflow run. Everything else is written so that repeating
@@ -14,9 +14,11 @@ import math
 import os
 import posixpath
 import re
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 # Before the import. Nothing is sent to others without consent.
@@ -31,6 +33,8 @@ from mlflow import MlflowClient, environment_variables
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from tachograph._base.files import replace_file
+from tachograph.bridges.mlflow.media_files import MlflowFile, media_files
 from tachograph.bridges.mlflow.options import check_options
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -42,6 +46,8 @@ __all__ = ["MlflowSink"]
 _RUN_ID_TAG = "tachograph.run_id"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 """Names the files that MLflow shows as tables."""
+_PICTURES_TAG = "mlflow.loggedImages"
+"""Says that the run has pictures for MLflow's charts."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _MAX_METRICS_PER_REQUEST = 1_000
@@ -62,6 +68,8 @@ class _Content(msgspec.Struct):
     metrics: list[Any] = []
     files: dict[str, Any] = {}
     """Contents by path."""
+    media: list[tuple[dict[str, Any], int, int]] = []
+    """Records with their step and time."""
     state: dict[str, Any] | None = None
     """The `end` record, or `{"status": "running"}` after a start."""
 
@@ -74,12 +82,21 @@ class MlflowSink:
         experiment: the experiment, which is created if it does not exist; `MLFLOW_EXPERIMENT_ID`,
             `MLFLOW_EXPERIMENT_NAME` or "tachograph" if not given.
         artifacts: whether to store small files: references to checkpoints and artifacts, and tables of samples.
+        media: whether to store pictures, tables, texts, pages, sounds and videos that were logged as media, too.
     """
 
     name = "mlflow"
 
-    def __init__(self, tracking_uri: str | None = None, experiment: str | None = None, artifacts: bool = True) -> None:
-        check_options(tracking_uri, experiment, artifacts)
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        artifacts: bool = True,
+        media: bool = False,
+    ) -> None:
+        check_options(tracking_uri, experiment, artifacts, media)
+        self._media = media
+        self._folder: RunFolder | None = None
         self._tracking_uri = tracking_uri or mlflow.get_tracking_uri()
         self._experiment = experiment
         self._artifacts = artifacts
@@ -90,11 +107,13 @@ class MlflowSink:
         self._step = 0
         self._time_ms: int | None = None
         self._rows: dict[str, deque[dict[str, Any]]] = {}
-        self._tables: set[str] = set()
+        self._tables: dict[str, None] = {}
+        """The paths of tables, the newest last."""
         _check_uri(self._tracking_uri)
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Find the MLflow run of this run, or create it."""
+        self._folder = folder
         self._client = MlflowClient(self._tracking_uri)
         experiment_id = self._find_experiment()
         run_id = str(start.get("run_id") or folder.name)
@@ -109,7 +128,7 @@ class MlflowSink:
         self._run_id = run.info.run_id
         self._params = dict(run.data.params)
         with contextlib.suppress(ValueError, TypeError, KeyError):  # not from us
-            self._tables |= {table["path"] for table in json.loads(run.data.tags.get(_TABLES_TAG, "[]"))}
+            self._tables |= dict.fromkeys(table["path"] for table in json.loads(run.data.tags.get(_TABLES_TAG, "[]")))
 
     def _find_experiment(self) -> str:
         if self._experiment is None and (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
@@ -141,6 +160,8 @@ class MlflowSink:
         if self._artifacts:
             for path, value in content.files.items():
                 self._client.log_dict(self._run_id, value, path)
+        for record, step, time_ms in content.media:
+            self._send_media(record, step, time_ms)
         if content.state is not None:
             self._set_state(content.state)
 
@@ -158,6 +179,41 @@ class MlflowSink:
             middle = len(batch) // 2
             self._send(items, batch[:middle])
             self._send(items, batch[middle:])
+
+    def _send_media(self, record: dict[str, Any], step: int, time_ms: int) -> None:
+        """Store the files of a record, then the tags by which MLflow finds pictures and tables."""
+        tags: dict[str, str] = {}
+        for file in media_files(record, self._folder, step, time_ms):
+            if self._store_file(file):
+                if file.is_table:
+                    tags[_TABLES_TAG] = self._add_table(file.path)
+                elif file.path.startswith("images/"):
+                    tags[_PICTURES_TAG] = "True"
+        if tags:
+            self._send("tags", [RunTag(name, text) for name, text in tags.items()])
+
+    def _store_file(self, file: MlflowFile) -> bool:
+        """Store a file; return False if its path cannot be used, which no repetition would change."""
+        parent, name = posixpath.split(file.path)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            replace_file(path, file.data, below=Path(folder))
+            try:
+                self._client.log_artifact(self._run_id, str(path), parent)
+            except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+                self.on_rejected(1, "media", f"{file.path}: {error.strerror}")
+                return False
+        return True
+
+    def _add_table(self, path: str) -> str:
+        """Return the tag that names the tables, with one more; it has as many of the latest as fit."""
+        self._tables.pop(path, None)
+        self._tables[path] = None
+        while True:
+            text = json.dumps([{"path": each, "type": "table"} for each in self._tables])
+            if len(text) <= _MAX_TAG_CHARS or len(self._tables) == 1:
+                return text
+            del self._tables[next(iter(self._tables))]
 
     def _set_step_and_time(self, record: dict[str, Any]) -> None:
         self._time_ms = _to_ms(record.get("time")) or self._time_ms
@@ -184,8 +240,9 @@ class MlflowSink:
             case "completions" if self._artifacts:
                 path = self._add_rows(record)
                 content.files[path] = _to_table(self._rows[path])
-                tables = [{"path": path, "type": "table"} for path in sorted(self._tables | self._rows.keys())]
-                content.tags[_TABLES_TAG] = json.dumps(tables)
+                content.tags[_TABLES_TAG] = self._add_table(path)
+            case "media" if self._media:
+                content.media.append((record, self._step, self._time_ms or 0))
 
     def _add_event(self, record: dict[str, Any], content: _Content) -> None:
         name = record.get("name")
