@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import tachograph
 from tachograph.importers import describe, import_runs
 from tests.cli.test_cli import tacho
 from tests.conftest import HANG_S, lines_of
 from tests.importers.test_import import KILLS, check_killed_import
+from tests.media.recording import content_of, picture_of
 from tests.mlflow_database import copy_empty_database
 
 pytestmark = [
@@ -29,6 +33,7 @@ def store(request, tmp_path, monkeypatch):
     """The path of a store, and its client."""
     from mlflow import MlflowClient
 
+    monkeypatch.chdir(tmp_path)  # where MLflow puts artifacts beside a database
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     path = tmp_path / ("mlflow.db" if request.param == "database" else "mlruns")
@@ -150,6 +155,148 @@ def test_run_returns_from_mlflow_as_it_was(tmp_path, logs, monkeypatch):
         old, new = before.series(name), after.series(name)
         assert (list(new.steps), repr(list(new.values))) == (list(old.steps), repr(list(old.values)))
         assert list(new.times) == pytest.approx(list(old.times), abs=0.001)
+
+
+def media_of(run):
+    """Return the records of media by name and step."""
+    records = [line for line in lines_of(run) if line["event"] == "media"]
+    return {(line["name"], line.get("global_step")): line for line in records}
+
+
+@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes")  # MLflow's use of pandas
+def test_media_of_mlflow_arrives(store, logs, tmp_path):
+    import pandas
+
+    path, client = store
+    run_id = add_run(client, 1)
+    colours = [Image.new("RGB", (300, 200), (shade, 0, 0)) for shade in range(4)]
+    for number, colour in enumerate(colours[:2]):
+        client.log_image(run_id, colour, key="val/fox", step=7, timestamp=TIME_MS + number, synchronous=True)
+    client.log_image(run_id, np.zeros((4, 4), np.uint8), key="val/fox", step=8, synchronous=True)
+    client.log_image(run_id, colours[2], "plots/confusion.png")
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "score": [0.5, math.nan], "picture": [colours[3], colours[3]]})
+    client.log_table(run_id, frame, "eval.json")
+    client.log_text(run_id, "hello", "notes/said.txt")
+    client.log_text(run_id, "**bold**", "report.md")
+    client.log_text(run_id, "<b>hi</b>", "page.html")
+    client.log_dict(run_id, {"a": 1}, "settings.json")
+    client.log_text(run_id, "flavors:", "model/MLmodel")
+    client.log_text(run_id, "torch", "model/requirements.txt")
+    client.set_terminated(run_id, "FINISHED")
+    (report,) = import_runs("mlflow", [path], str(logs))
+    assert report.left_out == {"artifact": 1, "model": 1}
+    run = logs / "lively-fox"
+    media = media_of(run)
+    assert {name: line["kind"] for (name, _), line in media.items()} == {
+        "val/fox": "image", "plots/confusion": "image", "eval": "table", "notes/said": "text", "report": "markdown",
+        "page": "html",
+    }  # fmt: skip
+    fox = media["val/fox", 7]
+    assert fox["time"] == pytest.approx(TIME_MS / 1_000, abs=0.01)
+    pictures = [picture_of(run, item) for item in fox["items"]]
+    assert [(each.size, each.getpixel((0, 0))) for each in pictures] == [
+        ((300, 200), (0, 0, 0)), ((300, 200), (1, 0, 0)),
+    ]  # fmt: skip
+    assert len(media["val/fox", 8]["items"]) == 1
+    (table,) = media["eval", None]["items"]
+    assert (table["columns"], table["num_rows"]) == (["prompt", "score", "picture"], 2)
+    assert [(row["prompt"], row["score"]) for row in table["rows"]] == [("a", 0.5), ("b", None)]
+    assert picture_of(run, table["rows"][0]["picture"]).size == (300, 200)
+    assert media["notes/said", None]["items"][0]["text"] == "hello"
+    assert media["report", None]["items"][0]["text"] == "**bold**"
+    assert content_of(run, media["page", None]["items"][0]) == b"<b>hi</b>"
+    assert not [item for line in media.values() for item in line["items"] if "problem" in item]
+    assert lines_of(run)[-1]["event"] == "end"
+
+    (again,) = import_runs("mlflow", [path], str(logs))
+    assert again.outcome == "unchanged"
+    client.log_image(run_id, colours[3], key="val/fox", step=9, synchronous=True)
+    add_run(client, 1, begin=1, run_id=run_id)
+    (more,) = import_runs("mlflow", [path], str(logs))
+    assert more.outcome == "updated"
+    assert {step for name, step in media_of(run) if name == "val/fox"} == {7, 8, 9}
+    import_runs("mlflow", [path], str(tmp_path / "other"))
+    assert lines_of(tmp_path / "other" / "lively-fox")[1:] == lines_of(run)[1:]  # as one import of the whole log
+
+
+def test_pictures_of_older_versions_of_mlflow_arrive(tmp_path, logs):
+    folder = tmp_path / "mlruns" / "7" / "a"
+    images = folder / "artifacts" / "images"
+    images.mkdir(parents=True)
+    (folder / "meta.yaml").write_text("artifact_uri: s3://bucket/a\nlifecycle_stage: active\nrun_id: a\nrun_name: a\n")
+    label = f"val#fox%step%3%timestamp%{TIME_MS}%01234567-89ab-cdef-0123-456789abcdef"
+    Image.new("RGB", (8, 8)).save(images / f"{label}.png")
+    Image.new("RGB", (4, 4)).save(images / f"{label}%compressed.webp")
+    other = label.replace("%step%3%", "%step%4%")
+    Image.new("RGB", (4, 4)).save(images / f"{other}%compressed.webp")  # the large one was deleted
+    import_runs("mlflow", [tmp_path], str(logs))
+    media = media_of(logs / "a")
+    assert {place: [item["width"] for item in line["items"]] for place, line in media.items()} == {
+        ("val/fox", 3): [8], ("val/fox", 4): [4],
+    }  # fmt: skip
+
+
+def test_artifacts_outside_the_log_are_not_read(tmp_path, logs, monkeypatch):
+    from mlflow import MlflowClient
+
+    (tmp_path / "secret" / "artifacts").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "secret" / "artifacts" / "a.png")
+    store = tmp_path / "store"
+    store.mkdir()
+    monkeypatch.chdir(store)
+    copy_empty_database(store / "mlflow.db")
+    client = MlflowClient(f"sqlite:///{store}/mlflow.db")
+    run_id = add_run(client, 1)
+    client.log_image(run_id, Image.new("RGB", (4, 4)), key="inside", synchronous=True)
+    (folder,) = store.rglob(f"{run_id}/artifacts")
+    os.symlink(tmp_path / "secret" / "artifacts" / "a.png", folder / "link.png")
+    os.symlink(tmp_path / "secret" / "artifacts", folder / "linked")
+    table = {"columns": ["p"], "data": [[{"type": "image", "filepath": "../../../../../secret/artifacts/a.png"}]]}
+    client.log_dict(run_id, table, "table.json")
+    client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": "table.json", "type": "table"}]))
+    import_runs("mlflow", [store], str(logs))
+    media = media_of(logs / "lively-fox")
+    assert {name for name, _ in media} == {"inside", "link", "table"}
+    assert "there is no file" in media["link", None]["items"][0]["problem"]
+    assert "there is no file" in media["table", None]["items"][0]["rows"][0]["p"]
+    places = ["s3://bucket/a", str(tmp_path / "secret" / "artifacts"), "../secret/artifacts", ".", "a\0b", "file:///x"]
+    for number, place in enumerate(places):
+        with sqlite3.connect(store / "mlflow.db") as database:
+            database.execute("UPDATE runs SET artifact_uri = ?, experiment_id = 'gone'", (place,))
+        database.close()
+        (report,) = import_runs("mlflow", [store], str(tmp_path / f"logs{number}"))
+        assert report.left_out == {"artifacts outside the folder of the log": 1}, place
+        assert media_of(tmp_path / f"logs{number}" / report.run) == {}, place
+
+
+def test_media_returns_from_mlflow_as_it_was(tmp_path, logs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sinks = [{"mlflow": {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db", "media": True}}]
+    options = {"log_dir": str(logs), "git": False, "system_interval_s": 0, "exit_timeout_s": HANG_S}
+    rows = [{"prompt": "a", "score": 0.5, "picture": tachograph.Image(np.full((4, 4, 3), 9, np.uint8))}]
+    with tachograph.init("x", sinks=sinks, **options) as run:
+        for step in (5, 10):
+            pixels = np.full((300, 200, 3), step, np.uint8)
+            run.log(
+                {"samples": tachograph.Image(pixels, lossless=True), "eval": tachograph.Table(rows=rows)}, step=step
+            )
+        run.log({"note": [tachograph.Text("a"), tachograph.Text("b")], "page": tachograph.Html("<b>hi</b>")}, step=10)
+    import_runs("mlflow", [tmp_path], str(tmp_path / "back"))
+    before, after = media_of(logs / "x"), media_of(tmp_path / "back" / "x")
+    assert after.keys() == before.keys()
+    for place, line in before.items():
+        other = after[place]
+        assert (other["kind"], len(other["items"])) == (line["kind"], len(line["items"]))
+        for item, copy in zip(line["items"], other["items"], strict=True):
+            assert "problem" not in copy
+            assert {name: copy.get(name) for name in ("text", "columns")} == {
+                name: item.get(name) for name in ("text", "columns")
+            }
+            assert [row["score"] for row in copy.get("rows", [])] == [row["score"] for row in item.get("rows", [])]
+    for step in (5, 10):
+        (old,), (new,) = before["samples", step]["items"], after["samples", step]["items"]
+        pictures = [picture_of(folder / "x", item) for folder, item in ((logs, old), (tmp_path / "back", new))]
+        assert pictures[0].tobytes() == pictures[1].tobytes()
 
 
 def test_memory_does_not_grow_with_the_number_of_points(tmp_path):

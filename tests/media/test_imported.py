@@ -6,12 +6,15 @@ import io
 import os
 import struct
 import zlib
+from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from tachograph.journal import RunFolder
 from tachograph.media import ImportedFile, MediaImport
 from tachograph.media import _imported as imported
+from tachograph.media._snapshots import MAX_ROWS
 from tests.media.recording import content_of, stored_files
 
 
@@ -26,6 +29,59 @@ def bomb() -> bytes:
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what a process reads")
+def test_unchanged_file_is_read_once(tmp_path):
+    """A log that is followed is imported again and again."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "log" / "a.png"
+    path.write_bytes(png((500, 500)) + bytes(5_000_000))
+
+    def store():
+        file = ImportedFile(root=str(tmp_path / "log"), path="a.png")
+        num_bytes = bytes_read()
+        record = MediaImport(RunFolder(tmp_path / "run")).store({"kind": "image", "items": [{"file": file}]})
+        return record["items"][0], bytes_read() - num_bytes > 5_000_000
+
+    first, was_read = store()
+    assert was_read
+    assert store() == (first, False)
+    (stored,) = stored_files(tmp_path / "run")
+    stored.unlink()
+    assert store() == (first, True)
+    assert stored.exists()
+    path.write_bytes(png((6, 6)) + bytes(5_000_000))
+    second, was_read = store()
+    assert (second["width"], was_read) == (6, True)
+
+
+def test_texts_and_tables_have_limits(tmp_path):
+    (tmp_path / "run").mkdir()
+    media = MediaImport(RunFolder(tmp_path / "run"))
+
+    def item_of(kind, data):
+        return media.store({"kind": kind, "items": [{"file": ImportedFile(data)}]})["items"][0]
+
+    assert item_of("text", b"a\xff")["text"] == "a\N{REPLACEMENT CHARACTER}"
+    assert content_of(tmp_path / "run", item_of("markdown", b"x" * 100_000)) == b"x" * 100_000
+    assert "more than" in item_of("text", b"x" * (imported._MAX_TEXT_BYTES + 1))["problem"]
+    rows = [{"a": number, "p": ImportedFile(png() if number == 0 else b"<svg>")} for number in range(2)]
+    (table,) = media.store({"kind": "table", "items": [{"columns": ["a", "p"], "rows": rows}]})["items"]
+    assert (table["rows"][0]["p"]["media"], table["rows"][1]["p"]) == (
+        "image",
+        "a file that is no image, or of an unknown type",
+    )
+    many = [{"a": number} for number in range(MAX_ROWS + 1)]
+    (table,) = media.store({"kind": "table", "items": [{"columns": ["a"], "rows": many}]})["items"]
+    assert (table["num_rows"], table["problem"]) == (MAX_ROWS + 1, f"rows after the first {MAX_ROWS} were not stored")
 
 
 def test_hostile_files_become_problems(tmp_path, monkeypatch):

@@ -99,6 +99,11 @@ class MediaStore:
                         self.num_bytes += os.stat(path).st_size
                         self.num_files += 1
 
+    def has(self, sha256: str, ext: str) -> bool:
+        """Return whether a file is stored."""
+        path = self._path_of(sha256, ext)
+        return path is not None and path.exists()
+
     def add(self, data: bytes, ext: str) -> StoredFile:
         """Store bytes.
 

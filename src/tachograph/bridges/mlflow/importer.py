@@ -1,5 +1,7 @@
 """MLflow: a tracking database (SQLite), or a folder `mlruns`. Neither needs the package.
 
+Pictures, tables and texts among the artifacts of a run become media if they lie below the folder of the log.
+
 Both store single points. Points that follow each other and have the same step become one record. In a database they are
 in the order in which they were logged. A folder has a file per metric, so the files are merged by the time of the
 points; every file is read in small pieces, because there may be thousands.
@@ -22,6 +24,7 @@ import msgspec
 import yaml
 
 from tachograph._base.files import read_small
+from tachograph.bridges.mlflow.logged_artifacts import artifact_records, find_artifacts
 from tachograph.importers import (
     MAX_DAMAGE,
     Damage,
@@ -65,6 +68,8 @@ class _MlflowFacts(msgspec.Struct):
     start_ms: int | None
     end_ms: int | None
     experiment: str | None
+    artifact_uri: str | None = None
+    experiment_id: str | None = None
     params: dict[str, str] = {}
     tags: dict[str, str] = {}
 
@@ -89,14 +94,17 @@ class MlflowImporter:
 
 
 class _MlflowSource(RunSource):
-    """A run. The position says how far its points were read, and has the parameters that the journal has."""
+    """A run. The position says how far its points were read, and has the parameters that the journal has.
+
+    The artifacts come after all points and are read anew every time: there is no order in which they were logged.
+    """
 
     def __init__(self, path: Path, facts: _MlflowFacts) -> None:
         super().__init__(path, facts.id, facts.name or facts.tags.get("mlflow.runName") or facts.id)
         self._facts = facts
 
     def read(self, position: Position) -> Iterator[SourceRecord]:
-        """Yield the `start` record, the points as records, later parameters, and the end."""
+        """Yield the `start` record, the points as records, media, later parameters, and the end."""
         facts, config = self._facts, {name: parse_literal(text) for name, text in self._facts.params.items()}
         journal_config = position.get("config", config)
         if not position:
@@ -108,6 +116,8 @@ class _MlflowSource(RunSource):
                 position.update(record_position, config=journal_config, time=last_s)
             yield record, None if record_position is None else position
         end_s = last_s if facts.end_ms is None else facts.end_ms / 1_000
+        for record in self._media(None if facts.end_ms is None else end_s):
+            yield record, None
         # Parameters cannot change in MLflow, but they may be added at any time.
         if new := {name: value for name, value in config.items() if name not in journal_config}:
             yield {"event": "event", "time": end_s, "name": CONFIG_CHANGED, "config": new}, None
@@ -115,6 +125,19 @@ class _MlflowSource(RunSource):
             status, reason = _ENDS[facts.state]
             end = {"event": "end", "time": end_s, "status": status}
             yield {**end, **({"reason": reason} if reason else {})}, None
+
+    def _media(self, end_s: float | None) -> Iterator[dict[str, Any]]:
+        """Yield the artifacts as media, oldest first."""
+        facts = self._facts
+        artifacts = find_artifacts(
+            self._root(), facts.artifact_uri, [facts.experiment_id or "", facts.id], facts.tags, self.left_out
+        )
+        if artifacts is not None:
+            yield from artifact_records(artifacts, facts.tags, end_s, self.left_out)
+
+    @abstractmethod
+    def _root(self) -> Path:
+        """Return the folder of the log, below which artifacts are read."""
 
     @abstractmethod
     def _points(self, position: Position) -> Iterator[_MlflowPoint]:
@@ -175,6 +198,9 @@ def _group(points: Iterator[_MlflowPoint]) -> Iterator[tuple[dict[str, Any], dic
 class _DatabaseSource(_MlflowSource):
     """A run in a database. Its rows keep their order, but not necessarily their numbers, so they are counted."""
 
+    def _root(self) -> Path:
+        return self.path.parent
+
     def _points(self, position: Position) -> Iterator[_MlflowPoint]:
         num_rows = position.get("rows", 0)
         query = (
@@ -207,7 +233,8 @@ def _find_database(path: Path) -> Path | None:
 
 def _read_database(path: Path) -> list[_MlflowFacts]:
     query = (
-        "SELECT run_uuid, runs.name, status, start_time, end_time, experiments.name FROM runs "
+        "SELECT run_uuid, runs.name, status, start_time, end_time, experiments.name, artifact_uri, "
+        "CAST(experiment_id AS TEXT) FROM runs "
         "LEFT JOIN experiments USING (experiment_id) WHERE runs.lifecycle_stage = 'active' "
         "ORDER BY start_time, run_uuid"
     )
@@ -228,6 +255,9 @@ def _read_pairs(database: sqlite3.Connection, query: str, run_id: str) -> dict[s
 
 class _FolderSource(_MlflowSource):
     """A run in a folder, with a file per metric."""
+
+    def _root(self) -> Path:
+        return self.path
 
     def _points(self, position: Position) -> Iterator[_MlflowPoint]:
         folder = self.path / "metrics"
@@ -293,6 +323,8 @@ def _read_folder(folder: Path) -> _MlflowFacts | None:
         start_ms if isinstance(start_ms, int) else None,
         end_ms if isinstance(end_ms, int) else None,
         str(experiment) if experiment else None,
+        "artifacts",
+        None,
         _read_texts(folder / "params"),
         _read_texts(folder / "tags"),
     )
