@@ -245,3 +245,33 @@ def test_panels_show_any_fields_of_the_drawn_runs(page, dashboard, logs):
     scatter.get_by_role("button", name=re.compile("^Settings of")).click()
     scatter.get_by_role("button", name="Remove").click()
     expect(page.locator("[data-panel]")).to_have_count(1)
+
+
+def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs, context):
+    write_sweep(logs, 3)
+    start = dashboard()
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    def answer():
+        wait_for(lambda: page.evaluate("true") and held, "a request is held back")
+        while held:
+            held.pop().continue_()
+
+    page.route(re.compile(r"/api/v1/(table\?|metrics|runs/run-00/(records|alerts))"), hold)
+    page.goto(start.url)
+    expect(page.get_by_text("Loading runs …")).to_be_visible()
+    assert "0" not in page.locator("[data-drawn]").inner_text()
+    answer()
+    expect(page.locator("[data-drawn]")).to_have_text("3 drawn")
+    expect(page.get_by_text("Loading runs …")).to_have_count(0)
+    expect(page.get_by_text("Loading metrics …")).to_be_visible()
+    page.goto(f"{start.url}#/run/run-00/events")
+    errors = page.locator("section", has_text="Errors").locator(".big")
+    expect(errors).to_have_text("–")
+    expect(page.get_by_text("Loading events …")).to_be_visible()
+    answer()
+    expect(errors).to_have_text("none")
+    page.unroute_all()

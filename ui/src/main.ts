@@ -6,4 +6,5 @@ import { logInFromAddress } from "./login";
 const target = document.getElementById("app");
 if (target === null) throw new Error("index.html has no #app");
 await logInFromAddress();
+target.replaceChildren();
 mount(App, { target });
