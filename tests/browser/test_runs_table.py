@@ -15,7 +15,7 @@ from tachograph.catalog._index import IndexEntry, index_path, save_index
 from tachograph.catalog._summary import CatalogSummary, brief_summary, journal_key
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAggregates
-from tests.browser.test_compare import painted
+from tests.browser.test_compare import painted, write_sweep
 from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
@@ -300,3 +300,15 @@ def test_many_runs_and_columns_need_few_elements(page, dashboard, logs):
     expect(page.locator("[data-drawn]")).to_contain_text("201 of")
     wait_for(lambda: painted(page, "loss") == 201, "the chosen run is painted, too")
     assert grid.evaluate(count) < 4_000
+
+
+def test_columns_are_resized_from_their_menus(page, dashboard, logs):
+    write_sweep(logs, 3)
+    page.goto(dashboard().url + "#/table")
+    head = page.get_by_role("columnheader", name="loss").first
+    before = head.bounding_box()["width"]
+    page.get_by_label("Column loss", exact=True).press("Enter")
+    page.get_by_role("button", name="Wider").press("Enter")
+    wait_for(lambda: head.bounding_box()["width"] == before + 60, "the column is wider")
+    page.reload()
+    wait_for(lambda: head.bounding_box()["width"] == before + 60, "the width is kept")

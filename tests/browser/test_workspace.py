@@ -247,6 +247,59 @@ def test_panels_show_any_fields_of_the_drawn_runs(page, dashboard, logs):
     expect(page.locator("[data-panel]")).to_have_count(1)
 
 
+def test_keyboard_reaches_everything(page, dashboard, logs):
+    write_sweep(logs, 40)
+    page.goto(dashboard().url + "#/?sort=name")
+    wait_for(lambda: painted(page, "train_loss") == 40, "all lines are painted")
+
+    # The list is one tab stop, followed by the menu of the active row, however many rows there are.
+    page.get_by_role("grid").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Tab")
+    menu = page.get_by_label("More about run-01", exact=True)
+    expect(menu).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Width of the list")).to_be_focused()
+
+    # A menu closes when the focus leaves it, and gives it back when Escape closes it.
+    menu.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Draw only this")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Open", exact=True)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_focused()
+    page.get_by_label("More about the list").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Archived runs")).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    expect(page.get_by_label("Hide all runs")).to_be_focused()
+    expect(page.locator(":popover-open")).to_have_count(0)
+    shortcuts = page.get_by_label("Keyboard shortcuts")
+    shortcuts.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(shortcuts).to_be_focused()
+
+    # Zoom around the cursor, and out again; beyond all points, it is the whole range.
+    chart(page, "train_loss").locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("+")
+    expect(page).to_have_url(re.compile(r"low=1\d.*high=4\d"))
+    page.keyboard.press("-")
+    expect(page).not_to_have_url(re.compile("low="))
+
+    # The focus follows a chart to the pinned ones and back.
+    page.get_by_label("Pin grad_norm").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Pinned charts").get_by_label("Unpin grad_norm")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Pin grad_norm", exact=True)).to_be_focused()
+
+
 def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs, context):
     write_sweep(logs, 3)
     start = dashboard()

@@ -10,4 +10,5 @@ test("an axis shows all points until the user zooms", () => {
   expect(part.range).toEqual([2, 4]);
   expect(extended(part, 0, 9).range, "the same array: nothing is drawn again").toBe(part.range);
   expect(zoomed(part, null, null).range).toEqual([1, 5]);
+  expect(zoomed(part, 0, 9), "a part with all points").toMatchObject({ low: null, high: null, range: [1, 5] });
 });

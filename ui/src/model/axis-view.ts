@@ -12,9 +12,12 @@ export interface AxisView {
 
 export const wholeAxis: AxisView = { low: null, high: null, extent: null, range: [null, null] };
 
-/** Show a part of the axis, or all of it. */
-export const zoomed = (view: AxisView, low: number | null, high: number | null): AxisView =>
-  withRange({ ...view, low, high });
+/** Show a part of the axis, or all of it if the part has all points. */
+export function zoomed(view: AxisView, low: number | null, high: number | null): AxisView {
+  const { extent } = view;
+  const isWhole = extent !== null && low !== null && high !== null && low <= extent[0] && high >= extent[1];
+  return withRange(isWhole ? { ...view, low: null, high: null } : { ...view, low, high });
+}
 
 /** A chart has points from `low` to `high`. */
 export function extended(view: AxisView, low: number, high: number): AxisView {

@@ -32,6 +32,13 @@ export class SharedRange {
     }),
   );
 
+  /** The range to zoom to; none if it has the points of all charts. */
+  limit(low: number | null, high: number | null): [low: number | null, high: number | null] {
+    const known = this.#known();
+    const isWhole = known !== null && low !== null && high !== null && low <= known.low && high >= known.high;
+    return isWhole ? [null, null] : [low, high];
+  }
+
   /** A chart has points from `low` to `high`. */
   extend(low: number, high: number): void {
     if (this.isZoomed) return;

@@ -4,7 +4,7 @@
  */
 
 import { nearestLine } from "../../model/overlay";
-import { valueAt } from "../../model/scale";
+import { shareOf, valueAt } from "../../model/scale";
 import { type Area, paintLine, paintOverlay, placer, type Scene } from "./overlay-paint";
 
 export interface OverlayEvents {
@@ -88,6 +88,14 @@ export class OverlayCanvas {
   point(cursor: { x: number | null; id: string | null } | null): void {
     this.#cursor = cursor;
     this.#paintTop();
+  }
+
+  /** Zoom by a factor around the crosshair, or around the middle. */
+  zoomBy(factor: number): void {
+    const scene = this.#scene;
+    if (!scene) return;
+    const place = this.#cursor === null || this.#cursor.x === null ? 0.5 : shareOf(scene.x, this.#cursor.x);
+    this.#zoomAt(scene, place >= 0 && place <= 1 ? place : 0.5, factor);
   }
 
   /** The distance of an x value from the left edge, in pixels. */
@@ -195,8 +203,12 @@ export class OverlayCanvas {
     const factor = Math.min(maxPinch, Math.max(1 / maxPinch, this.#distance() / this.#pinched));
     const [a = 0, b = 0] = this.#touches.values();
     const { left, width } = this.#area;
-    const middle = ((a + b) / 2 - left) / width;
-    this.#zoom(valueAt(scene.x, middle - middle / factor), valueAt(scene.x, middle + (1 - middle) / factor));
+    this.#zoomAt(scene, ((a + b) / 2 - left) / width, factor);
+  }
+
+  /** Zoom around a place between the left edge, 0, and the right edge, 1, which stays where it is. */
+  #zoomAt(scene: Scene, place: number, factor: number): void {
+    this.#zoom(valueAt(scene.x, place - place / factor), valueAt(scene.x, place + (1 - place) / factor));
   }
 
   #onDown = (event: PointerEvent): void => {
