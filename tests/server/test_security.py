@@ -354,6 +354,24 @@ def test_every_response_has_security_headers(local, method, path):
     check_headers(local.client.request(method, path).headers)
 
 
+def test_scripts_are_sent_compressed_to_browsers(tmp_path, serve):
+    static = tmp_path / "static"
+    (static / "assets").mkdir(parents=True)
+    script = "script " * 10_000
+    (static / "assets" / "a.js").write_text(script)
+    server = serve(tmp_path, static=static)
+    answers = {
+        encoding: httpx.get(f"{server.url}/assets/a.js", headers={"Accept-Encoding": encoding})
+        for encoding in ("gzip, deflate, br, zstd", "identity")
+    }
+    assert [answer.text == script for answer in answers.values()] == [True, True]
+    assert [answer.headers.get("content-encoding") for answer in answers.values()] == ["gzip", None]
+    sizes = [int(answer.headers["content-length"]) for answer in answers.values()]
+    assert sizes[0] < sizes[1] / 10
+    assert len({answer.headers["etag"] for answer in answers.values()}) == 2
+    assert {answer.headers["vary"] for answer in answers.values()} == {"Accept-Encoding"}
+
+
 def test_server_errors_have_error_body_and_headers(tmp_path, serve):
     static = tmp_path / "static"
     (static / "assets").mkdir(parents=True)

@@ -8,6 +8,7 @@ costs no bandwidth.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import importlib.resources
 import math
@@ -387,22 +388,34 @@ def _static_endpoint(folder: Path, catalog: Catalog) -> Endpoint:
     Requests are looked up in a list of files instead of being joined to the folder, so no path can escape it.
     """
     files: dict[str, Path] = {}
+    compressed: dict[str, bytes] = {}
 
-    def read_file(path: str) -> bytes | None:
+    def read_file(path: str, can_compress: bool) -> tuple[bytes, bool] | None:
+        """Return the content of a file, and whether it is compressed."""
         nonlocal files
         # A rebuild changes the hashed names of the assets; a page load is when the new names are first needed.
         if path == "index.html" or not files:
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+            for name in compressed.keys() - files.keys():
+                compressed.pop(name, None)
         file = files.get(path)
-        return file.read_bytes() if file and not path.startswith(".") and file.is_file() else None
+        if not file or path.startswith(".") or not file.is_file():
+            return None
+        if not can_compress or not path.startswith("assets/"):
+            return file.read_bytes(), False
+        if path not in compressed:  # its name contains a hash of its content
+            compressed[path] = gzip.compress(file.read_bytes(), 6, mtime=0)
+        return compressed[path], True
 
     async def send_file(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"
-        data = await run_in_threadpool(read_file, path)
-        if data is None and path == "index.html":
+        encodings = {encoding.strip() for encoding in request.headers.get("accept-encoding", "").split(",")}
+        content = await run_in_threadpool(read_file, path, "gzip" in encodings)
+        if content is None and path == "index.html":
             return HTMLResponse(_MISSING_UI_PAGE)
-        if data is None:
+        if content is None:
             raise ApiError(404, "not_found", f"not found: /{path[:200]}")
+        data, is_compressed = content
         media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
         response = _etag_response(request, data, media_type)
         if path == "index.html":
@@ -410,6 +423,9 @@ def _static_endpoint(folder: Path, catalog: Catalog) -> Endpoint:
             response.background = BackgroundTask(catalog.rows, max_age_s=MAX_AGE_S)
         if path.startswith("assets/"):  # their names contain a hash of their content
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+            response.headers["Vary"] = "Accept-Encoding"
+        if is_compressed:
+            response.headers["Content-Encoding"] = "gzip"
         return response
 
     return send_file
