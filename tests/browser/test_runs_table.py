@@ -15,6 +15,7 @@ from tachograph.catalog._index import IndexEntry, index_path, save_index
 from tachograph.catalog._summary import CatalogSummary, brief_summary, journal_key
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAggregates
+from tests.browser.test_charts import write_journal
 from tests.browser.test_compare import painted, write_sweep
 from tests.conftest import wait_for
 from tests.store import END, START, step, write
@@ -312,3 +313,17 @@ def test_columns_are_resized_from_their_menus(page, dashboard, logs):
     wait_for(lambda: head.bounding_box()["width"] == before + 60, "the column is wider")
     page.reload()
     wait_for(lambda: head.bounding_box()["width"] == before + 60, "the width is kept")
+
+
+def test_names_differ_in_a_narrow_table(page, dashboard, logs):
+    names = [f"small-lr{lr}-bs32-seed{seed}-v1" for lr in (0.0003, 0.001, 0.003) for seed in range(2)]
+    for name in names:
+        write_journal(logs, name, [{"train_loss": 1.0}])
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto(dashboard().url + "#/table")
+    expect(page.get_by_role("rowheader")).to_have_count(len(names))
+    cut = "parts => parts.filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent)"
+    differing = page.locator(".part:not(.common)")
+    texts = {text.strip("-") for text in differing.all_inner_texts()}
+    assert texts >= {"lr0.0003", "lr0.001", "lr0.003", "seed0", "seed1"}
+    assert differing.evaluate_all(cut) == []

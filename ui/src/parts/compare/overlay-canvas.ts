@@ -5,7 +5,7 @@
 
 import { nearestLine } from "../../model/overlay";
 import { shareOf, valueAt } from "../../model/scale";
-import { type Area, paintLine, paintOverlay, placer, type Scene } from "./overlay-paint";
+import { type Area, clipToArea, paintLine, paintOverlay, placer, type Scene } from "./overlay-paint";
 
 export interface OverlayEvents {
   /** The pointer's position on the x axis and the line next to it; null if it left the chart. */
@@ -140,16 +140,14 @@ export class OverlayCanvas {
     const area = this.#area;
     const place = placer(scene, area);
     context.save();
-    context.beginPath();
-    context.rect(area.left, area.top, area.width, area.height);
-    context.clip();
+    clipToArea(context, area);
     const id = this.#cursor?.id ?? null;
     const hasOthers = id !== null && scene.lines.some((line) => line.id !== id);
     const lines = hasOthers ? scene.lines.filter((line) => line.id === id) : [];
     if (lines.length > 0 && new Set(scene.lines.map((line) => line.id)).size > maxUndimmed) {
       context.globalAlpha = 0.6;
       context.fillStyle = scene.theme.panel;
-      context.fillRect(area.left, area.top, area.width, area.height);
+      context.fillRect(0, area.top, this.#root.clientWidth, area.height);
       context.globalAlpha = 1;
     }
     for (const line of lines)

@@ -52,6 +52,16 @@ test("an SVG has the title, all lines and the legend, escaped", () => {
   expect(svg).not.toContain("NaN");
 });
 
+test("points at the first and the last position are painted whole", () => {
+  const line = { id: "a", points: { x: [0, 2], y: [1, 1] }, colour: "#ff0000", width: 2, alpha: 1, dash: [] };
+  const svg = svgOf({ lines: [line] });
+  const [, left, width] = (/<clipPath[^>]*><path d="M(\S+) \S+h(\S+)v/.exec(svg) ?? []).map(Number);
+  const grid = [...svg.matchAll(/M(\S+) (\S+)L(\S+) \2/g)].map(([, from, , to]) => [Number(from), Number(to)]);
+  const [from = Number.NaN, to = Number.NaN] = grid[0] ?? [];
+  expect(left).toBeLessThanOrEqual(from - 3);
+  expect((left ?? 0) + (width ?? 0)).toBeGreaterThanOrEqual(to + 3);
+});
+
 test("alerts are a line, a triangle and a tint, in the colour of their severity", () => {
   const alert = (tone: "" | "warn" | "bad", x: number, end: number | null) => ({ run: "a", title: "", tone, x, end });
   const svg = svgOf({ alerts: [alert("warn", 0.5, 1), alert("bad", 1.5, null), alert("", -3, -2)] });

@@ -127,15 +127,22 @@ export function paintOverlay(context: Painter, scene: Scene, width: number, heig
   context.stroke();
   paintExpected(context, scene, area, place);
   paintAlerts(context, scene, area, place);
-  context.beginPath();
-  context.rect(area.left, area.top, area.width, area.height);
-  context.clip();
+  clipToArea(context, area);
   for (const band of scene.bands) paintBand(context, band, place);
   for (const line of scene.lines) paintLine(context, line, place);
   paintClipped(context, scene, area, place);
   paintMarks(context, scene, area, place);
   context.restore();
   return area;
+}
+
+const markPx = 4;
+
+/** Paint only inside of an area. Marks at its first and its last position are whole. */
+export function clipToArea(context: Painter, { left, top, width, height }: Area): void {
+  context.beginPath();
+  context.rect(left - markPx, top, width + 2 * markPx, height);
+  context.clip();
 }
 
 export interface Placer {
