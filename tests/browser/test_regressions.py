@@ -89,6 +89,27 @@ def test_zooming_out_restores_all_spans(page, dashboard, logs):
     expect(page.locator("[data-spans]")).to_have_attribute("data-spans", "30000")
 
 
+def test_keys_select_spans_of_the_timeline(page, dashboard, logs):
+    spans = (
+        {
+            "event": "span",
+            "time": 1_200.0 + 100 * number,
+            "span_id": f"{number + 1:016x}",
+            "name": name,
+            "duration_s": 50.0,
+        }
+        for number, name in enumerate(("load_data", "train", "evaluate"))
+    )
+    write(logs / "run", [START, *spans, {"event": "end", "time": 2_000.0, "status": "finished"}])
+    page.goto(dashboard().url + "#/run/run/timeline")
+    expect(page.locator("[data-spans]")).to_have_attribute("data-spans", "3")
+    page.get_by_label("Timeline of spans").focus()
+    selected = page.get_by_role("status")
+    for key, name in (("n", "load data"), ("n", "train"), ("n", "evaluate"), ("p", "train")):
+        page.keyboard.press(key)
+        expect(selected).to_have_text(re.compile(rf"^{name} 50\.?0* s"))
+
+
 @pytest.mark.complains
 def test_failed_requests_recover_without_reload(page, context, dashboard, logs):
     write_journal(logs, "run", [{f"metric{index}": float(index) for index in range(30)} for _ in range(5)])

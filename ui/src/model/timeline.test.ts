@@ -4,7 +4,7 @@ import { columns, stackOf } from "../parts/timeline-paint";
 import { colourIndex } from "./palette";
 import { clamp, follow, pan, ticks, timeLabel, zoom } from "./time-range";
 import type { Layout, Piece } from "./timeline";
-import { extent, fit, hitTest, layout, nameOf, visible } from "./timeline";
+import { extent, fit, hitTest, layout, nameOf, nextSpan, visible } from "./timeline";
 import { buildMarks, groupMarks } from "./timeline-marks";
 
 interface Given {
@@ -556,4 +556,23 @@ describe("phase shares", () => {
     expect(found.length).toBeLessThan(300);
     for (const column of found.slice(1, -1)) expect(column.shares[0]).toBeCloseTo(0.75, 1);
   });
+});
+
+test("the keyboard goes from span to span by their starts, within the visible range", () => {
+  const found = layout(
+    spansOf([
+      { start: 20, length: 5 },
+      { start: 0, length: 100 },
+      { start: 10, length: 5, depth: 1 },
+      { start: 90, length: null },
+    ]),
+  );
+  const whole = { low: 0, high: 100 };
+  const next = (index: number | null, by: 1 | -1, range = whole) => nextSpan(found, index, by, range, 100);
+  expect(next(null, 1)).toBe(1);
+  expect([next(1, 1), next(2, 1), next(0, 1), next(3, 1)]).toEqual([2, 0, 3, null]);
+  expect([next(3, -1), next(1, -1)]).toEqual([0, null]);
+  expect(next(null, -1)).toBe(3);
+  expect(next(null, 1, { low: 12, high: 15 }), "a span that began before is visible").toBe(1);
+  expect(next(2, 1, { low: 12, high: 15 })).toBeNull();
 });

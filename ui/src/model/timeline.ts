@@ -386,6 +386,25 @@ export function extent(layout: Layout, now: number): TimeRange | null {
   return low <= high ? { low, high: Math.max(high, low + minRangeSeconds) } : null;
 }
 
+/** The next span in a range by its start, or the one before; the first one after none. Null if there is no other. */
+export function nextSpan(
+  layout: Layout,
+  index: number | null,
+  by: 1 | -1,
+  { low, high }: TimeRange,
+  now: number,
+): number | null {
+  const { start, lane } = layout;
+  const order = (a: number, b: number): number => start[a]! - start[b]! || lane[a]! - lane[b]! || a - b;
+  let next: number | null = null;
+  for (let span = 0; span < layout.spans.start.length; span++) {
+    if (start[span]! > high || endOf(layout, span, now) < low) continue;
+    const isBeyond = index === null || by * order(span, index) > 0;
+    if (isBeyond && (next === null || by * order(span, next) < 0)) next = span;
+  }
+  return next;
+}
+
 /** The range of a span, with a margin. */
 export function fit(layout: Layout, index: number, now: number): TimeRange {
   const start = layout.start[index]!;

@@ -7,7 +7,7 @@
  */
 
 import { clamp, pan, ticks, type TimeRange, zoom } from "../model/time-range";
-import { fit, hitTest, type Layout, type Target } from "../model/timeline";
+import { fit, hitTest, type Layout, nextSpan, type Target } from "../model/timeline";
 import { groupMarks, type MarkGroup, type TimelineMark } from "../model/timeline-marks";
 import * as paint from "./timeline-paint";
 
@@ -118,6 +118,19 @@ export class TimelineCanvas {
 
   scrollBy(lanes: number): void {
     this.#scrollTo(this.#scroll + lanes * paint.laneHeightPx);
+  }
+
+  /** Select the next visible span, or the one before, and show its lane. */
+  selectNext(by: 1 | -1): void {
+    if (this.#layout === null) return;
+    const next = nextSpan(this.#layout, this.#selected, by, this.#view, this.#now);
+    if (next === null) return;
+    const top = this.#layout.lane[next]! * paint.laneHeightPx;
+    if (top < this.#scroll) this.#scrollTo(top);
+    else if (top + paint.laneHeightPx > this.#scroll + this.#lanes.height)
+      this.#scrollTo(top + paint.laneHeightPx - this.#lanes.height);
+    this.setSelected(next);
+    this.#on.select(next);
   }
 
   fitAll(): void {
