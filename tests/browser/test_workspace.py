@@ -313,7 +313,7 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
         while held:
             held.pop().continue_()
 
-    page.route(re.compile(r"/api/v1/(table\?|metrics|runs/run-00/(records|alerts))"), hold)
+    page.route(re.compile(r"/api/v1/(table(/groups)?\?|metrics|runs/run-00/(records|alerts))"), hold)
     page.goto(start.url)
     expect(page.get_by_text("Loading runs …")).to_be_visible()
     assert "0" not in page.locator("[data-drawn]").inner_text()
@@ -321,6 +321,21 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
     expect(page.locator("[data-drawn]")).to_have_text("3 drawn")
     expect(page.get_by_text("Loading runs …")).to_have_count(0)
     expect(page.get_by_text("Loading metrics …")).to_be_visible()
+    answer()
+    wait_for(lambda: painted(page, "train_loss") == 3, "all lines are painted")
+
+    # Charts and list stay until the groups are known.
+    page.get_by_label("Group", exact=True).click()
+    page.get_by_role("button", name="Same config, except seeds").click()
+    expect(page.get_by_text("Loading groups …")).to_be_visible()
+    assert painted(page, "train_loss") == 3
+    expect(line(page, "run-01")).to_be_visible()
+    answer()
+    expect(page.get_by_role("row", name=re.compile("2 runs"))).to_be_visible()
+    expect(page.get_by_text("Loading groups …")).to_have_count(0)
+
+    # A dash is no number.
+    page.keyboard.press("Escape")
     page.goto(f"{start.url}#/run/run-00/events")
     errors = page.locator("section", has_text="Errors").locator(".big")
     expect(errors).to_have_text("–")
