@@ -269,7 +269,7 @@ def test_caddyfile_works(
     env = {**os.environ, "TACHO_HOST": f"http://127.0.0.1:{port}", "TACHO_UPSTREAM": f"127.0.0.1:{team.port}"}
     env |= {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
     config = tmp_path / "Caddyfile"
-    config.write_text("{\n\tadmin off\n}\n" + (DEPLOY / "Caddyfile").read_text())
+    config.write_text("{\n\tadmin off\n\tgrace_period 1s\n}\n" + (DEPLOY / "Caddyfile").read_text())
     start(caddy, "run", "--adapter", "caddyfile", "--config", config, env=env)
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(timeout=HANG_S, trust_env=False) as client:
@@ -300,15 +300,16 @@ def test_serve_with_a_certificate_and_a_graceful_end(
 def test_check_reports_problems(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
     data = tmp_path / "data"
     command = [sys.executable, "-m", "tachograph", "serve", "--data", data, "--check"]
-    assert "is not a folder" in start(*command).communicate(timeout=HANG_S)[0]
+    env = {**os.environ, "COLUMNS": "500"}  # the path may be long, and lines are not wrapped
+    assert "is not a folder" in start(*command, env=env).communicate(timeout=HANG_S)[0]
     (data / ".server").mkdir(parents=True)
-    process = start(*command)
+    process = start(*command, env=env)
     assert "ok: " in process.communicate(timeout=HANG_S)[0]
     assert process.returncode == 0
     (data / ".server" / "keys.json").write_text("{")
     (data / ".server" / "keys.json").chmod(0o600)
     (data / ".server").chmod(0o700)
-    process = start(*command)
+    process = start(*command, env=env)
     assert "is damaged" in process.communicate(timeout=HANG_S)[0]
     assert process.returncode == 1
 

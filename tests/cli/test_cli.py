@@ -316,6 +316,7 @@ def test_ctrl_c_while_starting_prints_no_traceback(script):
     assert script(source).wait() == (130, "", "")
 
 
+@pytest.mark.slow
 def test_demo_trains_and_records_a_model(logs):
     out = tacho("demo", "--log-dir", logs, "--steps", 600, "--name", "spirals")
     assert "finished" in out

@@ -28,7 +28,10 @@ from tests.store import END, START, append, lines, step
 
 __all__ = ["make_run"]
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="one process only on Windows")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="one process only on Windows"),
+]
 MakeRun = Callable[..., RunFolder]
 
 
