@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
-from tachograph.server import Access
+from tachograph.server import Access, create_app
 from tests.server.conftest import TOKEN, Served, check_error, write_run
 from tests.store import START, step, write
 
@@ -370,6 +371,25 @@ def test_scripts_are_sent_compressed_to_browsers(tmp_path, serve):
     assert sizes[0] < sizes[1] / 10
     assert len({answer.headers["etag"] for answer in answers.values()}) == 2
     assert {answer.headers["vary"] for answer in answers.values()} == {"Accept-Encoding"}
+
+
+@pytest.mark.parametrize(("address", "encoding"), [("10.0.0.7", "gzip"), ("127.0.0.1", None)])
+def test_long_answers_are_compressed_for_other_machines(tmp_path, address, encoding):
+    write(tmp_path / "r", [START, *(step(at, loss=at / 7) for at in range(2_000))])
+    app = create_app(tmp_path, Access(TOKEN, hosts=("dashboard.example",)))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(app, base_url="http://dashboard.example", headers=headers, client=(address, 5_000)) as client:
+        answer = client.get("/api/v1/runs/r/series?name=loss")
+        assert (answer.status_code, answer.headers.get("content-encoding")) == (200, encoding)
+        assert len(answer.json()["series"][0]["lines"][0]["x"]) == 2_000
+        assert (int(answer.headers["content-length"]) < len(answer.content) / 2) == (encoding is not None)
+        assert answer.headers["vary"] == "Accept-Encoding"
+        tag = {"If-None-Match": answer.headers["etag"]}
+        assert client.get("/api/v1/runs/r/series?name=loss", headers=tag).status_code == 304
+        plain = client.get("/api/v1/runs/r/series?name=loss", headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.content == answer.content
+        assert "content-encoding" not in client.get("/api/v1/runs/r").headers  # short
 
 
 def test_server_errors_have_error_body_and_headers(tmp_path, serve):

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tachograph._base.typed import convert, decode_json, field_types
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
-from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json
+from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json, is_loopback
 from tachograph.server._change_note import change_note_of
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._help import send_help
@@ -70,6 +70,7 @@ _MAX_THREADS = 8
 _MAX_SLOW_REQUESTS = 3
 """How many requests of slow routes are handled at once: a gallery asks for a hundred pictures."""
 _MAX_PARAMETERS = 600
+_MIN_COMPRESSED_BYTES = 16 << 10
 _ACCESS_INTERVAL_S = 1.0
 """How often it is checked that the user of a live stream still has access."""
 _MISSING_UI_PAGE = """<!doctype html><html lang="en"><title>Tachograph</title>
@@ -246,7 +247,31 @@ def _respond(request: Request, route: Route, context: RequestContext) -> Respons
 def _json_response(request: Request, data: bytes, status: int = 200) -> Response:
     if request.method not in {"GET", "HEAD"}:
         return Response(data, status, media_type="application/json")
-    return _etag_response(request, data, "application/json", status)
+    response = _etag_response(request, data, "application/json", status)
+    if len(data) >= _MIN_COMPRESSED_BYTES:
+        response.headers["Vary"] = "Accept-Encoding"
+        if response.status_code != 304 and _accepts_gzip(request) and _is_remote(request):
+            return _compress(response)
+    return response
+
+
+def _accepts_gzip(request: Request) -> bool:
+    encodings = request.headers.get("accept-encoding", "").split(",")
+    return "gzip" in {encoding.strip() for encoding in encodings}
+
+
+def _is_remote(request: Request) -> bool:
+    """Return whether a response goes through a network, where its size takes more time than compressing it."""
+    return request.client is not None and not is_loopback(request.client.host)
+
+
+def _compress(response: Response) -> Response:
+    """Compress as fast as possible: noisy points to less than half."""
+    response.body = gzip.compress(bytes(response.body), 1, mtime=0)
+    response.headers["Content-Length"] = str(len(response.body))
+    response.headers["Content-Encoding"] = "gzip"
+    response.headers["ETag"] = f"W/{response.headers['ETag']}"  # the other encoding has the same tag
+    return response
 
 
 def _etag_response(request: Request, data: bytes, media_type: str, status: int = 200) -> Response:
@@ -409,8 +434,7 @@ def _static_endpoint(folder: Path, catalog: Catalog) -> Endpoint:
 
     async def send_file(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"
-        encodings = {encoding.strip() for encoding in request.headers.get("accept-encoding", "").split(",")}
-        content = await run_in_threadpool(read_file, path, "gzip" in encodings)
+        content = await run_in_threadpool(read_file, path, _accepts_gzip(request))
         if content is None and path == "index.html":
             return HTMLResponse(_MISSING_UI_PAGE)
         if content is None:
