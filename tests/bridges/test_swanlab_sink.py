@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import signal
 
+import numpy as np
+import PIL.Image
 import pytest
 import yaml
 
@@ -148,6 +151,42 @@ def test_samples_become_a_table_of_the_latest_rows(logs):
     assert [[row["prompt"] for row in table["rowData"]] for table in tables] == [["a", "b"], ["b", "c", "d"]]
     assert [column["field"] for column in tables[1]["colDefs"]] == ["step", "prompt", "odd", "chosen"]
     assert tables[1]["rowData"][2]["chosen"] == "e"
+
+
+def test_media_reach_swanlab_if_asked(logs):
+    for name, is_sent in (("sent", True), ("kept", False)):
+        with start(logs, name, swanlab={"media": is_sent}) as run:
+            greys = [np.full((8, 8, 3), value, np.uint8) for value in (0, 200)]
+            pictures = [tachograph.Image(grey, caption=f"c{grey.max()}") for grey in greys]
+            table = tachograph.Table(columns=["prompt", "score"], data=[["a", 0.5], ["b", math.nan]])
+            animation = io.BytesIO()
+            first, second = map(PIL.Image.fromarray, greys)
+            first.save(animation, "webp", save_all=True, append_images=[second], duration=250)
+            clip = tachograph.Video(animation.getvalue())
+            values = {"samples": pictures, "one": pictures[1], "table": table, "clip": clip}
+            run.log({**values, "note": tachograph.Text("hello"), "page": tachograph.Html("<b>x</b>")}, step=3)
+            run.log({"weights": tachograph.Histogram(np.arange(10.0))}, step=3)
+        (path,) = swanlab_files(logs / name)
+        items = {
+            message.key: (message.step, message.value.items) for kind, message in messages(path) if kind == "media"
+        }
+        if not is_sent:
+            assert items == {}
+            continue
+        assert items.keys() == {"samples", "one", "table", "clip", "note", "weights"}
+        assert {step for step, _ in items.values()} == {3}
+        assert [item.caption for item in items["samples"][1]] == ["c0", "c200"]
+        folder = path.parent / "media"
+        (one,) = items["one"][1]
+        with PIL.Image.open(next(folder.rglob(one.filename))) as picture:
+            assert (picture.size, picture.convert("RGB").getpixel((0, 0))) == ((8, 8), (200, 200, 200))
+        with PIL.Image.open(next(folder.rglob(items["clip"][1][0].filename))) as animation:
+            assert (animation.format, animation.n_frames) == ("GIF", 2)
+        (note,) = items["note"][1]
+        assert next(folder.rglob(note.filename)).read_text() == "hello"
+        rows = json.loads(next(folder.rglob(items["table"][1][0].filename)).read_text())["rowData"]
+        assert [row["prompt"] for row in rows] == ["a", "b"]
+        assert read(logs / name).latest("telemetry_error") == []
 
 
 def test_resumed_run_sends_earlier_samples_and_config_again(logs):

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tachograph.bridges.exported_media import check_media_option
 from tachograph.bridges.swanlab.config import SWANLAB_MODES
 from tachograph.exceptions import ConfigError, did_you_mean
 
@@ -31,6 +32,7 @@ def check_options(
     log_dir: str | None = None,
     completions: bool = True,
     max_rows: int = 128,
+    media: bool = False,
 ) -> None:
     """Raise `ConfigError` for an invalid option of `SwanLabSink`."""
     _check_texts(
@@ -51,6 +53,7 @@ def check_options(
         raise ConfigError(f"max_rows must be an integer of at least 1, got {max_rows!r}")
     if not isinstance(completions, bool):
         raise ConfigError(f"completions must be true or false, got {completions!r}")
+    check_media_option(media)
     if mode == "local":
         check_dashboard()
     mode = mode or os.environ.get("SWANLAB_MODE") or "cloud"

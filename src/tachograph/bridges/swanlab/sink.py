@@ -1,4 +1,4 @@
-"""SwanLab: metrics, config, samples, texts, histograms and state of a run.
+"""SwanLab: metrics, config, samples, texts, histograms, media and state of a run.
 
 Steps. SwanLab keeps one value per metric and step, and ignores a second one. A run that is resumed from a checkpoint
 repeats steps, so each step is sent as itself plus an offset, which grows when a metric goes back to an earlier step:
@@ -14,7 +14,6 @@ same as before, so SwanLab ignores the values that it already has. The next atte
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import threading
 import time
@@ -26,6 +25,8 @@ import msgspec
 import swanlab
 
 from tachograph._base.files import make_folder
+from tachograph.bridges.exported_media import exported_histograms
+from tachograph.bridges.swanlab.media_values import histogram_chart, media_values, table_of
 from tachograph.bridges.swanlab.options import check_dashboard, check_options, missing_key
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -77,6 +78,7 @@ class SwanLabSink:
         log_dir: SwanLab's folder; the run folder's `swanlab/`, or SwanLab's own default for `local`, if not given.
         completions: whether to send samples of prompts and answers.
         max_rows: the number of rows in a table of samples: the latest ones.
+        media: whether to send pictures, animations, tables, texts and histograms that were logged as media, too.
     """
 
     name = "swanlab"
@@ -94,11 +96,14 @@ class SwanLabSink:
         log_dir: str | None = None,
         completions: bool = True,
         max_rows: int = 128,
+        media: bool = False,
     ) -> None:
         check_options(
             project, workspace, mode, experiment_name, description, api_key, api_host, web_host, log_dir, completions,
-            max_rows,
+            max_rows, media,
         )  # fmt: skip
+        self._media = media
+        self._folder: RunFolder | None = None
         self._project = project
         self._workspace = workspace
         self._name = experiment_name
@@ -122,6 +127,7 @@ class SwanLabSink:
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Start the experiment, or resume the one with the id of the run."""
+        self._folder = folder
         if self._run is not None and self._run.alive:
             return  # SwanLab itself retries its unsent values; finishing the experiment would wait for them
         if self._mode == "online":
@@ -149,7 +155,7 @@ class SwanLabSink:
         """Find the steps, the config and the latest samples that earlier attempts have sent."""
         state = _SentState()
         for record in records:
-            _assign_step(state, record, self._values(record, state))
+            _assign_step(state, record, self._names_of_media(record) or self._values(record, state))
         self._sent_state = state
 
     def write(self, records: list[dict[str, Any]]) -> None:
@@ -193,12 +199,27 @@ class SwanLabSink:
                 values = _durations(record)
             case "completions":
                 values = self._table(record, state) if self._completions else {}
+            case "media" if self._media:
+                value = media_values(record, self._folder)
+                values = {} if value is None else {str(record.get("name")): value}
+            case "histograms" if self._media:
+                charts = {name: histogram_chart(*histogram) for name, *histogram in exported_histograms(record)}
+                values = {name: chart for name, chart in charts.items() if chart is not None}
             case "event":
                 values = self._values_of_event(record)
             case "alert" if record.get("status") == "opened":
                 text = f"{record.get('title')}\n{record.get('message') or ''}".strip()
                 values = {"alerts": swanlab.Text(text, caption=str(record.get("severity")))}
         return {key: value for name, value in values.items() if (key := _key(name))}
+
+    def _names_of_media(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the names of media that an earlier attempt sent, without reading their files."""
+        names: list[Any] = []
+        if self._media and record["event"] == "media":
+            names = [record.get("name")]
+        elif self._media and record["event"] == "histograms" and isinstance(record.get("values"), dict):
+            names = list(record["values"])
+        return {key: None for name in names if (key := _key(str(name)))}
 
     def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the values to log for an event; pass on changes of the config."""
@@ -211,7 +232,7 @@ class SwanLabSink:
         elif name == "text" and isinstance(record.get("text"), str):
             return {tag: swanlab.Text(record["text"])}
         elif name == "histogram":
-            chart = _histogram(record.get("counts"), record.get("edges"))
+            chart = histogram_chart(record.get("counts"), record.get("edges"))
             return {} if chart is None else {tag: chart}
         return {}
 
@@ -221,8 +242,7 @@ class SwanLabSink:
         rows = state.rows.setdefault(name, deque(maxlen=self._max_rows))
         rows.extend(row for row in record.get("rows") or () if isinstance(row, dict))
         columns = list(dict.fromkeys(str(column) for row in rows for column in row))
-        cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-        return {name: swanlab.echarts.Table().add(columns, cells)} if columns else {}
+        return {name: table_of(columns, rows)} if columns else {}
 
     # Delivery --------------------------------------------------------------------------------------------------------
 
@@ -340,20 +360,3 @@ def _durations(record: dict[str, Any]) -> dict[str, Any]:
     """Return the mean durations of profiled code under the names that SwanLab users know."""
     names = {name for name in scalar_metrics(record) if f"{name}/count" in record}
     return {f"profiling/Time taken: {name.removeprefix('profiling/')}": record[name] for name in names}
-
-
-def _histogram(counts: Any, edges: Any) -> Any:
-    """Return a bar chart of a histogram; None if it is not valid."""
-    if not (isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1):
-        return None
-    if not all(type(number) in (int, float) for number in (*counts, *edges)):
-        return None
-    chart = swanlab.echarts.Bar()
-    chart.add_xaxis([f"{low:.4g} … {high:.4g}" for low, high in itertools.pairwise(edges)])
-    chart.add_yaxis("count", counts)
-    return chart
-
-
-def _cell(value: Any) -> Any:
-    """Return a value that a table of SwanLab shows."""
-    return value if isinstance(value, (str, int, float, type(None))) else str(value)
