@@ -9,10 +9,13 @@ import subprocess
 import sys
 import textwrap
 
+import PIL.Image
 import pytest
 
 import tachograph
 from tachograph.importers import describe, import_runs
+from tachograph.journal import RunFolder
+from tachograph.reader import open_media
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 from tests.importers.test_import import KILLS, check_killed_import
@@ -23,8 +26,8 @@ pytestmark = [
 ]
 
 SCRIPT = """
-    import json, math, sys
-    import aim
+    import io, json, math, sys, wave
+    import aim, PIL.Image
 
     folder, runs = sys.argv[1], json.loads(sys.argv[2])
     for run_hash, options, begin, end in runs:
@@ -41,6 +44,15 @@ SCRIPT = """
         if options.get("objects"):
             run.track(aim.Text("hello"), name="note", step=end)
             run.track(aim.Distribution([1, 2, 2], bin_count=2), name="weights", step=end)
+            pictures = [PIL.Image.new("RGB", (8, 4), (grey, grey, grey)) for grey in (0, 200)]
+            captioned = [aim.Image(picture, caption=f"c{at}") for at, picture in enumerate(pictures)]
+            run.track(captioned, name="samples", step=end, context={"subset": "val"})
+            run.track(aim.Image(pictures[1]), name="one", step=end)
+            sound = io.BytesIO()
+            with wave.open(sound, "wb") as file:
+                file.setparams((1, 2, 8_000, 0, "NONE", ""))
+                file.writeframes(bytes(1_600))
+            run.track(aim.Audio(sound.getvalue(), format="wav"), name="voice", step=end)
             run.track(50.0, name="__system__cpu", step=0, context={"gpu": 0})
         print(run.hash, flush=True)
         run.close()
@@ -60,6 +72,21 @@ def repository(tmp_path_factory):
     folder = tmp_path_factory.mktemp("aim")
     write_runs(folder, [None, {"name": "first", "objects": True}, 0, 4], [None, {"name": "second"}, 0, 2])
     return folder
+
+
+def test_pictures_and_sounds_of_aim_become_media(repository, logs):
+    tacho("import", "aim", repository, "--log-dir", logs)
+    media = {record["name"]: record for record in tachograph.read(logs / "first").records("media")}
+    assert {name: (record["kind"], record["global_step"]) for name, record in media.items()} == {
+        "val/samples": ("image", 4),
+        "one": ("image", 4),
+        "voice": ("audio", 4),
+    }
+    assert [item["caption"] for item in media["val/samples"]["items"]] == ["c0", "c1"]
+    (one,) = media["one"]["items"]
+    with open_media(RunFolder(logs / "first"), one["sha256"], one["ext"]) as file, PIL.Image.open(file) as picture:
+        assert (picture.size, picture.convert("RGB").getpixel((0, 0))) == ((8, 4), (200, 200, 200))
+    assert media["voice"]["items"][0]["ext"] == "wav"
 
 
 def test_aim_repository_becomes_runs(repository, logs):

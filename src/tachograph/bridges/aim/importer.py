@@ -17,12 +17,15 @@ from typing import Any
 
 from tachograph.exceptions import ConfigError
 from tachograph.importers import RowSource, RunSource, field_name, read_single_run
+from tachograph.media import ImportedFile
 
 __all__ = ["AimImporter"]
 
 _SYSTEM = "__system__"
-_OBJECTS = {"aim.text": "text", "aim.distribution": "histogram"}
-_LEFT_OUT = {"aim.image": "image", "aim.audio": "audio", "aim.figure": "figure"}
+_EVENTS = ("aim.text", "aim.distribution")
+_MEDIA_KINDS = {"aim.image": "image", "aim.audio": "audio"}
+_SEPARATE_KINDS = {"event", "media"}
+"""Kinds of records that have one value each."""
 
 
 class AimImporter:
@@ -123,15 +126,17 @@ def _start_fields(run: Any) -> dict[str, Any]:
 def _read_rows(run: Any, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield records in the order of time."""
     streams = [_metric_points(sequence) for sequence in run.metrics()]
-    for name, context, _ in run.iter_sequence_info_by_type(tuple(_OBJECTS)):
+    for name, context, _ in run.iter_sequence_info_by_type(_EVENTS):
         streams.append(_object_points(run, name, context))
-    for dtype, kind in _LEFT_OUT.items():
-        left_out[kind] += len(list(run.iter_sequence_info_by_type(dtype)))
-        left_out += Counter()  # removes the zeros
+    for dtype, kind in _MEDIA_KINDS.items():
+        for name, context, _ in run.iter_sequence_info_by_type(dtype):
+            streams.append(_media_points(run, name, context, kind))
+    left_out["figure"] += len(list(run.iter_sequence_info_by_type("aim.figure")))
+    left_out += Counter()  # removes the zeros
     record: dict[str, Any] = {}
     for time_s, head, values in heapq.merge(*streams, key=lambda point: point[0]):
         is_same = (
-            head["event"] != "event"
+            head["event"] not in _SEPARATE_KINDS
             and all(record.get(key) == value for key, value in head.items())
             and not any(name in record and name != "epoch" for name in values)
         )
@@ -182,6 +187,21 @@ def _object_points(run: Any, name: str, context: Any) -> Iterator[tuple[float, d
                 counts, edges = value.to_np_histogram()
                 fields = {"counts": counts.tolist(), "edges": edges.tolist()}
                 yield float(time_s), {**head, "name": "histogram"}, fields
+
+
+def _media_points(
+    run: Any, name: str, context: Any, kind: str
+) -> Iterator[tuple[float, dict[str, Any], dict[str, Any]]]:
+    """Yield the pictures or sounds of a step as one record."""
+    sequence = run.get_image_sequence(name, context) if kind == "image" else run.get_audio_sequence(name, context)
+    head = {"event": "media", "name": _metric_name(name, dict(context.to_dict())), "kind": kind}
+    for step, (values, _, time_s) in sequence.data.view(("val", "epoch", "time")).items():
+        items = []
+        for value in values if isinstance(values, list) else [values]:
+            caption = value.json().get("caption")
+            file = ImportedFile(data=bytes(value.storage["data"]))
+            items.append({"file": file, **({"caption": caption} if caption else {})})
+        yield float(time_s), {**head, "global_step": int(step)}, {"items": items}
 
 
 def _find_repository(path: Path) -> Path | None:
