@@ -46,14 +46,16 @@ def read_column_series(
         num_points: the approximate maximum number of points per line.
         column_store: returns the column store of a run.
     """
-    from tachograph.server.columns import SeriesRequest
-
     if query.x_metric is not None:
         return {}
     names = tuple(dict.fromkeys(query.name))
     series: dict[str, list[SeriesView]] = {}
     with contextlib.suppress(ColumnStoreError):  # it is down: the files have everything
         store, unread_runs = _find_unread(runs, column_store)
+        if store is None:
+            return {}
+        from tachograph.server.columns import SeriesRequest
+
         requests, shifts = [], []
         for unread in unread_runs:
             with unread.run.lock:
@@ -64,7 +66,7 @@ def read_column_series(
                 return {}
             requests.append(SeriesRequest(unread.key, names, View(axis, low, high, num_points)))
             shifts.append((unread.run.id, shift))
-        if store is None or not requests:
+        if not requests:
             return {}
         for (run_id, shift), lines_of_metrics in zip(
             shifts, store.series(requests, usual_points=_USUAL_POINTS, max_points=_MAX_POINTS), strict=True
@@ -89,17 +91,16 @@ def list_column_metrics(runs: Iterable[StoredRun], column_store: ColumnStoreOf) 
 
 def _find_unread(runs: Iterable[StoredRun], column_store: ColumnStoreOf) -> tuple[ColumnStore | None, list[_UnreadRun]]:
     """Return the column store, and the runs that it has more of than was read."""
-    from tachograph.server.columns import run_key
-
-    store: ColumnStore | None = None
-    runs_by_key: dict[str, StoredRun] = {}
-    for run in runs:
-        run_store = column_store(run.folder) if run.indexed_share < 1.0 else None
-        if run_store is not None:
-            store = run_store
-            runs_by_key.setdefault(run_key(run.folder.path, run.id), run)
+    stores = [(run, column_store(run.folder)) for run in runs if run.indexed_share < 1.0]
+    store = next((store for _, store in stores if store is not None), None)
     if store is None:
         return None, []
+    from tachograph.server.columns import run_key  # a dashboard without a column store never needs it
+
+    runs_by_key: dict[str, StoredRun] = {}
+    for run, store_of_run in stores:
+        if store_of_run is not None:
+            runs_by_key.setdefault(run_key(run.folder.path, run.id), run)
     num_bytes = store.num_bytes(list(runs_by_key))
     return store, [
         _UnreadRun(key, run) for key, run in runs_by_key.items() if num_bytes.get(key, 0) > run.num_bytes_read
