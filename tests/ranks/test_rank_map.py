@@ -131,8 +131,8 @@ def test_next_attempt_continues_the_map() -> None:
 def test_map_of_large_journals_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "job")
     write_job(folder.path)
-    kept = map_of_windows(6, range(700), slow(1, 3, 4))
-    write_rank_map(folder, kept)
+    whole_map = map_of_windows(6, range(700), slow(1, 3, 4))
+    write_rank_map(folder, whole_map)
     heat = read_rank_heat(folder)
     assert heat is not None
     assert heat.last_iteration == 79
@@ -140,7 +140,7 @@ def test_map_of_large_journals_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     heat = read_rank_heat(folder)
     assert heat is not None
     assert (heat.ranks, heat.last_iteration, heat.num_columns) == ([*range(6)], 16 * 700 - 1, 350)
-    assert heat.cells == kept.codes_of("own")
+    assert heat.cells == whole_map.codes_of("own")
 
 
 def test_damaged_map_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

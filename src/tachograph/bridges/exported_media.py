@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
-from tachograph.reader import histogram_edges, media_path, open_media
+from tachograph.reader import histogram_edges, media_path, open_media, read_table_rows
 from tachograph.records import restore_non_finite
 
 __all__ = [
     "MAX_FILE_BYTES",
-    "MAX_PIXELS",
     "ExportedItem",
     "as_png",
     "check_media_option",
     "exported_histograms",
     "exported_items",
+    "open_picture",
+    "plain_cell",
 ]
 
 MAX_FILE_BYTES = 64 << 20
-MAX_PIXELS = 64_000_000
+_MAX_PIXELS = 64_000_000
 
 
 class ExportedItem(NamedTuple):
@@ -35,6 +37,17 @@ class ExportedItem(NamedTuple):
     path: str
     """The file; empty if the item is part of its record."""
     fields: dict[str, Any]
+
+    def table(self) -> tuple[list[Any], list[dict[str, Any]]] | None:
+        """Return the columns and the rows of a table, from its file or its record; None if they are not valid."""
+        columns = self.fields.get("columns")
+        if self.data:
+            rows: Any = read_table_rows(io.BytesIO(self.data))[0]
+        else:
+            rows = restore_non_finite(self.fields.get("rows"))
+        if not isinstance(columns, list) or not isinstance(rows, list):
+            return None
+        return columns, [row if isinstance(row, dict) else {} for row in rows]
 
 
 def check_media_option(media: object) -> None:
@@ -76,18 +89,36 @@ def exported_histograms(record: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
             yield str(name), counts, edges
 
 
-def as_png(data: bytes) -> bytes | None:
-    """Return a picture as PNG, for tools that do not know WebP; None if it cannot be decoded."""
+@contextlib.contextmanager
+def open_picture(data: bytes) -> Iterator[Any]:
+    """Open a picture or an animation with Pillow.
+
+    Raises:
+        Exception: almost any, if the file is damaged; `ValueError` if it has too many pixels.
+    """
     from PIL import Image
 
+    with Image.open(io.BytesIO(data)) as image:
+        if image.width * image.height > _MAX_PIXELS:
+            raise ValueError(f"{image.width} × {image.height} pixels are too many")
+        yield image
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a value that a table of another tool shows next to others of its column."""
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
+
+
+def as_png(data: bytes) -> bytes | None:
+    """Return a picture as PNG, for tools that do not know WebP; None if it cannot be decoded."""
     if data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")):
         return data
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return None
+        with open_picture(data) as image:
             buffer = io.BytesIO()
             image.save(buffer, "png", compress_level=1)
             return buffer.getvalue()
+    except ImportError:  # no fault of the picture
+        raise
     except Exception:  # noqa: BLE001 - Pillow raises almost anything for a damaged file
         return None

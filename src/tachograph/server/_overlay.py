@@ -16,7 +16,6 @@ import msgspec
 
 from tachograph.catalog import Catalog, RunRow, group_rows
 from tachograph.exceptions import RunNotFoundError
-from tachograph.records import signal_of
 from tachograph.server._column_series import ColumnStoreOf, list_column_metrics, read_column_series
 from tachograph.server._copy_fields import copy_fields
 from tachograph.server._models import SeriesView, encode_number
@@ -34,7 +33,7 @@ from tachograph.server._overlay_models import (
     SeriesGroup,
 )
 from tachograph.server._series_cache import SeriesCache
-from tachograph.server._views import build_metrics_page, build_series, resolve_any_range
+from tachograph.server._views import build_metrics_page, build_series, resolve_any_range, signal_name_of
 from tachograph.store import Floats, MetricAxis, SegmentError, Store, StoredRun, average_lines, kind_of_stream
 
 __all__ = ["build_grouped_series_page", "build_overlay_page", "build_runs_metrics_page"]
@@ -117,7 +116,7 @@ def _unread_metrics(streams: dict[str, str], read_names: set[str]) -> Iterator[M
     """Yield the metrics of the column store that have not been read from the journal."""
     for name, stream in streams.items():
         if name not in read_names:
-            yield MetricFacts(name=name, kind=kind_of_stream(stream), signal=(signal_of(name) or (None,))[0])
+            yield MetricFacts(name=name, kind=kind_of_stream(stream), signal=signal_name_of(name))
 
 
 def _build_run(

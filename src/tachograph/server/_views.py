@@ -69,6 +69,7 @@ __all__ = [
     "resolve_any_range",
     "resolve_range",
     "shift_series",
+    "signal_name_of",
 ]
 
 _SYSTEM_FIELDS = (
@@ -254,7 +255,7 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
                 MetricView,
                 summary,
                 name=name,
-                signal=(signal_of(name) or (None,))[0],
+                signal=signal_name_of(name),
                 same_as=copies.get(name),
                 last=encode_number(summary.last),
                 low=finite_or_none(summary.low),
@@ -264,6 +265,12 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
             for name, summary in summaries.items()
         ],
     )
+
+
+def signal_name_of(metric: str) -> str | None:
+    """Return the signal that a metric is, such as `loss`; None if it is none."""
+    signal = signal_of(metric)
+    return signal[0] if signal else None
 
 
 def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:

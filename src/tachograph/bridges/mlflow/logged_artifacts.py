@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tachograph._base.guard import faults
+from tachograph.bridges.mlflow.media_files import PICTURES_TAG, TABLES_TAG
 from tachograph.importers import field_name
 from tachograph.media import ImportedFile
 
@@ -31,8 +32,6 @@ _KINDS = {
     **dict.fromkeys(["md", "markdown"], "markdown"),
     "txt": "text",
 }
-_TABLES_TAG = "mlflow.loggedArtifacts"
-_PICTURES_TAG = "mlflow.loggedImages"
 _LOGGED_PICTURE = re.compile(
     r"images/(?P<key>[^/]+?)(?P<mark>[+%])step(?P=mark)(?P<step>-?\d{1,18})(?P=mark)timestamp(?P=mark)"
     r"(?P<time_ms>\d{1,15})(?P=mark)(?P<id>[0-9a-f-]{36})(?P<small>(?P=mark)compressed)?\.(?:png|webp)"
@@ -87,7 +86,7 @@ def find_artifacts(
             is_inside = real_path.startswith(real_root + os.sep) and os.path.basename(real_path) == "artifacts"
             if path and is_inside and os.path.isdir(real_path):
                 return ArtifactFolder(real_root, os.path.relpath(real_path, real_root))
-    if tags.keys() & {_TABLES_TAG, _PICTURES_TAG}:
+    if tags.keys() & {TABLES_TAG, PICTURES_TAG}:
         left_out["artifacts outside the folder of the log"] += 1
     return None
 
@@ -158,10 +157,10 @@ def _entries(
         else:
             time_s = _modified_at(folder, path)
             time_s = time_s if end_s is None else min(time_s, end_s)
-            place = _STEP_FILE.fullmatch(path)
-            if place:
+            step_file = _STEP_FILE.fullmatch(path)
+            if step_file:
                 yield _LoggedFile(
-                    path, kind, place["name"], int(place["step"]), time_s, (int(place["index"] or 0), path)
+                    path, kind, step_file["name"], int(step_file["step"]), time_s, (int(step_file["index"] or 0), path)
                 )
             else:
                 yield _LoggedFile(path, kind, stem, None, time_s, (path,))
@@ -200,7 +199,7 @@ def _modified_at(folder: ArtifactFolder, path: str) -> float:
 def _table_paths(tags: Mapping[str, str]) -> set[str]:
     """Return the paths of the files that MLflow shows as tables."""
     with contextlib.suppress(ValueError, RecursionError):
-        entries = json.loads(tags.get(_TABLES_TAG, "[]"))
+        entries = json.loads(tags.get(TABLES_TAG, "[]"))
         if isinstance(entries, list):
             tables = [each for each in entries if isinstance(each, dict) and each.get("type") == "table"]
             return {each["path"] for each in tables if isinstance(each.get("path"), str)}

@@ -16,12 +16,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tachograph.bridges.exported_media import MAX_FILE_BYTES, MAX_PIXELS, ExportedItem, exported_items
+from tachograph.bridges.exported_media import MAX_FILE_BYTES, ExportedItem, exported_items, open_picture
 from tachograph.journal import RunFolder
-from tachograph.reader import open_media, read_table_rows
-from tachograph.records import restore_non_finite
+from tachograph.reader import open_media
 
-__all__ = ["MlflowFile", "media_files"]
+__all__ = ["PICTURES_TAG", "TABLES_TAG", "MlflowFile", "media_files"]
+
+TABLES_TAG = "mlflow.loggedArtifacts"
+"""The tag that names the files which MLflow shows as tables."""
+PICTURES_TAG = "mlflow.loggedImages"
+"""The tag of a run that has pictures for MLflow's charts."""
 
 _EXTS = {"text": "txt", "markdown": "md", "html": "html"}
 _MAX_NAME_CHARS = 100
@@ -66,16 +70,14 @@ def _pictures(data: bytes, label: str) -> Iterator[MlflowFile]:
 
 
 def _png_and_small(data: bytes) -> tuple[bytes, bytes] | None:
-    from PIL import Image
-
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return None
+        with open_picture(data) as image:
             png = data if data.startswith(_PNG) else _encode(lambda file: image.save(file, "png", compress_level=1))
             small = image.convert("RGBA" if image.has_transparency_data else "RGB")
             small.thumbnail((_SMALL_PX, _SMALL_PX))
             return png, _encode(lambda file: small.save(file, "webp"))
+    except ImportError:  # no fault of the picture
+        raise
     except Exception:  # noqa: BLE001 - Pillow raises almost anything for a damaged file
         return None
 
@@ -88,15 +90,15 @@ def _encode(save: Callable[[io.BytesIO], None]) -> bytes:
 
 def _table(item: ExportedItem, path: str, folder: RunFolder | None) -> Iterator[MlflowFile]:
     """Yield the pictures in the cells of a table, and the table in the form of `mlflow.log_table`."""
-    rows = read_table_rows(io.BytesIO(item.data))[0] if item.data else restore_non_finite(item.fields.get("rows"))
-    columns = item.fields.get("columns")
-    if not isinstance(rows, list) or not isinstance(columns, list):
+    stored_table = item.table()
+    if stored_table is None:
         return
+    columns, rows = stored_table
     data = []
     for row in rows:
         cells = []
         for column in columns:
-            cell = row.get(column) if isinstance(row, dict) else None
+            cell = row.get(column)
             files = list(_cell_pictures(cell, path, folder))
             if files:
                 cell = {"type": "image", "filepath": files[0].path, "compressed_filepath": files[1].path}

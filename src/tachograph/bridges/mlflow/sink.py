@@ -34,7 +34,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from tachograph._base.files import replace_file
-from tachograph.bridges.mlflow.media_files import MlflowFile, media_files
+from tachograph.bridges.mlflow.media_files import PICTURES_TAG, TABLES_TAG, MlflowFile, media_files
 from tachograph.bridges.mlflow.options import check_options
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -44,10 +44,6 @@ from tachograph.sinks import scalar_metrics
 __all__ = ["MlflowSink"]
 
 _RUN_ID_TAG = "tachograph.run_id"
-_TABLES_TAG = "mlflow.loggedArtifacts"
-"""Names the files that MLflow shows as tables."""
-_PICTURES_TAG = "mlflow.loggedImages"
-"""Says that the run has pictures for MLflow's charts."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _MAX_METRICS_PER_REQUEST = 1_000
@@ -128,7 +124,7 @@ class MlflowSink:
         self._run_id = run.info.run_id
         self._params = dict(run.data.params)
         with contextlib.suppress(ValueError, TypeError, KeyError):  # not from us
-            self._tables |= dict.fromkeys(table["path"] for table in json.loads(run.data.tags.get(_TABLES_TAG, "[]")))
+            self._tables |= dict.fromkeys(table["path"] for table in json.loads(run.data.tags.get(TABLES_TAG, "[]")))
 
     def _find_experiment(self) -> str:
         if self._experiment is None and (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
@@ -186,9 +182,9 @@ class MlflowSink:
         for file in media_files(record, self._folder, step, time_ms):
             if self._store_file(file):
                 if file.is_table:
-                    tags[_TABLES_TAG] = self._add_table(file.path)
+                    tags[TABLES_TAG] = self._add_table(file.path)
                 elif file.path.startswith("images/"):
-                    tags[_PICTURES_TAG] = "True"
+                    tags[PICTURES_TAG] = "True"
         if tags:
             self._send("tags", [RunTag(name, text) for name, text in tags.items()])
 
@@ -240,7 +236,7 @@ class MlflowSink:
             case "completions" if self._artifacts:
                 path = self._add_rows(record)
                 content.files[path] = _to_table(self._rows[path])
-                content.tags[_TABLES_TAG] = self._add_table(path)
+                content.tags[TABLES_TAG] = self._add_table(path)
             case "media" if self._media:
                 content.media.append((record, self._step, self._time_ms or 0))
 

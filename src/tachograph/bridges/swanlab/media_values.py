@@ -10,10 +10,8 @@ from typing import Any
 
 import swanlab
 
-from tachograph.bridges.exported_media import MAX_PIXELS, ExportedItem, exported_items
+from tachograph.bridges.exported_media import ExportedItem, exported_items, open_picture, plain_cell
 from tachograph.journal import RunFolder
-from tachograph.reader import read_table_rows
-from tachograph.records import restore_non_finite
 
 __all__ = ["histogram_chart", "media_values", "table_of"]
 
@@ -38,18 +36,11 @@ def _as_swanlab(item: ExportedItem) -> Any:
     if item.kind in {"text", "markdown"}:
         return swanlab.Text(item.data.decode("utf-8", "replace") or str(item.fields.get("text", "")), caption=caption)
     if item.kind == "table":
-        stored_rows = read_table_rows(io.BytesIO(item.data))[0] if item.data else item.fields.get("rows")
-        columns, rows = item.fields.get("columns"), restore_non_finite(stored_rows)
-        if not isinstance(columns, list) or not isinstance(rows, list):
-            return None
-        return table_of(columns, [row for row in rows if isinstance(row, dict)])
+        table = item.table()
+        return None if table is None else table_of(*table)
     if item.kind not in {"image", "video"}:
         return None
-    from PIL import Image
-
-    with Image.open(io.BytesIO(item.data)) as image:
-        if image.width * image.height > MAX_PIXELS:
-            return None
+    with open_picture(item.data) as image:
         if getattr(image, "is_animated", False):
             return swanlab.Video(_as_gif(image), caption=caption)
         return swanlab.Image(image.convert("RGBA" if image.has_transparency_data else "RGB"), caption=caption)
@@ -65,7 +56,7 @@ def _as_gif(animation: Any) -> bytes:
 def table_of(columns: list[Any], rows: Collection[Mapping[str, Any]]) -> Any:
     """Return a table; None without columns."""
     names = [str(column) for column in columns]
-    return swanlab.echarts.Table().add(names, [[_cell(row.get(name)) for name in names] for row in rows]) or None
+    return swanlab.echarts.Table().add(names, [[plain_cell(row.get(name)) for name in names] for row in rows]) or None
 
 
 def histogram_chart(counts: Any, edges: Any) -> Any:
@@ -78,8 +69,3 @@ def histogram_chart(counts: Any, edges: Any) -> Any:
     chart.add_xaxis([f"{low:.4g} … {high:.4g}" for low, high in itertools.pairwise(edges)])
     chart.add_yaxis("count", counts)
     return chart
-
-
-def _cell(value: Any) -> Any:
-    """Return a value that a table of SwanLab shows."""
-    return value if isinstance(value, (str, int, float, type(None))) else str(value)

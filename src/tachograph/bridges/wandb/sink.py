@@ -15,7 +15,7 @@ from typing import Any
 import wandb
 
 from tachograph._base.files import make_folder
-from tachograph.bridges.exported_media import ExportedItem, exported_histograms, exported_items
+from tachograph.bridges.exported_media import ExportedItem, exported_histograms, exported_items, plain_cell
 from tachograph.bridges.wandb.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY
@@ -154,7 +154,7 @@ class WandbSink:
         columns: list[Any] = list(dict.fromkeys(column for row in rows for column in row))
         table = wandb.Table(columns=columns, allow_mixed_types=True)
         for row in rows:
-            table.add_data(*(_cell(row.get(column)) for column in columns))
+            table.add_data(*(plain_cell(row.get(column)) for column in columns))
         return {name: table} if columns else {}
 
     def close(self) -> None:
@@ -177,11 +177,6 @@ def _as_wandb(item: ExportedItem) -> Any:
         return wandb.Html(item.data.decode("utf-8", "replace"), inject=False)
     rows, columns = item.fields.get("rows"), item.fields.get("columns")
     if item.kind == "table" and isinstance(columns, list) and isinstance(rows, list):
-        data = [[_cell(row.get(column)) for column in columns] for row in rows if isinstance(row, dict)]
+        data = [[plain_cell(row.get(column)) for column in columns] for row in rows if isinstance(row, dict)]
         return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
     return None
-
-
-def _cell(value: Any) -> Any:
-    """Return a value that a table of W&B accepts next to others of its column."""
-    return value if isinstance(value, (str, int, float, type(None))) else str(value)

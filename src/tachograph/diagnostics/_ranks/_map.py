@@ -1,8 +1,8 @@
 """Builds the map of all ranks over a run from scored windows, in a size that does not grow.
 
-The journals of thousands of ranks grow by gigabytes per day, so nobody can read them all to draw one picture. A column
-of the map covers a number of iterations. When the columns are used up, or windows get longer than a column, columns are
-merged in pairs.
+The journals of thousands of ranks grow by gigabytes per day, too much to read for one picture. A column of the map
+covers a number of iterations. When the columns are used up, or windows get longer than a column, columns are merged in
+pairs.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class _Group(NamedTuple):
     metric: str
     nonfinite: bool
     turn: int
-    """Counts the queries of a series: the points of two queries could not be told apart."""
+    """Counts the queries of a series. A statement has one of each series: its rows do not say which one they answer."""
 
 
 class PointQuery:

@@ -50,6 +50,7 @@ __all__ = [
     "ClickHouseRun",
     "MetricLines",
     "SeriesRequest",
+    "condition_of",
     "list_aggregates",
     "list_cursors",
     "list_metrics",
@@ -158,8 +159,8 @@ class ClickHouseRun:
         The column store has neither medians nor tails: they are None.
         """
         names = self.metric_names
-        key = f"run_id = {quote(self.run_id)} AND rank = {self._rank}"
-        aggregates = list_aggregates(self._schema, names, key).get(self.run_id, {}) if names else {}
+        condition = condition_of([self.run_id], self._rank)
+        aggregates = list_aggregates(self._schema, names, condition).get(self.run_id, {}) if names else {}
         return {name: aggregates[name] for name in names if name in aggregates}
 
     def series(
@@ -190,7 +191,7 @@ def list_metrics(schema: StoreSchema, run_ids: Collection[str], rank: int = 0) -
     """Return the metrics of some runs, in the order of their first records, each with its first stream."""
     rows = schema.client.columns(
         f"SELECT run_id, metric, argMin(stream, offset_first) AS first_stream, min(offset_first) AS place"
-        f" FROM {schema.table('tiles')} WHERE {_key_of(run_ids, rank)} AND chunk = 0"
+        f" FROM {schema.table('tiles')} WHERE {condition_of(run_ids, rank)} AND chunk = 0"
         " GROUP BY run_id, metric ORDER BY run_id, place, metric",
         {"run_id": "String", "metric": "String", "first_stream": "String"},
     )
@@ -204,7 +205,7 @@ def list_cursors(schema: StoreSchema, run_ids: Collection[str], rank: int = 0) -
     """Return up to which offset the journals of some runs are in the tables."""
     rows = schema.client.columns(
         f"SELECT run_id, argMax(offset, version) AS num_bytes FROM {schema.table('cursors')}"
-        f" WHERE {_key_of(run_ids, rank)} GROUP BY run_id",
+        f" WHERE {condition_of(run_ids, rank)} GROUP BY run_id",
         {"run_id": "String", "num_bytes": "UInt64"},
     )
     return dict(zip(rows["run_id"], rows["num_bytes"].tolist(), strict=True))
@@ -251,7 +252,8 @@ def read_series(
     return [drawing.lines() for drawing in drawings]
 
 
-def _key_of(run_ids: Collection[str], rank: int) -> str:
+def condition_of(run_ids: Collection[str], rank: int) -> str:
+    """Return SQL that chooses the journals of a rank of some runs."""
     return f"run_id IN ({', '.join(map(quote, run_ids))}) AND rank = {rank}"
 
 
@@ -261,7 +263,7 @@ def _read_tiles(schema: StoreSchema, requests: Sequence[SeriesRequest], rank: in
     names = dict.fromkeys(name for request in requests for each in request.names for name in _names_to_draw(each))
     rows = schema.client.columns(
         f"SELECT {', '.join(_TILE_KINDS)} FROM (SELECT *, {SERIES_HASH} AS series_hash FROM {schema.table('tiles')}"
-        f" WHERE {_key_of(run_ids, rank)} AND metric IN ({', '.join(map(quote, names))}))"
+        f" WHERE {condition_of(run_ids, rank)} AND metric IN ({', '.join(map(quote, names))}))"
         " ORDER BY run_id, metric, stream, attempt, chunk, n",
         _TILE_KINDS,
     )

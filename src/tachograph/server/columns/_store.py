@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 from tachograph.exceptions import ColumnStoreError
 from tachograph.journal import RunFolder
 from tachograph.server.columns._address import parse_address
-from tachograph.server.columns._client import ClickHouseClient, quote
+from tachograph.server.columns._client import ClickHouseClient
 from tachograph.server.columns._inserter import Inserter, run_key
 from tachograph.server.columns._queries import (
     ClickHouseRun,
     MetricLines,
     SeriesRequest,
+    condition_of,
     list_aggregates,
     list_cursors,
     list_metrics,
@@ -77,12 +78,9 @@ class ColumnStore:
         self, names: Collection[str], run_ids: Collection[str] | None = None
     ) -> dict[str, dict[str, MetricAggregates]]:
         """Return the aggregates of some metrics, by run and name; of all runs by default."""
-        condition = "rank = 0"
-        if run_ids is not None:
-            if not run_ids:
-                return {}
-            condition += f" AND run_id IN ({', '.join(map(quote, run_ids))})"
-        return list_aggregates(self.schema, names, condition) if names else {}
+        if not names or (run_ids is not None and not run_ids):
+            return {}
+        return list_aggregates(self.schema, names, "rank = 0" if run_ids is None else condition_of(run_ids, 0))
 
     def inserter(self, *log_dirs: str, runs: list[str] | None = None) -> Inserter:
         """Return an inserter for log folders; `Inserter.run` follows them in a thread of the caller."""
