@@ -32,7 +32,7 @@ PROGRAM = """
 
     def meet(number):
         if rank == 0 and (folder / "enough").exists():
-            (meeting / "last").touch()
+            (meeting / f"last-{number}").touch()
         (meeting / f"{number}-{rank}").touch()
         while not all((meeting / f"{number}-{other}").exists() for other in range(size)):
             time.sleep(0.001)
@@ -56,7 +56,7 @@ PROGRAM = """
                 with tacho.optimizer_update():
                     time.sleep(0.001)
             run.log({"loss": 1.0 / (step + 1)}, step=step)
-            if (meeting / "last").exists():  # made by rank 0 before all met, so all see it
+            if (meeting / f"last-{step}").exists():  # made by rank 0 before all met in this step, so all see it
                 break
             while fault == "kill" and rank == 2 and step == 20 and not heartbeat.exists():
                 time.sleep(0.01)  # a rank that is killed before its first heartbeat is not known to the others
