@@ -128,13 +128,13 @@ def measure_hooks() -> None:
 
 
 def measure_memory() -> None:
-    """Print the memory of a full ring with batches of 512 samples."""
+    """Print the memory of a full ring with batches of 64 samples: as many steps and samples as it keeps."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     ring = StepRing()
-    for number in range(256):
-        indices = [1_000_000 + 512 * number + offset for offset in range(512)]
-        tensors = [("x", torch.Size((512, 64)), torch.float32, None)]
+    for number in range(2048):
+        indices = [1_000_000 + 64 * number + offset for offset in range(64)]
+        tensors = [("x", torch.Size((64, 512)), torch.float32, None)]
         ring.add_batch(DeliveredBatch(1, number, tensors, indices, None))
         ring.add_step(0.0, {"cpu": torch.get_rng_state()} if number % 16 == 0 else None)
     gc.collect()

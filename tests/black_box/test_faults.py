@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 import tachograph
 from tachograph.black_box._batch_check import check_batch
+from tachograph.black_box._ring import DeliveredBatch, StepRing, describe_ring
 from tachograph.black_box._verdicts import Evidence, judge
 from tests.conftest import HANG_S
 
@@ -76,10 +78,10 @@ def test_bad_sample_is_named_with_its_index(logs):
     assert dump.verdict.details["indices"] == [41]
     assert "(index 41 of the dataset)" in dump.verdict.text
     assert 41 in dump["batch"]["indices"]
-    (alert,) = tachograph.read(str(logs / "x")).alerts
     cause = {"text": dump.verdict.text, "confidence": "certain", "kind": "bad_input", "dump": "1-not_finite"}
-    assert alert.cause == cause
-    assert [alert.cause for alert in tachograph.diagnose(str(logs / "x")).alerts] == [cause]
+    # On a busy machine there may be alerts about the speed, too.
+    for alerts in (tachograph.read(str(logs / "x")).alerts, tachograph.diagnose(str(logs / "x")).alerts):
+        assert [alert.cause for alert in alerts if alert.rule == "not_finite"] == [cause]
 
 
 @pytest.mark.parametrize("value", [1e6, 1e30])
@@ -226,26 +228,57 @@ def test_overflow_in_code_between_modules():
 
 
 def test_earlier_batches_are_read_again_if_few_losses_are_recorded(logs, monkeypatch):
-    """As on a GPU with short steps: the loss of most steps is not recorded."""
+    """As on a GPU with short steps: most steps have no loss, and hundreds follow until the writer thread sees it."""
     monkeypatch.setattr("tachograph.black_box._torch_observer.TorchObserver._add_optimizer", lambda *_: None)
-    data, model = Data(bad_index=41), make_model()
+    data, model = Data(num_samples=4096, bad_index=325), make_model()
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     deadline_s = time.monotonic() + HANG_S
-    step = 0
-    with tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0, flush_interval_s=0.05) as run:
-        while not list((logs / "x").glob("dumps/*/dump.json")) and time.monotonic() < deadline_s:
-            for inputs, targets in loader:
-                optimizer.zero_grad()
+    options = {"log_dir": str(logs), "console": False, "system_interval_s": 0, "flush_interval_s": 1}
+    with tachograph.init("x", **options) as run:
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+        for step in itertools.count():
+            optimizer.zero_grad()
+            for inputs, targets in itertools.islice(batches, 2):  # gradients are accumulated
                 loss = nn.functional.mse_loss(model(inputs), targets)
                 loss.backward()
-                optimizer.step()
-                if step % 4 == 0:
-                    run.log({"train_loss": loss.item()}, step=step)
-                step += 1
-    verdict = tachograph.read(str(logs / "x")).dumps[0].verdict
-    assert verdict.kind == "bad_input"
-    assert "sample 1 of the batch (index 41 of the dataset)" in verdict.text
+            optimizer.step()
+            if step < 30 or step % 50 == 0:
+                run.log({"train_loss": loss.item()}, step=step)
+            if step == 400:
+                run.flush()
+            if step > 400 and (list((logs / "x").glob("dumps/*/dump.json")) or time.monotonic() > deadline_s):
+                break
+    dump = tachograph.read(str(logs / "x")).dumps[0]
+    assert dump.verdict.kind == "bad_input"
+    assert "sample 1 of the batch (index 325 of the dataset)" in dump.verdict.text
+    assert dump["batch"]["indices"] == [324, 325, 326, 327]
+    assert dump["batch"]["position"] == "number 81 of pass 1 over the data"
+
+
+def test_ring_keeps_fewer_steps_of_large_batches():
+    ring = StepRing()
+    for number in range(2000):
+        num_samples = 4 if number < 1500 else 512 if number < 1990 else 600
+        ring.add_batch(DeliveredBatch(1, number, [], list(range(number, number + num_samples)), None))
+        ring.add_step(float(number), None)
+        if number == 1499:
+            assert 1024 <= len(ring.entries) < 1024 + 16
+    assert 128 <= len(ring.entries) < 128 + 32  # of batches with 600 samples, only the ends are kept
+    last = describe_ring(ring.entries, [], lambda at_s: at_s)[-1]["batches"][0]
+    assert {name: last[name] for name in ("num_samples", "first_index", "last_index")} == {
+        "num_samples": 600,
+        "first_index": 1999,
+        "last_index": 2598,
+    }
+
+
+def test_steps_without_a_batch_have_none():
+    ring = StepRing()
+    ring.add_step(0.0, None)  # as of a second optimizer
+    ring.add_batch(DeliveredBatch(1, 0, [], [1, 2], None))
+    ring.add_step(1.0, None)
+    assert [len(entry.batches) for entry in ring.entries] == [0, 1]
 
 
 def test_ring_has_batches_indices_and_generators(logs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 import time
 from pathlib import Path
@@ -523,3 +524,75 @@ def test_loss_is_the_same_in_list_table_and_reader(tmp_path, logs):
     assert row.summary.overview.train_loss == expected
     (row,) = Catalog(str(logs)).select("", columns=["loss"])
     assert row.get("loss") == expected
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(inputs)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Samples(Sequences):
+    """Samples of a classifier; remembers the order in which they were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+        self.labels = torch.arange(96) % 4
+        self.order: list[int] = []
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.order.append(index)
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+
+def train_classifier(tmp_path: Path, logs: Path, samples: Samples, **arguments: Any) -> tuple[Any, Any]:
+    """Return the trainer and its run. The trainer hides losses that are not finite, as by default."""
+    callback = callback_into(logs)
+    trainer = trainer_in(tmp_path, callback, model=Classifier(), max_steps=20, logging_steps=8, **arguments)
+    trainer.train_dataset = samples
+    trainer.train()
+    callback.finish()
+    return trainer, read("hf", logs)
+
+
+def test_loss_that_the_trainer_hides_is_recorded(tmp_path, logs):
+    ordinary, samples, bad_step = Samples(), Samples(), 6
+    train_classifier(tmp_path, logs / "ordinary", ordinary)
+    bad_index = ordinary.order[4 * (bad_step - 1) + 1]
+    samples.inputs[bad_index, 2] = float("nan")
+    trainer, history = train_classifier(tmp_path, logs, samples)
+    shown = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    assert shown[16] == 0.0  # what the user of the trainer sees
+    steps, losses, *_ = history.series("train_loss")
+    assert list(steps) == list(range(bad_step, 21))
+    assert all(map(math.isnan, losses))
+    (alert,) = [alert for alert in history.alerts if alert.rule == "not_finite"]
+    assert alert.title == f"train_loss is NaN at step {bad_step}"
+    (dump,) = [dump for dump in history.dumps if dump.reason == "not_finite"]
+    assert dump.verdict.kind == "bad_input"
+    assert f"(index {bad_index} of the dataset)" in dump.verdict.text
+
+
+def test_losses_after_one_that_is_hidden_are_the_ones_of_the_trainer(tmp_path, logs):
+    """The only labels of a batch are ignored: its loss is NaN, and the weights stay finite."""
+    samples = Samples()
+    samples.labels[:] = -100
+    samples.labels[::2] = 1
+    trainer, history = train_classifier(tmp_path, logs, samples, per_device_train_batch_size=2)
+    batches = [samples.order[start : start + 2] for start in range(0, 40, 2)]
+    bad_steps = [step for step, batch in enumerate(batches, 1) if all(index % 2 for index in batch)]
+    assert bad_steps
+    assert len(bad_steps) < 16
+    steps, losses, *_ = history.series("train_loss")
+    assert [step for step, loss in zip(steps, losses, strict=True) if math.isnan(loss)] == bad_steps
+    shown = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    recorded = dict(zip(steps.tolist(), losses.tolist(), strict=True))
+    assert {step: recorded[step] for step in shown if step not in bad_steps} == {
+        step: loss for step, loss in shown.items() if step not in bad_steps
+    }

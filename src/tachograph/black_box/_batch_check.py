@@ -19,7 +19,6 @@ from tachograph.black_box._step_rows import first_bad_row, loss_of, position_of,
 __all__ = ["MAX_SAMPLES", "check_batch", "reread_batches", "reread_risen_batch", "restored_random_state"]
 
 MAX_SAMPLES = 512
-_MAX_BATCHES = 16
 _MAX_READ_S = 5.0
 _MIN_ROWS = 4
 _OUTLYING_RATIO = 1e4
@@ -66,47 +65,63 @@ def reread_risen_batch(investigation: Investigation, loader: Any) -> None:
     risen = risen_row(rows)
     if risen is None or not _is_readable(loader):
         return
-    indices = _readable_indices(rows[risen])
-    findings = _check_samples(loader, indices, time.monotonic() + _MAX_READ_S) if indices else None
+    findings = _reread_step(investigation, loader, rows[risen], time.monotonic() + _MAX_READ_S)
     if findings is not None:
-        evidence.indices, evidence.batch = indices, findings or {"is_clean": True}
-        evidence.step, evidence.position = rows[risen].get("global_step"), position_of(rows[risen])
+        evidence.batch = findings or {"is_clean": True}
+        evidence.step = rows[risen].get("global_step")
 
 
 def reread_batches(investigation: Investigation, loader: Any) -> None:
-    """Read the samples again of the first step whose loss was no number, and of the steps before it without one.
+    """Look for a faulty batch: that of the first step whose loss was no number, or of the steps before it without one.
 
-    Random states are restored.
+    From the last one back: there may be many, and reading takes time. Random states are restored.
     """
     evidence, rows = investigation.evidence, investigation.rows
     first_bad = first_bad_row(rows)
     if first_bad is None or not _is_readable(loader):
         return
     last_good = next((index for index in range(first_bad - 1, -1, -1) if loss_of(rows[index]) is not None), 0)
-    first = max(last_good, first_bad + 1 - _MAX_BATCHES)
     deadline_s = time.monotonic() + _MAX_READ_S
-    for row in rows[first : first_bad + 1]:
-        indices = _readable_indices(row)
-        if not indices:
+    faults: dict[str, Any] | None = None
+    for row in reversed(rows[last_good : first_bad + 1]):
+        if not row.get("batches"):
             continue
-        findings = _check_samples(loader, indices, deadline_s)
-        if findings is None:
+        earlier_faults = _reread_step(investigation, loader, row, deadline_s)
+        if faults and not earlier_faults:
+            break
+        faults = earlier_faults
+        if faults is None:
             return
-        evidence.indices, evidence.batch = indices, findings or {"is_clean": True}
-        if findings:
-            # Its position is exact; its step is not, if only some steps have values.
-            evidence.step, evidence.position = None, position_of(row)
-            return
+    if faults:
+        # Its position is exact; its step is not, if only some steps have values.
+        evidence.batch, evidence.step = faults, None
+    elif faults is not None:
+        evidence.batch = {"is_clean": True}
 
 
 def _is_readable(loader: Any) -> bool:
     return loader is not None and hasattr(loader.dataset, "__getitem__")
 
 
-def _readable_indices(row: Mapping[str, Any]) -> list[int]:
-    """Return the sample numbers of the first batch of a step; none if they are unknown or too many to read again."""
-    indices = row["batches"][0].get("indices") if row.get("batches") else None
-    return indices if indices and len(indices) <= MAX_SAMPLES else []
+def _reread_step(
+    investigation: Investigation, loader: Any, row: Mapping[str, Any], deadline_s: float
+) -> dict[str, Any] | None:
+    """Return the faults of the first faulty batch of a step; empty without one, None if not all could be read again.
+
+    The investigation gets the sample numbers and the position of a faulty batch.
+    """
+    evidence, batches = investigation.evidence, row.get("batches") or []
+    for batch in batches:
+        indices = batch.get("indices")
+        if not indices:
+            return None
+        findings = _check_samples(loader, indices, deadline_s)
+        if findings is None:
+            return None
+        if findings:
+            evidence.indices, evidence.position = indices, position_of(row, batch)
+            return findings
+    return {} if len(batches) == row.get("num_batches") else None
 
 
 def _check_samples(loader: Any, indices: list[int], deadline_s: float) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ class BlackBox:
         self._observer: TorchObserver | None = None
         self._investigation: Investigation | None = None
         self._waiting: deque[Investigation] = deque(maxlen=_MAX_WAITING)
-        self._early = EarlyEvidence(self.ring, self.logged)
+        self._early = EarlyEvidence(self.ring, self.logged, wall_s)
         self.signal_name = ""
         """A signal that may end the process, until its dump is written; set by a signal handler."""
         self._first_step = last_step()

@@ -85,4 +85,5 @@ def _batch_part(context: DumpContext) -> dict[str, Any] | None:
     if evidence is None or not (evidence.batch or evidence.indices):
         return None
     indices = {} if evidence.indices is None else {"indices": evidence.indices[:MAX_SAMPLES]}
-    return {**evidence.batch, "step": evidence.step, **indices}
+    position = {"position": evidence.position} if evidence.position else {}
+    return {**evidence.batch, "step": evidence.step, **position, **indices}

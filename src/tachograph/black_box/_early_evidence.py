@@ -7,7 +7,8 @@ when its loss or gradient norm is written.
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from tachograph._base.guard import guard
@@ -33,11 +34,13 @@ class EarlyEvidence:
     Args:
         ring: the steps of the training thread.
         logged: the step records of the writer thread.
+        wall_s: converts `perf_counter` to the time of the step records.
     """
 
-    def __init__(self, ring: StepRing, logged: LoggedSteps) -> None:
+    def __init__(self, ring: StepRing, logged: LoggedSteps, wall_s: Callable[[float], float]) -> None:
         self._ring = ring
         self._logged = logged
+        self._wall_s = wall_s
         self._evidence: Evidence | None = None
         self._captured_at_s = 0.0
         self._num_captures = 0
@@ -69,7 +72,7 @@ class EarlyEvidence:
                 if evidence.repeated.get("operation") is not None:
                     break
             self.entries = self._ring.entries
-            self._captured_at_s = time.time()
+            self._captured_at_s = self._wall_s(perf_counter())
             self._evidence = evidence
 
     @property

@@ -61,8 +61,11 @@ class Investigation:
         is_step_exact = evidence.loss_at_fault is not None and math.isfinite(evidence.loss_at_fault)
         if first_bad is not None and self.is_about_nan and not has_faulty_batch and not is_step_exact:
             evidence.step = rows[first_bad].get("global_step", evidence.step)
+        if evidence.step is None:
+            return  # its position is known then
         at_fault = next((row for row in rows if row.get("global_step") == evidence.step), None)
         if at_fault is not None and at_fault.get("batches"):
-            evidence.position = position_of(at_fault)
+            batch = at_fault["batches"][-1]
+            evidence.position = evidence.position or position_of(at_fault, batch)
             if evidence.indices is None:
-                evidence.indices = at_fault["batches"][-1].get("indices")
+                evidence.indices = batch.get("indices")

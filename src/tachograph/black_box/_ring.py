@@ -33,8 +33,16 @@ __all__ = [
 ]
 
 NUM_STEPS = 128
+"""Steps of a dump."""
+
 STATE_EVERY = 16
+_MAX_STEPS = 1024
+"""Steps in memory: a loop on a GPU makes hundreds of short steps until a fault is seen."""
+
 _MAX_INDICES = 512
+_MAX_SAMPLES = NUM_STEPS * _MAX_INDICES
+"""Sample numbers in memory: with large batches, fewer steps than `_MAX_STEPS` are kept."""
+
 _MAX_TENSORS = 8
 _MAX_BATCHES = 4
 """Batches of one step of which the ring keeps the shapes; of accumulated gradients there may be many."""
@@ -57,6 +65,14 @@ class DeliveredBatch(NamedTuple):
     num_tokens: int | None
 
 
+class IndexRange(NamedTuple):
+    """The sample numbers of a batch that has too many to keep."""
+
+    first: int
+    last: int
+    num_samples: int
+
+
 class RingEntry(NamedTuple):
     """A step of an optimizer."""
 
@@ -75,7 +91,9 @@ class StepRing:
     """The part of the training thread."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[Any, ...]] = deque(maxlen=NUM_STEPS)
+        self._entries: deque[tuple[Any, ...]] = deque()
+        self._num_samples: deque[int] = deque()
+        """Sample numbers of each `STATE_EVERY` steps."""
         self.num_steps = 0
         self.data_pass = 0
         self._source = 0
@@ -107,9 +125,30 @@ class StepRing:
                 self._source = batches[-1][0]
                 self.data_pass += 1
             self._batches = []
+        else:
+            batches = []  # the other list goes on
         # A plain tuple: to create one takes a third of the time.
         self._entries.append((self.num_steps, at_s, batches, self._num_batches, self.data_pass, generators))
         self._num_batches = 0
+        if self.num_steps % STATE_EVERY == 0:
+            self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Forget the oldest steps, and the sample numbers of batches that have too many."""
+        entries, num_samples = self._entries, 0
+        for entry in itertools.islice(reversed(entries), STATE_EVERY):
+            batches = entry[2]
+            for position, batch in enumerate(batches):
+                num_of_batch = len(batch.indices or ())
+                if num_of_batch > _MAX_INDICES:
+                    batches[position] = batch._replace(indices=_index_range(batch.indices))
+                else:
+                    num_samples += num_of_batch
+        self._num_samples.append(num_samples)
+        while len(entries) > _MAX_STEPS or (sum(self._num_samples) > _MAX_SAMPLES and len(entries) > NUM_STEPS):
+            self._num_samples.popleft()
+            for _ in range(STATE_EVERY):
+                entries.popleft()
 
     @property
     def entries(self) -> list[RingEntry]:
@@ -135,11 +174,11 @@ class LoggedSteps:
     def _append(self, record: Any, num_rows: int) -> None:
         self._records.append(record)
         self._num_rows += num_rows
-        while self._num_rows - _num_rows(self._records[0]) >= NUM_STEPS:
+        while self._num_rows - _num_rows(self._records[0]) >= _MAX_STEPS:
             self._num_rows -= _num_rows(self._records.popleft())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the last steps, oldest first: 128, and a few more that were written with them."""
+        """Return the last steps, oldest first."""
         rows: list[dict[str, Any]] = []
         for record in list(self._records):
             if isinstance(record, StepTable):
@@ -202,14 +241,19 @@ def _describe_batch(batch: DeliveredBatch) -> dict[str, Any]:
     }
     if batch.num_tokens is not None:
         fields["num_tokens"] = batch.num_tokens
+    if isinstance(batch.indices, IndexRange):
+        first, last, fields["num_samples"] = batch.indices
+        fields |= {"first_index": first, "last_index": last}
+        return fields
     indices = plain_indices(batch.indices)
     if indices is not None:
-        fields["num_samples"] = len(indices)
-        if len(indices) <= _MAX_INDICES:
-            fields["indices"] = indices
-        else:
-            fields |= {"first_index": indices[0], "last_index": indices[-1]}
+        fields |= {"num_samples": len(indices), "indices": indices}
     return fields
+
+
+def _index_range(indices: Sequence[Any]) -> IndexRange | None:
+    ends = plain_indices((indices[0], indices[-1]))
+    return None if ends is None else IndexRange(ends[0], ends[1], len(indices))
 
 
 def plain_indices(indices: Any) -> list[int] | None:

@@ -43,6 +43,6 @@ def has_non_finite_value(row: Mapping[str, Any]) -> bool:
     return any(isinstance(value, float) and not math.isfinite(value) for value in row.values())
 
 
-def position_of(row: Mapping[str, Any]) -> str:
-    """Return which batch of the data a step used, as words."""
-    return f"number {row['batches'][-1]['position']:,} of pass {row['data_pass']} over the data"
+def position_of(row: Mapping[str, Any], batch: Mapping[str, Any]) -> str:
+    """Return the place in the data of a batch of a step, as words."""
+    return f"number {batch['position']:,} of pass {row['data_pass']} over the data"

@@ -258,7 +258,8 @@ class TorchObserver:
         except AttributeError:  # it began before the run
             return
         indices = waiting.popleft() if waiting else None
-        if not has_numbers or sampler_iter is not iterator._sampler_iter:
+        is_same_pass = sampler_iter is iterator._sampler_iter
+        if not has_numbers or not is_same_pass or not isinstance(indices, (list, tuple)):
             indices = None
         kind = type(data)
         # The usual kinds of batches first: this is most of the cost.

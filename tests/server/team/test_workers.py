@@ -296,6 +296,12 @@ def test_counters_continue_after_a_restart(tmp_path: Path):
     again.group.close()
 
 
+def test_counters_without_events_are_zero():
+    text = ServerMetrics().text()
+    assert "# TYPE tachograph_faults_total counter\ntachograph_faults_total 0\n" in text
+    assert "ingest_requests" not in text  # has a label
+
+
 def test_damaged_state_of_another_process_is_left_out(tmp_path: Path):
     member = Member(tmp_path)
     (tmp_path / ".server" / "processes" / "other-0.json").write_text("{")

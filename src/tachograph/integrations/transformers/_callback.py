@@ -5,10 +5,14 @@ been fetched; `on_evaluate` and `on_save` are called after the evaluation and th
 which it returned (`_last_event_s`), and the next hook assigns the time in between: `on_step_begin` to data loading,
 `on_save` to the checkpoint, the first `on_prediction_step` to the evaluation. Forward and backward pass have no hooks;
 the trainer's `accelerator.backward` is wrapped to separate them.
+
+NaN: by default the trainer replaces a loss that is not finite by the mean of the others before it logs it, so a model
+that is lost has the loss 0. Its `training_step` is wrapped to see each loss. The trainer reads it next anyway.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -105,6 +109,8 @@ class TachographCallback(TrainerCallback):
         self._num_since_log = 0
         self._busy_s = 0.0
         """Time spent in the steps since the trainer last logged, without evaluation and saving."""
+        self._bad_loss: float | None = None
+        """A loss of the current step that is not finite."""
         self._load: tuple[float, float] | None = None
         self._startup: list[tuple[SpanScope, float, float]] = []
         """Spans from before the run, with the times of their start and stop."""
@@ -260,6 +266,8 @@ class TachographCallback(TrainerCallback):
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
             self._train_patches.wrap(accelerator, "backward", self._timed_backward)
+        if getattr(trainer.args, "logging_nan_inf_filter", False):
+            self._train_patches.wrap(trainer, "training_step", self._checked_step)
         if not self._completions.get("completions", True) or self._capture is not None:
             return
         with guard("capturing completions"):
@@ -280,6 +288,22 @@ class TachographCallback(TrainerCallback):
             return result
 
         return wrapper
+
+    def _checked_step(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            with guard("reading a loss"):
+                self._check_loss(loss)
+            return loss
+
+        return wrapper
+
+    def _check_loss(self, loss: Any) -> None:
+        if loss.device.type == "xla":
+            return  # there the trainer does not read it
+        value = loss.item()
+        if not math.isfinite(value):
+            self._bad_loss = value
 
     @_hook
     def _mark(self, phase: Names | None) -> None:
@@ -309,6 +333,7 @@ class TachographCallback(TrainerCallback):
     ) -> None:
         """Start an iteration. Its batches have been fetched, so the time since the last hook was data loading."""
         now_s = perf_counter()
+        self._bad_loss = None
         self._job.begin_iteration(self._last_event_s)
         self._job.add_data_wait(self._last_event_s, now_s)
         self._marks = self._job.new_marks(self._is_cuda)
@@ -346,6 +371,8 @@ class TachographCallback(TrainerCallback):
         self._job.end_iteration(now_s, marks=marks)
         if self._capture is not None:
             self._capture.on_step_end(state.global_step)
+        if self._bad_loss is not None and self._job.run is not None and not control.should_log:
+            self._job.run.log({"train_loss": self._bad_loss}, step=state.global_step)
         self._apply_requests(state, control)
 
     def _apply_requests(self, state: TrainerState, control: TrainerControl) -> None:
@@ -380,9 +407,11 @@ class TachographCallback(TrainerCallback):
             run.event("training_summary", step=state.global_step, **logs)
             return
         metrics = dict(logs)
+        if "loss" in logs and self._bad_loss is not None:
+            metrics["loss"] = self._bad_loss
         for theirs, ours in (("loss", "train_loss"), ("learning_rate", "lr")):
-            if theirs in logs:
-                metrics[ours] = logs[theirs]
+            if theirs in metrics:
+                metrics[ours] = metrics[theirs]
         if "loss" in logs and self._num_since_log and self._busy_s > 0:
             metrics["sec_per_step"] = self._busy_s / self._num_since_log
             metrics["samples_per_sec"] = self._batch_size * self._num_since_log / self._busy_s

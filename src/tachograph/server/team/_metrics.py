@@ -23,6 +23,10 @@ COUNTERS = {
     "faults": "Failures of the server itself; its log has one line for each.",
 }
 """The counters, with their meaning."""
+
+_WITH_STATUS = frozenset({"ingest_requests", "rejected_keys"})
+"""The counters that have labels. The others begin at zero: a rate needs the value before the first event."""
+
 _LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger("tachograph.server")
@@ -89,7 +93,9 @@ class ServerMetrics:
 
     def text(self) -> str:
         """Return all values in the text format of Prometheus."""
-        totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
+            (name, ()): 0.0 for name in COUNTERS if name not in _WITH_STATUS
+        }
         for name, labels, value in [*self.counts(), *self.others()]:
             key = (name, tuple(labels))
             totals[key] = totals.get(key, 0) + value
