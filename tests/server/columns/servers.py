@@ -102,6 +102,10 @@ class ClickHouseServer:
         )
         _wait_for_answer(self.port, self._process, self.folder / "errors.log")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it as a power cut would."""
         self._process.send_signal(signal.SIGKILL)

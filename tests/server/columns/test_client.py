@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +14,7 @@ from tachograph.exceptions import ColumnStoreError, ConfigError
 from tachograph.server.columns import ColumnStore
 from tachograph.server.columns._address import parse_address
 from tachograph.server.columns._client import ClickHouseClient, quote
+from tests.conftest import wait_for
 from tests.server.columns.test_answers import ODD_NAMES
 
 
@@ -132,3 +135,17 @@ def test_idle_connection_is_opened_again(tmp_path):
             assert store.schema.client.execute("SELECT 1") == b"1\n"
     finally:
         server.close()
+
+
+def test_server_that_hangs_is_not_answering(old_server, monkeypatch):
+    """Charts then come from the files at once."""
+    monkeypatch.setattr("tachograph.server.columns._client._CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("tachograph.server.columns._client._CHECK_AGAIN_S", 0.05)
+    with ColumnStore(f"{old_server.url}/hanging") as store:
+        wait_for(lambda: store.is_answering, "the server")
+        os.kill(old_server.pid, signal.SIGSTOP)
+        try:
+            wait_for(lambda: not store.is_answering, "the first answer that is missing")
+        finally:
+            os.kill(old_server.pid, signal.SIGCONT)
+        wait_for(lambda: store.is_answering, "the server that goes on")

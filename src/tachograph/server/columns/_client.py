@@ -13,6 +13,7 @@ import http.client
 import itertools
 import re
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -41,6 +42,9 @@ _ERROR_CODE = re.compile(r"Code: (\d+)")
 _RETRYABLE_CODES = {159, 160, 164, 202, 203, 209, 210, 241, 242, 252, 253, 279, 285, 286, 319, 999}
 """Timeouts, overload, lack of memory, too many parts, an unreachable shard, and lost connections to ZooKeeper."""
 _WRONG_PASSWORD_CODES = {192, 193, 194, 516}
+_CHECK_EVERY_S = 5.0
+_CHECK_TIMEOUT_S = 3.0
+_CHECK_AGAIN_S = 15.0
 
 
 def quote(text: str) -> str:
@@ -57,6 +61,32 @@ class ClickHouseClient:
         self._lock = threading.Lock()
         self._connections: list[HttpConnection] = []
         self._version: tuple[int, int] | None = None
+        self._check_lock = threading.Lock()
+        self._next_check_s = 0.0
+        self._is_answering = False
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the server answers at once. One that hangs would delay each statement by the whole time limit.
+
+        It is asked if it has not answered anything for a few seconds.
+        """
+        if time.monotonic() < self._next_check_s:
+            return self._is_answering
+        with self._check_lock:
+            if time.monotonic() >= self._next_check_s and not self._check():
+                self._is_answering, self._next_check_s = False, time.monotonic() + _CHECK_AGAIN_S
+            return self._is_answering
+
+    def _check(self) -> bool:
+        connection = self._new_connection(_CHECK_TIMEOUT_S)
+        try:
+            self._send(connection, {}, b"SELECT 1")
+        except ColumnStoreError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     @property
     def version(self) -> tuple[int, int]:
@@ -113,6 +143,9 @@ class ClickHouseClient:
                 connection.close()
 
     def _post(self, parameters: dict[str, Any], body: bytes) -> bytes:
+        return self._send(self._connection(), parameters, body)
+
+    def _send(self, connection: HttpConnection, parameters: dict[str, Any], body: bytes) -> bytes:
         headers = self._headers()
         if self.address.is_compressed:
             body = gzip.compress(body, 1)
@@ -121,26 +154,28 @@ class ClickHouseClient:
         path = f"/?{urlencode(parameters)}"
         try:
             # Statements can be repeated: see `_schema`.
-            response = self._connection().request("POST", path, body, headers)
+            response = connection.request("POST", path, body, headers)
             response_body = gzip.decompress(response.body) if response.encoding == "gzip" else response.body
         except (OSError, http.client.HTTPException) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise ColumnStoreError(f"cannot reach {self.address.text}: {reason}", may_retry=True) from error
         if response.status == 200:
+            self._is_answering, self._next_check_s = True, time.monotonic() + _CHECK_EVERY_S
             return response_body
         raise self._rejection(response.status, response_body.decode("utf-8", "replace"))
 
     def _connection(self) -> HttpConnection:
         connection: HttpConnection | None = getattr(self._local, "connection", None)
         if connection is None:
-            address = self.address
-            connection = HttpConnection(
-                address.host, address.port, is_secure=address.is_secure, timeout_s=address.timeout_s
-            )
+            connection = self._new_connection(self.address.timeout_s)
             self._local.connection = connection
             with self._lock:
                 self._connections.append(connection)
         return connection
+
+    def _new_connection(self, timeout_s: float) -> HttpConnection:
+        address = self.address
+        return HttpConnection(address.host, address.port, is_secure=address.is_secure, timeout_s=timeout_s)
 
     def _headers(self) -> dict[str, str]:
         user, password = self.address.user, self.address.password

@@ -56,6 +56,11 @@ class ColumnStore:
         """Close the connections."""
         self.schema.client.close()
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether the database answers at once; see `ClickHouseClient.is_answering`."""
+        return self.schema.client.is_answering
+
     def run(self, folder: RunFolder, name: str, rank: int = 0) -> ClickHouseRun:
         """Return a run of a log folder, by its folder and its id there."""
         return ClickHouseRun(self.schema, run_key(folder.path, name), rank)
