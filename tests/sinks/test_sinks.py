@@ -88,6 +88,8 @@ MEDIA = """
         run.log({"note": tacho.Markdown("**bold**"), "broken": tacho.Image(np.zeros(3))}, step=4)
         run.log({"reward": tacho.Histogram([1.0, 2.0], bins=2), "page": tacho.Html("<b>hi</b>")}, step=4)
         run.log({"eval": tacho.Table(rows=[{"prompt": "a", "score": 0.5}])}, step=5)
+        rows = [{"n": number, "picture": pictures[0] if number < 2 else None} for number in range(1_500)]
+        run.log({"many": tacho.Table(rows=rows)}, step=6)
 """
 
 
@@ -128,7 +130,12 @@ def test_wandb_receives_media_if_asked(logs, script):
     }
     assert [item.get("caption") for item in media["samples"]["items"]] == ["a fox", "a wolf"]
     assert not [item for line in media.values() for item in line["items"] if "problem" in item]
-    assert report.left_out["table-file"] == 1
+    assert report.left_out["table-file"] == 2
+    (table,) = (path.parent / "files" / "media" / "table").glob("many_*.json")  # of more than 1,000 rows: in a file
+    assert [row[0] for row in json.loads(table.read_bytes())["data"]] == list(range(1_500))
+    artifacts = [record.artifact for record in wandb_records(path) if record.WhichOneof("record_type") == "artifact"]
+    (artifact,) = [artifact for artifact in artifacts if artifact.name.endswith("many")]
+    assert sorted(entry.path.rpartition(".")[2] for entry in artifact.manifest.contents) == ["json", "png"]
     (histogram,) = read(logs / "imported" / "yes").latest("event", "histogram")
     assert (histogram["tag"], histogram["counts"]) == ("reward", [1, 1])
 

@@ -16,6 +16,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "ExportedItem",
     "as_png",
+    "cell_picture",
     "check_media_option",
     "exported_histograms",
     "exported_items",
@@ -102,6 +103,19 @@ def open_picture(data: bytes) -> Iterator[Any]:
         if image.width * image.height > _MAX_PIXELS:
             raise ValueError(f"{image.width} × {image.height} pixels are too many")
         yield image
+
+
+def cell_picture(cell: Any, folder: RunFolder | None) -> bytes | None:
+    """Return the picture in a cell of a table; None for other cells, and if it is not there or too large."""
+    if folder is None or not isinstance(cell, dict) or cell.get("media") != "image":
+        return None
+    sha256, ext = cell.get("sha256"), cell.get("ext")
+    file = open_media(folder, sha256, ext) if isinstance(sha256, str) and isinstance(ext, str) else None
+    if file is None:
+        return None
+    with file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    return data if len(data) <= MAX_FILE_BYTES else None
 
 
 def plain_cell(value: Any) -> Any:

@@ -16,9 +16,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tachograph.bridges.exported_media import MAX_FILE_BYTES, ExportedItem, exported_items, open_picture
+from tachograph.bridges.exported_media import ExportedItem, cell_picture, exported_items, open_picture
 from tachograph.journal import RunFolder
-from tachograph.reader import open_media
 
 __all__ = ["PICTURES_TAG", "TABLES_TAG", "MlflowFile", "media_files"]
 
@@ -114,16 +113,9 @@ def _table(item: ExportedItem, path: str, folder: RunFolder | None) -> Iterator[
 
 
 def _cell_pictures(cell: Any, table_path: str, folder: RunFolder | None) -> Iterator[MlflowFile]:
-    if not isinstance(cell, dict) or cell.get("media") != "image" or folder is None:
-        return
-    sha256, ext = cell.get("sha256"), cell.get("ext")
-    file = open_media(folder, sha256, ext) if isinstance(sha256, str) and isinstance(ext, str) else None
-    if file is None:
-        return
-    with file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    pictures = _png_and_small(data) if len(data) <= MAX_FILE_BYTES else None
-    if pictures is not None:
+    data = cell_picture(cell, folder)
+    pictures = _png_and_small(data) if data is not None else None
+    if data is not None and pictures is not None:
         path = f"table_images/{table_path}/{_id_of('', data)}"
         yield MlflowFile(f"{path}.png", pictures[0])
         yield MlflowFile(f"{path}.webp", pictures[1])

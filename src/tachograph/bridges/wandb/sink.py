@@ -15,7 +15,14 @@ from typing import Any
 import wandb
 
 from tachograph._base.files import make_folder
-from tachograph.bridges.exported_media import ExportedItem, exported_histograms, exported_items, plain_cell
+from tachograph.bridges.exported_media import (
+    ExportedItem,
+    cell_picture,
+    exported_histograms,
+    exported_items,
+    open_picture,
+    plain_cell,
+)
 from tachograph.bridges.wandb.options import check_options
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY
@@ -140,7 +147,7 @@ class WandbSink:
         values = []
         for item in exported_items(record, self._folder):
             with contextlib.suppress(ValueError, TypeError, OSError, wandb.Error):  # a format that W&B does not take
-                value = _as_wandb(item)
+                value = _as_wandb(item, self._folder)
                 if value is not None:
                     values.append(value)
         name = str(record.get("name"))
@@ -164,7 +171,7 @@ class WandbSink:
             run.finish(exit_code=0 if self._status == "finished" else 1)
 
 
-def _as_wandb(item: ExportedItem) -> Any:
+def _as_wandb(item: ExportedItem, folder: RunFolder | None) -> Any:
     """Return an item as an object of W&B; None for a kind that it does not have."""
     caption = item.caption or None
     if item.kind in {"image", "video"} and item.fields.get("ext") in {"png", "jpg", "webp"}:
@@ -175,8 +182,20 @@ def _as_wandb(item: ExportedItem) -> Any:
         return wandb.Audio(item.path, caption=caption)
     if item.kind == "html":
         return wandb.Html(item.data.decode("utf-8", "replace"), inject=False)
-    rows, columns = item.fields.get("rows"), item.fields.get("columns")
-    if item.kind == "table" and isinstance(columns, list) and isinstance(rows, list):
-        data = [[plain_cell(row.get(column)) for column in columns] for row in rows if isinstance(row, dict)]
+    stored_table = item.table() if item.kind == "table" else None
+    if stored_table is None:
+        return None
+    columns, rows = stored_table
+    data = [[_as_cell(row.get(column), folder) for column in columns] for row in rows]
+    try:
+        return wandb.Table(columns=columns, data=data)
+    except TypeError:  # values of several types in a column; pictures are shown as text then
         return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-    return None
+
+
+def _as_cell(value: Any, folder: RunFolder | None) -> Any:
+    picture = cell_picture(value, folder)
+    if picture is not None:
+        with contextlib.suppress(Exception), open_picture(picture) as image:  # Pillow raises almost anything
+            return wandb.Image(image)
+    return plain_cell(value)
