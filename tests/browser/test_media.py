@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -476,4 +477,20 @@ def test_run_without_media_has_no_tab(page: Page, dashboard: Callable[..., Any],
     write(logs / "plain", [START, *(step(i, loss=1.0) for i in range(20)), END])
     page.goto(dashboard().url + "#/run/plain")
     expect(page.get_by_role("link", name="overview", exact=True)).to_be_visible()
-    expect(page.get_by_role("link", name="media", exact=True)).to_have_count(0)
+    media_link = page.get_by_role("link", name=re.compile("^media$", re.IGNORECASE))
+    expect(media_link).to_have_count(0)
+
+    folder = write(logs / "other", [{**START, "run_name": "other"}, *(step(i, loss=1.0) for i in range(20))])
+    chart = page.locator("[data-metric=loss] canvas").first
+    for address in ("#/", "#/compare?run=plain&run=other"):
+        page.goto(page.url.partition("#")[0] + address)
+        expect(chart).to_be_visible()
+        expect(media_link).to_have_count(0)
+    append(folder, [media("note", "text", 20, {"text": "hello"}), END])
+    page.reload()
+    media_link.click()
+    expect(page.locator("[data-media-grid=note]")).to_contain_text("hello")
+    page.get_by_role("link", name="sweep", exact=True).click()
+    expect(media_link).to_be_visible()
+    page.goto(page.url.partition("#")[0] + "#/")
+    expect(media_link).to_be_visible()

@@ -15,6 +15,7 @@ from tachograph.server._overlay_models import OverlayPage, OverlayQuery
 from tachograph.server._series_cache import SeriesCache
 from tachograph.store import Store, StoredRun
 from tests.conftest import wait_for
+from tests.media_files import media
 from tests.store import END, START, append, lines, step, write
 
 CONFIG = {"lr": 0.1, "seed": 1, "output_dir": "a"}
@@ -53,9 +54,11 @@ def test_series_of_several_runs_in_one_response(serve, tmp_path):
 
 def test_metrics_of_several_runs_in_one_response(serve, tmp_path):
     for name, values in {"a": {"loss": 1.0}, "b": {"loss": 1.0, "acc": 0.5}, "c": {"acc": 0.5}}.items():
-        write(tmp_path / name, [start(), step(0, **values), END])
+        pictures = [media("samples", "text", 0, {"text": "hello"})] if name == "a" else []
+        write(tmp_path / name, [start(), step(0, **values), *pictures, END])
     served = serve(tmp_path)
     page = get(served, "metrics", run=["b", "gone", "a", "c"])
+    assert [run["has_media"] for run in page["runs"]] == [False, False, True, False]
     facts = ("name", "kind", "signal", "same_as", "x_metric")
     for run in page["runs"]:
         if run["run"] == "gone":

@@ -108,7 +108,8 @@ def build_runs_metrics_page(
         metrics = [copy_fields(MetricFacts, metric) for metric in page.metrics]
         metrics += _unread_metrics(column_metrics.get(run.id, {}), {metric.name for metric in metrics})
         run_indexes = [indexes.setdefault(metric, len(indexes)) for metric in metrics]
-        pages.append(MetricsOfRun(run=name, metrics=run_indexes, indexed_share=page.indexed_share))
+        has_media = run.media.num_records["media"] > 0
+        pages.append(MetricsOfRun(run=name, metrics=run_indexes, indexed_share=page.indexed_share, has_media=has_media))
     return RunsMetricsPage(list(indexes), pages)
 
 

@@ -70,6 +70,8 @@ class MetricsOfRun(msgspec.Struct, kw_only=True):
     """Indexes into the metrics of the page, in order of first appearance."""
     indexed_share: float = msgspec.field(default=1.0, name="indexed")
     """Fraction of the journal read so far, 0 to 1."""
+    has_media: bool = False
+    """Whether it has pictures, tables or other media in the part of the journal that was read."""
     exists: bool = True
     reason: str | None = None
     """Why the run could not be read; null if it was."""

@@ -380,6 +380,8 @@ export interface MetricsOfRun {
   metrics: number[];
   /** Fraction of the journal read so far, 0 to 1. */
   indexed: number;
+  /** Whether it has pictures, tables or other media in the part of the journal that was read. */
+  has_media: boolean;
   exists: boolean;
   /** Why the run could not be read; null if it was. */
   reason: string | null;

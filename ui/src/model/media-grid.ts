@@ -10,6 +10,8 @@ import { indexAt, type MediaItem, promptsOf } from "./media";
  */
 export const stepRules = ["same", "nearest", "best"] as const;
 export type StepRule = (typeof stepRules)[number];
+/** Only the first runs have a column. */
+export const maxMediaRuns = 24;
 export const zooms = ["fit", "1", "2", "4", "8", "16"];
 
 export interface MediaGridView {

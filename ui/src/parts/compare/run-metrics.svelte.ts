@@ -1,4 +1,4 @@
-/** The metrics of the compared runs. */
+/** The metrics of the compared runs, and whether they have media. */
 
 import { api, type MetricFacts } from "../../api";
 import { live } from "../../live.svelte";
@@ -18,10 +18,13 @@ const unreadPauseMs = 1000;
 export class RunMetrics {
   /** Null until the first runs are read, and without runs. */
   value = $state.raw<MergedMetric[] | null>(null);
+  /** Whether one of the runs that were read has pictures, tables or other media. */
+  hasMedia = $state(false);
   /** Runs that do not exist. */
   missing = $state.raw<string[]>([]);
 
   readonly #byRun = new Map<string, MetricFacts[]>();
+  readonly #withMedia = new Set<string>();
   /** The version of each run at which all of its metrics were loaded. */
   readonly #versions = new Map<string, string>();
   readonly #loaded: Resource<void>;
@@ -51,7 +54,7 @@ export class RunMetrics {
     let isUnread = false;
     clearTimeout(this.#retry);
     if (names.length === 0) {
-      [this.value, this.missing] = [null, []];
+      [this.value, this.hasMedia, this.missing] = [null, false, []];
       return;
     }
     const due = names.filter((name) => this.#versions.get(name) !== (versions[name] ?? ""));
@@ -59,7 +62,7 @@ export class RunMetrics {
     for (let start = 0; start < due.length; start += size, size = batchSize) {
       const page = await api.listMetricsOfRuns(due.slice(start, start + size));
       if (this.#isClosed || runs() !== names) return; // other runs were chosen, which are loaded next
-      for (const { run, metrics, indexed, exists, reason } of page.runs) {
+      for (const { run, metrics, indexed, has_media: hasMedia, exists, reason } of page.runs) {
         if (!exists) missing.add(run);
         else problem ??= reason;
         if (reason !== null) continue;
@@ -67,12 +70,14 @@ export class RunMetrics {
           run,
           metrics.flatMap((index) => page.metrics[index] ?? []),
         );
+        if (hasMedia) this.#withMedia.add(run);
         if (indexed < 1) isUnread = true;
         else this.#versions.set(run, versions[run] ?? "");
       }
       this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));
     }
     this.value = mergeMetrics(names.map((name) => this.#byRun.get(name) ?? []));
+    this.hasMedia = names.some((name) => this.#withMedia.has(name));
     this.missing = names.filter((name) => missing.has(name));
     if (isUnread) this.#retry = setTimeout(() => void this.#loaded.refresh(), unreadPauseMs);
     if (problem !== null) throw new Error(problem);
