@@ -81,6 +81,7 @@ def test_gallery_follows_one_slider_and_the_address(page: Page, dashboard: Calla
     assert "media=note" in page.url
     page.reload()
     expect(page.locator("[data-media=note]")).to_contain_text("hello")
+    expect(page.get_by_text("1 at 1 step", exact=True)).to_be_visible()
 
     page.get_by_label("Name").select_option("")
     page.get_by_role("button", name="Latest").click()

@@ -2,6 +2,7 @@
 
 import { api, type AnnotationChange, type BulkRequest, type RunResult } from "./api";
 import { bulkRequests, undoRequests } from "./model/bulk";
+import { quantity } from "./model/format";
 
 export const undoSeconds = 10;
 
@@ -11,8 +12,6 @@ export interface Notice {
   failures: { run: string; error: string }[];
   undo: BulkRequest[];
 }
-
-export const runsText = (count: number): string => `${count} ${count === 1 ? "run" : "runs"}`;
 
 export class BulkActions {
   notice = $state.raw<Notice | null>(null);
@@ -38,7 +37,7 @@ export class BulkActions {
     const results = await this.#send(bulkRequests(action, runs, changes));
     const done = results.filter((result) => result.error === null);
     this.#show({
-      text: `${verb} ${runsText(done.length)}`,
+      text: `${verb} ${quantity(done.length, "run")}`,
       failures: results.flatMap(({ run, error }) => (error === null ? [] : { run, error })),
       undo: undoRequests(action, results),
     });
@@ -51,7 +50,7 @@ export class BulkActions {
     const results = await this.#send(undo);
     const numDone = results.filter((result) => result.error === null).length;
     this.#show({
-      text: `Undone for ${runsText(numDone)}`,
+      text: `Undone for ${quantity(numDone, "run")}`,
       failures: results.flatMap(({ run, error }) => (error === null ? [] : { run, error })),
       undo: [],
     });

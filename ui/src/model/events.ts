@@ -1,7 +1,7 @@
 /** One-line descriptions of records for the events page. */
 
 import type { JournalRecord, Json } from "../api";
-import { duration, number, plain, words } from "./format";
+import { duration, number, plain, quantity, words } from "./format";
 
 export type Tone = "bad" | "warn" | "good" | "";
 
@@ -43,8 +43,7 @@ export function eventDetail(record: JournalRecord): string {
       if (typeof value === "number" && !["time", "global_step"].includes(name)) parts.push(`${name} ${number(value)}`);
     }
   }
-  if (typeof record["num_records"] === "number")
-    parts.push(`${record["num_records"]} ${record["num_records"] === 1 ? "record" : "records"}`);
+  if (typeof record["num_records"] === "number") parts.push(quantity(record["num_records"], "record"));
   if (typeof record["duration_s"] === "number") parts.push(duration(record["duration_s"]));
   return parts.filter(Boolean).join(" · ");
 }

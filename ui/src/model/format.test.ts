@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, duration, energy, mass, number, plain, rate, sentence, share } from "./format";
+import { ago, bytes, duration, energy, mass, number, plain, quantity, rate, sentence, share } from "./format";
 
 test("numbers are short, and non-numbers are marked", () => {
   expect(number(null)).toBe("–");
@@ -12,6 +12,15 @@ test("numbers are short, and non-numbers are marked", () => {
   expect(number(0.123456)).toBe("0.1235");
   expect(number(3e-7)).toBe("3.00e-7");
   expect(number(1.5e9 + 0.5)).toBe("1.50e9");
+});
+
+test("a noun agrees with its count", () => {
+  expect([0, 1, 2, 12_345].map((count) => quantity(count, "more step"))).toEqual([
+    "0 more steps",
+    "1 more step",
+    "2 more steps",
+    "12\u202f345 more steps",
+  ]);
 });
 
 test("durations and ages use natural units", () => {

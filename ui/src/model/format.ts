@@ -19,6 +19,11 @@ function grouped(value: number): string {
   return Math.abs(value) < 10_000 ? String(value) : value.toLocaleString("en-US").replaceAll(",", "\u202f");
 }
 
+/** A count with its noun: `1 step`, `2 steps`. */
+export function quantity(count: number, noun: string): string {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return nothing;
   if (seconds < 0) return nothing;

@@ -1,6 +1,7 @@
 /** Texts of the language that selects runs (docs/runs.md): quoting, the quick filter by state, and completion. */
 
 import type { FieldView } from "../api";
+import { quantity } from "./format";
 import { fieldParts, isMetric } from "./table-view";
 
 const special = /[\s()",`=!<>~:]/;
@@ -205,7 +206,7 @@ function completeField(token: string, start: number, cursor: number, vocabulary:
   return found(
     ranked.map(({ each }) => ({
       text: quoteField(each.field),
-      detail: `${each.kind}, ${each.num_runs} ${each.num_runs === 1 ? "run" : "runs"}`,
+      detail: `${each.kind}, ${quantity(each.num_runs, "run")}`,
     })),
   );
 }

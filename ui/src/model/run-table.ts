@@ -1,7 +1,7 @@
 /** What the list says about a run besides its columns. */
 
 import type { RunSummary } from "../api";
-import { duration, number } from "./format";
+import { duration, number, quantity } from "./format";
 
 /** The time since the last step of a running run, if it is much longer than a step takes; else null. */
 export function stalledSeconds(run: RunSummary, now: number): number | null {
@@ -14,7 +14,7 @@ export function stalledSeconds(run: RunSummary, now: number): number | null {
 export function runWarnings(run: RunSummary, now: number): string[] {
   const found: string[] = [];
   if (typeof run.train_loss === "string") found.push(`loss is ${number(run.train_loss)}`);
-  if (run.num_dropped) found.push(`${number(run.num_dropped)} ${run.num_dropped === 1 ? "record" : "records"} lost`);
+  if (run.num_dropped) found.push(`${quantity(run.num_dropped, "record")} lost`);
   const stalled = stalledSeconds(run, now);
   if (stalled !== null) found.push(`last step ${duration(stalled)} ago`);
   return found;

@@ -1,6 +1,7 @@
 /** The panels that someone adds to the workspace: how values of the drawn runs depend on each other. */
 
 import type { FieldView, Json } from "../api";
+import { quantity } from "./format";
 import type { Member } from "./overlay";
 import { fitScale, type Scale, shareOf } from "./scale";
 import { fieldParts, isMetric, resultField } from "./table-view";
@@ -151,7 +152,7 @@ export function missingRuns(
       ["low", `with ${fieldTitle(field)} ≤ 0`],
     ]) {
       const left = runs.filter((_, run) => placeOf(field, run) === place);
-      if (left.length) parts.push(`${left.length} ${left.length === 1 ? "run" : "runs"} ${text}`);
+      if (left.length) parts.push(`${quantity(left.length, "run")} ${text}`);
       for (const run of left) names.add(run);
     }
   }
