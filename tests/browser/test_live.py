@@ -143,6 +143,26 @@ def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     expect(value).not_to_have_text(seen)
 
 
+@pytest.mark.complains
+def test_error_of_the_server_is_no_lost_connection(page, context, dashboard, logs):
+    write(logs / "first", [START, step(0, train_loss=1.0), END])
+    body = '{"error": {"code": "overloaded", "message": "too many connections"}}'
+    answers = [
+        {"status": 500, "content_type": "application/json", "body": body},
+        {"status": 200, "content_type": "text/html", "body": "<p>Log in to the proxy</p>"},
+    ]
+    page.route("**/api/v1/live*", lambda route: route.fulfill(**answers[0]))
+    page.goto(dashboard().url)
+    notice = page.get_by_role("banner").get_by_role("status")
+    expect(notice).to_contain_text("The server answered with an error (500).")
+    expect(notice).to_have_attribute("title", "Too many connections.")
+    answers.pop(0)
+    expect(notice).to_have_text("The server answered, but without live updates.")
+    expect(notice).to_have_attribute("title", "The answer is not a stream of changes.")
+    page.unroute_all(behavior="ignoreErrors")
+    expect(notice).to_have_count(0)
+
+
 def test_silent_stream_is_noticed_and_replaced_by_polling(page, context, dashboard, logs):
     write(logs / "first", [START, step(0, train_loss=1.0), END])
     page.clock.install()

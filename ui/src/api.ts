@@ -69,7 +69,7 @@ function buildUrl(path: GetPath | PostPath | PutPath | DeletePath, parameters: o
   return `${filled.replace(/^\//, "")}${text ? `?${text}` : ""}`;
 }
 
-async function send<Result>(url: string, options: RequestInit = {}): Promise<Result> {
+async function request(url: string, options: RequestInit): Promise<Response> {
   let response: Response;
   try {
     response = await fetch(url, options);
@@ -83,6 +83,11 @@ async function send<Result>(url: string, options: RequestInit = {}): Promise<Res
     if (response.status === 401 && !url.endsWith("/login")) api.onUnauthorized();
     throw new ApiError(response.status, code, message);
   }
+  return response;
+}
+
+async function send<Result>(url: string, options: RequestInit = {}): Promise<Result> {
+  const response = await request(url, options);
   return response.status === 204 ? (null as Result) : await response.json();
 }
 
@@ -224,5 +229,19 @@ export const api = {
     source.onopen = () => on.connection(true, false);
     source.onerror = () => on.connection(false, source.readyState === EventSource.CLOSED);
     return () => source.close();
+  },
+
+  /** Why the server does not stream changes, which `EventSource` does not say; null if it does. */
+  async explainStream(runs: string[]): Promise<ApiError | null> {
+    const abort = new AbortController();
+    try {
+      const response = await request(buildUrl("/api/v1/live", {}, { run: runs }), { signal: abort.signal });
+      const isStream = response.headers.get("Content-Type")?.startsWith("text/event-stream");
+      return isStream ? null : new ApiError(response.status, "bad_answer", "The answer is not a stream of changes.");
+    } catch (error) {
+      return error as ApiError;
+    } finally {
+      abort.abort();
+    }
   },
 };

@@ -26,6 +26,8 @@ class Live {
   logDirs = $state.raw<string[]>([]);
   isLoaded = $state(false);
   isConnected = $state(true);
+  /** The error that the server answered with instead of changes; null if it did not answer. */
+  streamError = $state.raw<ApiError | null>(null);
   /** Whether no event arrives although the server can be reached. */
   isSilent = $state(false);
   needsToken = $state(false);
@@ -171,9 +173,18 @@ class Live {
       this.numReconnects++;
       void this.load();
     }
-    this.isConnected = isConnected;
-    // The browser gives up if the response is not a stream, such as a request for the token.
-    if (isFinal) this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), reconnectMs);
+    if (isFinal) void this.#retryLater();
+    else [this.isConnected, this.streamError] = [isConnected, null];
+  }
+
+  /** The browser gives up if the response is not a stream, such as a request for the token. */
+  async #retryLater(): Promise<void> {
+    const stop = this.#stop;
+    this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), reconnectMs);
+    const error = await api.explainStream(this.#watched);
+    if (error === null || this.#stop !== stop) return; // another stream was opened meanwhile
+    this.streamError = error.status > 0 ? error : null;
+    this.isConnected = false;
   }
 
   #report(name: string, summary: RunSummary | null): void {
