@@ -100,6 +100,18 @@ def test_thousand_metrics_stay_usable(page, dashboard, logs):
     expect(page.get_by_text("100 of 1000 metrics")).to_be_visible()
 
 
+def test_long_names_differ_above_the_charts(page, dashboard, logs):
+    names = [f"a-long-name-of-an-experiment-lr{lr}-seed-1-with-the-same-end" for lr in ("0.001", "0.003")]
+    for name in names:
+        write_journal(logs, name, [{"train_loss": 1.0}])
+    page.goto(f"{dashboard().url}#/run/{names[0]}/charts?with={names[1]}")
+    for name, part in zip(names, ("lr0.001-", "lr0.003-"), strict=True):
+        chip = page.locator(".chip.run").filter(has=page.get_by_title(name))
+        differing = chip.locator(".part:not(.common)")
+        expect(differing).to_have_text(part)
+        assert differing.evaluate("each => each.scrollWidth <= each.clientWidth + 1")
+
+
 def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     for name, factor in (("first", 1.0), ("second", 2.0), ("third", 3.0)):
         record(logs, name, [{"train_loss": factor * step} for step in range(30)], config={"lr": factor, "seed": 1})
