@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from playwright.sync_api import expect
 
@@ -245,6 +246,31 @@ def test_panels_show_any_fields_of_the_drawn_runs(page, dashboard, logs):
     scatter.get_by_role("button", name=re.compile("^Settings of")).click()
     scatter.get_by_role("button", name="Remove").click()
     expect(page.locator("[data-panel]")).to_have_count(1)
+
+
+def test_focus_stays_where_added_panels_are_removed(page, dashboard, logs):
+    write_sweep(logs, 3)
+    panels = ("scatter,,config.lr,result", "bar,,result", "line,,train_loss,")
+    page.goto(dashboard().url + "#/?" + "&".join(f"panel={quote(panel)}" for panel in panels))
+    section = page.get_by_label("Added panels")
+    settings = section.get_by_role("button", name=re.compile("^Settings of"))
+    expect(section.locator("circle")).to_have_count(3)
+    expect(section.locator("article")).to_have_count(3)
+    for panel, key in ((settings.nth(0), "Move right"), (settings.nth(1), "Apply")):
+        panel.press("Enter")
+        page.get_by_role("button", name=key).press("Enter")
+        expect(settings.nth(1)).to_be_focused()
+    settings.nth(0).press("Enter")
+    page.get_by_role("button", name="Remove").press("Enter")
+    expect(section.locator("article")).to_have_count(2)
+    expect(settings.nth(0)).to_be_focused()  # the panel that took its place
+    section.get_by_label("Unpin train_loss").press("Enter")
+    expect(section.locator("article")).to_have_count(1)
+    expect(settings.nth(0)).to_be_focused()  # the last one
+    settings.nth(0).press("Enter")
+    page.get_by_role("button", name="Remove").press("Enter")
+    expect(section).to_have_count(0)
+    expect(page.get_by_role("button", name="Add panel", exact=True)).to_be_focused()
 
 
 def test_keyboard_reaches_everything(page, dashboard, logs):
