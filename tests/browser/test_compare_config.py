@@ -88,7 +88,7 @@ def test_differences_and_sweep(page, dashboard, logs):
     ]
     expect(page.locator('[data-axis="optimizer.lr"] .kind')).to_have_text("log")
     expect(page.get_by_text("1 run has no finite val_loss.best: dashed.")).to_be_visible()
-    scatter = page.get_by_role("img", name="val_loss.best against optimizer.lr")
+    scatter = page.get_by_role("group", name="val_loss.best against optimizer.lr")
     expect(scatter.locator("circle")).to_have_count(31)
 
     # Brush the lower half of an axis, then name and open a run.
@@ -116,8 +116,8 @@ def test_differences_and_sweep(page, dashboard, logs):
     page.keyboard.press("Escape")
     expect(page.locator("[data-shown]")).to_have_text("32 of 32 runs")
     page.get_by_label("Result", exact=True).select_option("train_loss")
-    expect(page.get_by_role("img", name="train_loss.best against optimizer.lr")).to_be_visible()
-    plot = page.get_by_role("img", name="train_loss.best against optimizer.lr")
+    expect(page.get_by_role("group", name="train_loss.best against optimizer.lr")).to_be_visible()
+    plot = page.get_by_role("group", name="train_loss.best against optimizer.lr")
     plot.locator("circle").first.hover()
     expect(page.get_by_role("status").filter(has_text="train_loss.best")).to_contain_text("run-")
     name = page.locator(".tip b").inner_text()

@@ -273,6 +273,28 @@ def test_focus_stays_where_added_panels_are_removed(page, dashboard, logs):
     expect(page.get_by_role("button", name="Add panel", exact=True)).to_be_focused()
 
 
+def test_points_of_scatter_plots_follow_the_arrow_keys(page, dashboard, logs):
+    write_sweep(logs, 6)
+    page.goto(dashboard().url + "#/?" + f"panel={quote('scatter,,config.lr,result')}")
+    plot = page.get_by_role("group", name=re.compile("^result against config.lr"))
+    points = plot.locator("circle")
+    expect(points).to_have_count(6)
+    point_ids = set()
+    for _ in range(6):
+        plot.press("ArrowRight")
+        expect(plot.locator("circle[r='6']")).to_have_count(1)
+        point_ids.add(plot.locator("circle[r='6']").get_attribute("data-point"))
+    assert len(point_ids) == 6
+    tip = page.get_by_role("status").filter(has_text="config.lr")
+    run = tip.locator("b").inner_text()
+    plot.press("Escape")
+    expect(tip).to_have_count(0)
+    plot.press("ArrowLeft")
+    expect(tip.locator("b")).to_have_text(run)  # from the end
+    plot.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(run)
+
+
 def test_keyboard_reaches_everything(page, dashboard, logs):
     write_sweep(logs, 40)
     page.goto(dashboard().url + "#/?sort=name")

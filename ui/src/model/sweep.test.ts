@@ -6,6 +6,7 @@ import {
   makeAxis,
   nearestLine,
   nearestPoint,
+  nextPoint,
   shareColour,
   spread,
   type SweepAxis,
@@ -90,4 +91,23 @@ test("keys move the ends of a brush", () => {
   expect(nudgeBrush({ low: 0, high: 0.95 }, "ArrowUp", false)).toBeNull();
   expect(nudgeBrush({ low: 0, high: 0.95 }, "Escape", false)).toBeNull();
   expect(nudgeBrush(undefined, "a", false)).toBeUndefined();
+});
+
+test("arrow keys reach every point of a scatter plot", () => {
+  const axes = { x: axis("x", [0, 1, 1, 2, null, 3]), y: axis("y", [5, 9, 8, 1, 2, 3]) };
+  const isShown = [true, true, true, true, true, false];
+  const walk = (key: string, from: number | null): number[] => {
+    const found: number[] = [];
+    for (let run = nextPoint(axes, isShown, from, key); run !== null && run !== from;) {
+      found.push(run);
+      [from, run] = [run, nextPoint(axes, isShown, run, key)];
+    }
+    return found;
+  };
+  expect(walk("ArrowRight", null)).toEqual([0, 2, 1, 3]);
+  expect(walk("ArrowLeft", null)).toEqual([3, 1, 2, 0]);
+  expect(walk("ArrowUp", 0)).toEqual([2, 1]);
+  expect(walk("ArrowDown", 5), "from a hidden one").toEqual([1, 2, 0, 3]);
+  expect(nextPoint(axes, isShown, 0, "Tab")).toBeNull();
+  expect(nextPoint(axes, [], null, "ArrowUp")).toBeNull();
 });

@@ -210,6 +210,25 @@ export function nearestPoint(
   });
 }
 
+/** The run whose point is next along an axis, for an arrow key; without a run at first, that at the end of the axis. */
+export function nextPoint(
+  axes: { x: SweepAxis; y: SweepAxis },
+  isShown: boolean[],
+  run: number | null,
+  key: string,
+): number | null {
+  const by = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[key];
+  if (by === undefined) return null;
+  const [along, across] = key === "ArrowLeft" || key === "ArrowRight" ? [axes.x, axes.y] : [axes.y, axes.x];
+  const place = (axis: SweepAxis, run: number): number => axis.positions[run] ?? 0;
+  const runs = isShown
+    .flatMap((shown, run) => (shown && along.positions[run] != null && across.positions[run] != null ? [run] : []))
+    .sort((a, b) => place(along, a) - place(along, b) || place(across, a) - place(across, b) || a - b);
+  const index = run === null ? -1 : runs.indexOf(run);
+  const next = index < 0 ? (by > 0 ? 0 : runs.length - 1) : Math.min(runs.length - 1, Math.max(0, index + by));
+  return runs[next] ?? null;
+}
+
 function nearest(isShown: boolean[], reachPx: number, distance: (run: number) => number | null): number | null {
   let best: number | null = null;
   let closest = reachPx;
