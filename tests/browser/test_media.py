@@ -112,6 +112,7 @@ def test_runs_are_compared_prompt_by_prompt(page: Page, dashboard: Callable[...,
             )
             for number in steps
         ]
+        records += [media(f"note-{name}", "text", 0, {"text": "hello"})]
         losses = [step(number, val_loss=abs(number - 12.0)) for number in range(41)]
         folders[name] = write(run, [{**START, "run_name": name}, *losses, *records])
     write(logs / "c", [{**START, "run_name": "c"}, step(1, loss=1.0), END])
@@ -153,7 +154,10 @@ def test_runs_are_compared_prompt_by_prompt(page: Page, dashboard: Callable[...,
     expect(shown_steps).to_have_text(["step 50", "step 40"])  # by itself
     page.get_by_role("button", name="Hide a").click()
     expect(shown_steps).to_have_text(["step 40"])
+    options = page.get_by_label("Name").locator("option")
+    expect(options).to_have_text(["samples · image · 1 of 2 runs", "note-b · text · 1 of 2 runs"])
     page.get_by_role("button", name="Show 1 hidden").click()
+    expect(options).to_have_text([re.compile("^samples"), re.compile("^note-a"), re.compile("^note-b")])
     page.set_viewport_size({"width": 400, "height": 800})
     wait_for_fit(page)
 
