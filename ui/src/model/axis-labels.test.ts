@@ -5,6 +5,9 @@ test("y labels differ from their neighbours", () => {
   expect([0, 0.25, 0.5].map((value) => valueLabel(value, 0.25))).toEqual(["0.00", "0.25", "0.50"]);
   expect([5, 5.000001].map((value) => valueLabel(value, 1e-6))).toEqual(["5.000000", "5.000001"]);
   expect([0.0029999, 0.003].map((value) => valueLabel(value, 1e-7))).toEqual(["0.0029999", "0.0030000"]);
+  const rates = [4e-4, 6e-4, 8e-4, 1e-3];
+  expect(rates.map((value) => valueLabel(value, 2e-4))).toEqual(["0.0004", "0.0006", "0.0008", "0.0010"]);
+  expect([0, 2e-5, 4e-5].map((value) => valueLabel(value, 2e-5))).toEqual(["0", "2e-5", "4e-5"]);
   expect(valueLabel(150_000, 50_000)).toBe("150\u202f000");
   expect(valueLabel(1e-5, 0)).toBe("1e-5");
   expect(valueLabel(2e6, 1e6)).toBe("2e6");

@@ -7,8 +7,8 @@ import { timeLabel } from "./time-range";
 /** A label of the y axis, with enough digits to differ from its neighbours. */
 export function valueLabel(value: number, step: number): string {
   const size = Math.abs(value);
-  if (size === 0 && step < 1e-3) return "0"; // its neighbours are written with exponents
-  if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3)) {
+  if (size === 0 && step < 1e-4) return "0"; // its neighbours are written with exponents
+  if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3 && step < 1e-4)) {
     const digits = step > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
     return size >= 1e-3 && size < 1e6
       ? number(value, 4)
