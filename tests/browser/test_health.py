@@ -307,6 +307,21 @@ def test_charts_mark_alerts_of_their_metric(page, dashboard, logs):
     expect(page).to_have_url(re.compile("/health"))
 
 
+def test_titles_of_alerts_are_read_on_a_phone(page, dashboard, logs):
+    title = "Loss has been diverging since step 120: 30, best was 0.5656"
+    closed = [alert(1, title=title), alert(1, "resolved", title=title, at=130)]
+    opened = alert(2, title="train_loss is NaN", message="A sentence that needs more space than is left.")
+    write(logs / "run", [START, *steps(), *closed, opened, END])
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto(dashboard().url + "#/run/run/health")
+    is_whole = "each => each.scrollWidth <= each.clientWidth + 1"
+    assert details_of(page, 1).locator("summary .title").evaluate(is_whole)
+    wait_for_fit(page)
+    page.goto(page.url.partition("#")[0] + "#/run/run/events")
+    assert page.locator("summary .title").filter(has_text="train_loss is NaN").evaluate(is_whole)
+    wait_for_fit(page)
+
+
 def test_events_page_counts_alerts_not_records(page, dashboard, logs):
     records = [alert(1), *(alert(1, "updated", at=120 + i) for i in range(5)), alert(2), alert(2, "resolved")]
     run = write(logs / "run", [START, *steps(), *records])

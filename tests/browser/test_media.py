@@ -419,6 +419,8 @@ def test_tables_are_compared_over_steps_and_runs(page: Page, dashboard: Callable
     expect(summary).to_contain_text("2 changed 1 added 1 removed from step 0")
     page.set_viewport_size({"width": 400, "height": 800})
     wait_for_fit(page)
+    menu = section.get_by_label("Download eval").bounding_box()
+    assert menu is not None and menu["x"] > 300  # at the right edge, not on a line of its own
 
     page.goto(page.url.partition("#")[0] + "#/compare/media?run=m&run=n")
     page.get_by_label("Compare tables with").select_option("m")
