@@ -84,6 +84,7 @@ def sources(tmp_path: Path) -> Sources:
     return Sources(root, str(no_programs))
 
 
+@pytest.mark.slow
 def test_archives_contain_dashboard_and_no_npm_packages(sources: Sources):
     sources.stamp()
     package = sources.ui / "node_modules" / "svelte" / "index.js"
@@ -104,6 +105,7 @@ def test_archives_contain_dashboard_and_no_npm_packages(sources: Sources):
     assert junk_in(in_wheel | in_sdist) == []
 
 
+@pytest.mark.slow
 def test_release_check_rejects_broken_archives(sources: Sources, tmp_path: Path):
     sources.stamp()
     sdist, wheel = sources.build_archive("sdist"), sources.build_archive("wheel")
@@ -122,6 +124,7 @@ def test_release_check_rejects_broken_archives(sources: Sources, tmp_path: Path)
 
 
 @pytest.mark.parametrize("has_ui", [True, False])
+@pytest.mark.slow
 def test_wheel_builds_from_sdist_without_npm(sources: Sources, tmp_path: Path, has_ui: bool):
     sources.stamp()
     with tarfile.open(sources.build_archive("sdist")) as opened:
@@ -178,6 +181,7 @@ def test_stamp_changes_with_the_sources(sources: Sources):
     assert hash_of_sources(sources.ui) == seen[-1]
 
 
+@pytest.mark.slow
 def test_rebuild_and_reinstall_only_after_a_change(sources: Sources):
     log = sources.add_npm()
     install = "ci --omit=dev --ignore-scripts --no-audit --no-fund"
@@ -208,6 +212,7 @@ def test_developer_packages_are_kept(sources: Sources):
     assert log.read_text().splitlines()[1:] == [install, "run build"]
 
 
+@pytest.mark.slow
 def test_real_npm_build_follows_the_page_rules(sources: Sources):
     installed = ROOT / "ui" / "node_modules"
     if shutil.which("npm") is None or not load_hook(ROOT).packages_installed(ROOT / "ui"):

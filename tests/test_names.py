@@ -71,6 +71,7 @@ def texts(source: str) -> Iterator[tuple[str, int]]:
             yield from ((line, token.start[0] + number) for number, line in enumerate(token.string.splitlines()))
 
 
+@pytest.mark.slow
 def test_names_are_not_bare_participles():
     names = [name for path in SOURCE.rglob("*.py") for name, _ in assigned_names(parse(path))]
     participles = sorted(name for name in names if is_bare_participle(name))

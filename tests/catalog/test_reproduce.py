@@ -368,6 +368,7 @@ def test_the_script_clones_from_no_program(trap: tuple[Path, Path], logs: Path, 
     assert done.returncode and b"'ext' not allowed" in done.stderr and not proof.exists()
 
 
+@pytest.mark.slow
 def test_diff_shows_only_what_differs(project: Path, logs: Path):
     train(project, logs, "a")
     (project / "jobs" / "helper.py").write_text("value = 3\n")

@@ -174,6 +174,7 @@ def write_hostile_run(logs: Path, text: str) -> RunFolder:
 
 
 @pytest.mark.expects_faults
+@pytest.mark.slow
 def test_hostile_texts_are_escaped_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert set(COMMANDS) == set(_MODULES)
     logs, config = tmp_path / "logs", tmp_path / "config"

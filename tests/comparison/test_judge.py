@@ -101,6 +101,7 @@ def test_restless_runs_outweigh_the_assumption():
     assert judge(first.tolist(), second.tolist(), ASSUMED, 0.01).direction == "unknown"
 
 
+@pytest.mark.slow
 def test_false_alarms_and_power():
     random = np.random.default_rng(5)
     noise = Noise(0.01, "")

@@ -24,6 +24,7 @@ def logs(place: Path) -> Logs:
 
 
 @pytest.mark.xdist_group("real_logs")
+@pytest.mark.slow
 def test_rules_meet_detection_targets(logs: Logs, capsys: pytest.CaptureFixture[str]) -> None:
     targets = Targets()
     Score(logs, targets).print(has_comparators=False)
@@ -31,6 +32,7 @@ def test_rules_meet_detection_targets(logs: Logs, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.xdist_group("real_logs")
+@pytest.mark.slow
 def test_batches_of_real_steps_give_the_same_alerts(place: Path, logs: Logs) -> None:
     runs = {**logs.runs, **load_small_models(place)}
     for number, run in enumerate(sorted(runs)[::20]):

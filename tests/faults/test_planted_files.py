@@ -92,6 +92,7 @@ def plant(kind: str, path: Path, outside: Path) -> None:
     [(name, name in USED_BY_SINK) for name in NAMES]
     + [pytest.param(name, True, marks=pytest.mark.long) for name in NAMES if name not in USED_BY_SINK],
 )
+@pytest.mark.slow
 def test_planted_files_are_not_written_through(tmp_path, name, has_sink):
     for kind in KINDS:
         outside = tmp_path / kind / "outside"

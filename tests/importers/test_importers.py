@@ -182,6 +182,7 @@ def test_large_uncompressed_list_is_read_row_by_row(tmp_path, script):
     assert out == "3000001\n"
 
 
+@pytest.mark.slow
 def test_compressed_log_of_constant_values_is_read(tmp_path):
     rows = [f'{{"step": {number}, "loss": 0.0, "time": {1_000 + number}}}\n' for number in range(200_000)]
     with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:

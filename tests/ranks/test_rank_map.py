@@ -92,6 +92,7 @@ def test_map_is_that_of_the_journals(tmp_path: Path, stages: int) -> None:
         assert rank_map.codes_of(quantity) == heat.cells
 
 
+@pytest.mark.slow
 def test_long_run_keeps_its_size_and_every_slow_window() -> None:
     num_windows = 2_000
     rank_map = map_of_windows(3, range(num_windows), slow(2, 700, 701))

@@ -97,6 +97,7 @@ def random_window(chance: random.Random, rank: int | None) -> bytes:
 
 @pytest.mark.parametrize("file_rank", [None, 3])
 @pytest.mark.parametrize("block_bytes", [100, 1_000, 1 << 20])
+@pytest.mark.slow
 def test_arrays_and_single_lines_give_the_same_windows(
     file_rank: int | None, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def damage_in_place(path, chance):
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 2.1], ids=["at once", "later"])
+@pytest.mark.slow
 def test_open_segment_damaged_in_place_is_not_served(tmp_path, expected, pause_s):
     """A reader that has verified a segment notices when its file is changed, and reads the journal again."""
     folder = write(tmp_path / "r", RECORDS)

@@ -119,6 +119,7 @@ def names_of(package: str) -> tuple[set[str], set[str], set[str]]:
 @pytest.mark.parametrize(
     ("package", "every"), [("torch", 3), ("transformers", 3), ("trl", 1), ("peft", 1), ("accelerate", 1)]
 )
+@pytest.mark.slow
 def test_names_in_real_packages_pass(package, every):
     modules, classes, functions = names_of(package)
     assert len(functions) > 500
