@@ -301,6 +301,19 @@ def test_ctrl_c_ends_the_demo_as_interrupted(logs):
     assert "interrupted" in tacho("show", "demo", "--log-dir", logs)
 
 
+@pytest.mark.parametrize("is_background", [False, True])
+def test_demo_with_a_dashboard_ends_its_training(logs, is_background):
+    """A shell makes the jobs that a script starts in the background ignore Ctrl-C."""
+    command = [sys.executable, "-m", "tachograph", "demo", "--ui", "--port", "0", "--log-dir", str(logs)]
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if is_background else []
+    demo = subprocess.Popen([*in_background, *command, "--steps", "10000000"], stdout=subprocess.DEVNULL)
+    wait_for_lines(logs / "demo-low-lr", 21)
+    demo.terminate()
+    demo.wait(HANG_S)
+    (run,) = json.loads(tacho("ls", "--log-dir", logs, "--json"))
+    assert run["state"] == ("failed" if is_background else "interrupted")
+
+
 def test_ctrl_c_while_starting_prints_no_traceback(script):
     source = """
         import os, signal, sys

@@ -122,14 +122,18 @@ def _write_note(path: str, note: str) -> None:
 
 def _train_and_serve(log_dir: str, options: list[str], *, port: int, open_browser: bool) -> None:
     """Serve the dashboard while a child process trains; stop both together."""
+    # The dashboard repeats a signal that has ended it: without a handler, this process would end before its child.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     # A separate process: the training loop would otherwise compete with the server for the interpreter lock.
     command = [sys.executable, "-m", "tachograph", "demo", "--live", "--log-dir", log_dir, *options]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         run_dashboard([log_dir], port=port, open_browser=open_browser)
     finally:
-        # As Ctrl-C in its terminal would: the run ends as interrupted, not as failed.
-        trainer.terminate() if sys.platform == "win32" else trainer.send_signal(signal.SIGINT)
+        # As Ctrl-C in its terminal would: the run ends as interrupted, not as failed. A shell makes the jobs that a
+        # script starts in the background ignore that.
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        trainer.terminate() if sys.platform == "win32" or is_ignored else trainer.send_signal(signal.SIGINT)
         try:
             trainer.wait(timeout=10)
         except subprocess.TimeoutExpired:
