@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import os
@@ -183,6 +184,21 @@ def test_overflow_names_the_module(logs):
     assert (dump.verdict.kind, dump.verdict.details.get("module")) == ("activation_overflow", "1"), dump.verdict
     assert "overflow in float32" in dump.verdict.text
     assert [call["module"] for call in dump["activations"]["calls"]] == ["0", "1", "2", "3", "4"]
+
+
+def test_models_that_are_garbage_are_not_examined(logs):
+    """As in a notebook: the cell is run again, and the optimizer has not stepped yet."""
+    gc.disable()
+    try:
+        old_model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(9)))
+        old_optimizer = torch.optim.SGD(old_model.parameters())
+        old_optimizer.owner = [old_optimizer, old_model]  # so only the garbage collector removes them
+        del old_model, old_optimizer
+        dump = train(logs, model=make_model(Overflow()), skips_nan=True)
+    finally:
+        gc.enable()
+    assert dump.verdict is not None
+    assert (dump.verdict.kind, dump.verdict.details.get("module")) == ("activation_overflow", "1")
 
 
 def test_exploding_layer(logs):

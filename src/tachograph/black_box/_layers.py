@@ -53,6 +53,7 @@ def find_optimizers() -> list[Any]:
     """Return the optimizers of the process, for a loop that has not stepped one yet."""
     import gc
 
+    gc.collect()  # a cell of a notebook that is run again leaves the models of the last time
     optimizer_type = sys.modules["torch"].optim.Optimizer
     return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), optimizer_type)][:8]
 
