@@ -135,6 +135,6 @@ def _train_and_serve(log_dir: str, options: list[str], *, port: int, open_browse
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         trainer.terminate() if sys.platform == "win32" or is_ignored else trainer.send_signal(signal.SIGINT)
         try:
-            trainer.wait(timeout=10)
+            trainer.wait(timeout=30)
         except subprocess.TimeoutExpired:
             trainer.kill()
