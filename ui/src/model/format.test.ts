@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, duration, energy, mass, number, plain, quantity, rate, sentence, share } from "./format";
+import { ago, bytes, duration, energy, mass, number, partOf, plain, quantity, rate, sentence, share } from "./format";
 
 test("numbers are short, and non-numbers are marked", () => {
   expect(number(null)).toBe("–");
@@ -21,6 +21,12 @@ test("a noun agrees with its count", () => {
     "2 more steps",
     "12\u202f345 more steps",
   ]);
+});
+
+test("a part is counted beside the whole", () => {
+  expect(partOf(3, 12, "run")).toBe("3 of 12 runs");
+  expect(partOf(0, 1, "run")).toBe("0 of 1 run");
+  expect(partOf(12, 12, "run")).toBe("12 runs");
 });
 
 test("durations and ages use natural units", () => {

@@ -24,6 +24,11 @@ export function quantity(count: number, noun: string): string {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+/** How many of all things: `3 of 12 runs`, or `12 runs` if it is all of them. */
+export function partOf(count: number, total: number, noun: string): string {
+  return `${count === total ? "" : `${number(count)} of `}${quantity(total, noun)}`;
+}
+
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return nothing;
   if (seconds < 0) return nothing;
