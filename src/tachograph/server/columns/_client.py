@@ -43,8 +43,10 @@ _RETRYABLE_CODES = {159, 160, 164, 202, 203, 209, 210, 241, 242, 252, 253, 279, 
 """Timeouts, overload, lack of memory, too many parts, an unreachable shard, and lost connections to ZooKeeper."""
 _WRONG_PASSWORD_CODES = {192, 193, 194, 516}
 _CHECK_EVERY_S = 5.0
+"""How long an answer is a sign that the server answers the next statement, too."""
 _CHECK_TIMEOUT_S = 3.0
 _CHECK_AGAIN_S = 15.0
+"""How long a server that did not answer is left alone."""
 
 
 def quote(text: str) -> str:

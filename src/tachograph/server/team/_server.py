@@ -329,11 +329,11 @@ class TeamServer:
 
     def _column_store(self, folder: RunFolder) -> ColumnStore | None:
         """Return the column store for a copy if it answers. It does not have the rows of a copy that has diverged."""
-        store = self._feeder.store if self._feeder is not None else None
-        if self._feeder is None or store is None or self._feeder.lag.error is not None or not store.is_answering:
+        feeder = self._feeder
+        if feeder is None or feeder.store is None or feeder.lag.error is not None or not feeder.store.is_answering:
             return None
         status = read_copy_status(folder)
-        return None if status is None or "~" in status.run_id else store
+        return None if status is None or "~" in status.run_id else feeder.store
 
     def _report_store(self) -> StoreReport | None:
         if self._feeder is None:
