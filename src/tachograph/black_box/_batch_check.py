@@ -16,9 +16,8 @@ from tachograph.black_box._investigation import Investigation
 from tachograph.black_box._ring import tensors_in
 from tachograph.black_box._step_rows import first_bad_row, loss_of, position_of, risen_row
 
-__all__ = ["MAX_SAMPLES", "check_batch", "reread_batches", "reread_risen_batch", "restored_random_state"]
+__all__ = ["check_batch", "reread_batches", "reread_risen_batch", "restored_random_state"]
 
-MAX_SAMPLES = 512
 _MAX_READ_S = 5.0
 _MIN_ROWS = 4
 _OUTLYING_RATIO = 1e4

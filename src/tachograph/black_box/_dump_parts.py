@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.black_box._batch_check import MAX_SAMPLES
 from tachograph.black_box._dump_writer import DumpContext, DumpPart
 from tachograph.black_box._frames import describe_error, describe_stacks
 from tachograph.black_box._output import describe_output
+from tachograph.black_box._ring import MAX_INDICES
 from tachograph.black_box._verdicts import Evidence, judge_hang
 
 __all__ = ["evidence_of", "evidence_parts"]
@@ -84,6 +84,6 @@ def _batch_part(context: DumpContext) -> dict[str, Any] | None:
     evidence = evidence_of(context)
     if evidence is None or not (evidence.batch or evidence.indices):
         return None
-    indices = {} if evidence.indices is None else {"indices": evidence.indices[:MAX_SAMPLES]}
+    indices = {} if evidence.indices is None else {"indices": evidence.indices[:MAX_INDICES]}
     position = {"position": evidence.position} if evidence.position else {}
     return {**evidence.batch, "step": evidence.step, **position, **indices}

@@ -62,7 +62,7 @@ class Investigation:
         if first_bad is not None and self.is_about_nan and not has_faulty_batch and not is_step_exact:
             evidence.step = rows[first_bad].get("global_step", evidence.step)
         if evidence.step is None:
-            return  # its position is known then
+            return  # the faulty batch is known, and not its step
         at_fault = next((row for row in rows if row.get("global_step") == evidence.step), None)
         if at_fault is not None and at_fault.get("batches"):
             batch = at_fault["batches"][-1]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from tachograph.records import Encodable, StepTable
 
 __all__ = [
+    "MAX_INDICES",
     "DeliveredBatch",
     "LoggedSteps",
     "RingEntry",
@@ -39,8 +40,10 @@ STATE_EVERY = 16
 _MAX_STEPS = 1024
 """Steps in memory: a loop on a GPU makes hundreds of short steps until a fault is seen."""
 
-_MAX_INDICES = 512
-_MAX_SAMPLES = NUM_STEPS * _MAX_INDICES
+MAX_INDICES = 512
+"""Sample numbers that are kept of a batch."""
+
+_MAX_SAMPLES = NUM_STEPS * MAX_INDICES
 """Sample numbers in memory: with large batches, fewer steps than `_MAX_STEPS` are kept."""
 
 _MAX_TENSORS = 8
@@ -126,7 +129,7 @@ class StepRing:
                 self.data_pass += 1
             self._batches = []
         else:
-            batches = []  # the other list goes on
+            batches = []  # `self._batches` will be filled for the next step
         # A plain tuple: to create one takes a third of the time.
         self._entries.append((self.num_steps, at_s, batches, self._num_batches, self.data_pass, generators))
         self._num_batches = 0
@@ -140,7 +143,7 @@ class StepRing:
             batches = entry[2]
             for position, batch in enumerate(batches):
                 num_of_batch = len(batch.indices or ())
-                if num_of_batch > _MAX_INDICES:
+                if num_of_batch > MAX_INDICES:
                     batches[position] = batch._replace(indices=_index_range(batch.indices))
                 else:
                     num_samples += num_of_batch

@@ -189,7 +189,7 @@ def _as_wandb(item: ExportedItem, folder: RunFolder | None) -> Any:
     data = [[_as_cell(row.get(column), folder) for column in columns] for row in rows]
     try:
         return wandb.Table(columns=columns, data=data)
-    except TypeError:  # values of several types in a column; pictures are shown as text then
+    except TypeError:  # values of several types in a column
         return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
