@@ -561,14 +561,18 @@ def train_classifier(tmp_path: Path, logs: Path, samples: Samples, **arguments: 
     return trainer, read("hf", logs)
 
 
+def trainer_losses(trainer: Any) -> dict[int, float]:
+    """Return the losses that the trainer logged, by step."""
+    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+
+
 def test_loss_that_the_trainer_hides_is_recorded(tmp_path, logs):
     ordinary, samples, bad_step = Samples(), Samples(), 6
     train_classifier(tmp_path, logs / "ordinary", ordinary)
     bad_index = ordinary.order[4 * (bad_step - 1) + 1]
     samples.inputs[bad_index, 2] = float("nan")
     trainer, history = train_classifier(tmp_path, logs, samples)
-    shown = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
-    assert shown[16] == 0.0  # what the user of the trainer sees
+    assert trainer_losses(trainer)[16] == 0.0  # what the user of the trainer sees
     steps, losses, *_ = history.series("train_loss")
     assert list(steps) == list(range(bad_step, 21))
     assert all(map(math.isnan, losses))
@@ -591,8 +595,6 @@ def test_losses_after_one_that_is_hidden_are_the_ones_of_the_trainer(tmp_path, l
     assert len(bad_steps) < 16
     steps, losses, *_ = history.series("train_loss")
     assert [step for step, loss in zip(steps, losses, strict=True) if math.isnan(loss)] == bad_steps
-    shown = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
-    recorded = dict(zip(steps.tolist(), losses.tolist(), strict=True))
-    assert {step: recorded[step] for step in shown if step not in bad_steps} == {
-        step: loss for step, loss in shown.items() if step not in bad_steps
-    }
+    recorded_losses = dict(zip(steps.tolist(), losses.tolist(), strict=True))
+    ordinary_losses = {step: loss for step, loss in trainer_losses(trainer).items() if step not in bad_steps}
+    assert {step: recorded_losses[step] for step in ordinary_losses} == ordinary_losses

@@ -142,10 +142,10 @@ def test_server_that_hangs_is_not_answering(old_server, monkeypatch):
     monkeypatch.setattr("tachograph.server.columns._client._CHECK_EVERY_S", 0.0)
     monkeypatch.setattr("tachograph.server.columns._client._CHECK_AGAIN_S", 0.05)
     with ColumnStore(f"{old_server.url}/hanging") as store:
-        wait_for(lambda: store.is_answering, "the server")
+        wait_for(lambda: store.is_answering, "an answer")
         os.kill(old_server.pid, signal.SIGSTOP)
         try:
-            wait_for(lambda: not store.is_answering, "the first answer that is missing")
+            wait_for(lambda: not store.is_answering, "no answer")
         finally:
             os.kill(old_server.pid, signal.SIGCONT)
-        wait_for(lambda: store.is_answering, "the server that goes on")
+        wait_for(lambda: store.is_answering, "an answer after the pause")
