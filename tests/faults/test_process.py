@@ -311,7 +311,7 @@ def test_run_can_start_in_a_thread(logs, script):
 
 
 STALL = """
-    import os, sys, threading, time, tachograph
+    import os, signal, sys, threading, time, tachograph
 
     stalled, release = threading.Event(), threading.Event()
     write = os.write
@@ -342,6 +342,28 @@ def test_exit_is_bounded_when_the_disk_hangs(logs, script):
     assert code == 0, err
     assert left < HANG_S / 2, f"the process took {left:.1f} s to end"
     assert "could not be written" in err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_signal_waits_for_a_slow_disk(logs, script, name):
+    training = script(
+        STALL
+        + """
+    run = tachograph.init("x", log_dir=sys.argv[1], exit_timeout_s=120, system_interval_s=0)
+    run.flush()
+    stalled.set()
+    run.log(a=1.0, step=0)
+    threading.Timer(3.5, release.set).start()
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    """,
+        logs,
+        name,
+    )
+    code, _out, err = training.wait()
+    assert code == -getattr(signal, name), err
+    records = lines_of(logs / "x")
+    assert [record["a"] for record in records if record["event"] == "step"] == [1.0]
+    assert (records[-1]["status"], records[-1]["reason"]) == ("failed", name)
 
 
 def test_stalled_writer_drops_and_counts_records(logs, script):

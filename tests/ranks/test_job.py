@@ -41,7 +41,7 @@ PROGRAM = """
         if fault == "stuck" and rank == 2 and step == 20:
             time.sleep(3600)
 
-    run = tacho.init("job", log_dir=folder, flush_interval_s=0.05, console=False,
+    run = tacho.init("job", log_dir=folder, flush_interval_s=0.05, console=False, exit_timeout_s=120,
                      rules={"rank_hang": {"least_s": 3.0, "first_step_s": 600, "times_longest": 1.5}})
     with tacho.training_loop(train_iterations_start=0):
         for step in range(num_steps):

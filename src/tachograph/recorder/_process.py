@@ -260,7 +260,7 @@ def _sigterm(previous: Any) -> Any:
                 if callable(previous):
                     run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run continues
                 else:
-                    run.finish("failed", reason="SIGTERM", timeout_s=_SIGNAL_TIMEOUT_S)
+                    run.finish("failed", reason="SIGTERM")
         if callable(previous):
             _in_progress.add(number)
             try:
@@ -307,7 +307,7 @@ class _FatalSignal:
                 if run.status == "running":
                     _record_signal(run, name)
                 if is_current:
-                    run.finish("failed", reason=name, timeout_s=_SIGNAL_TIMEOUT_S)
+                    run.finish("failed", reason=name)
                 else:
                     run.flush(_SIGNAL_TIMEOUT_S)
         if is_current:
