@@ -22,11 +22,15 @@ from benchmarks.child import temporary_folder
 from benchmarks.dashboard.overlay_data import METRIC, make_runs, run_names
 from benchmarks.measure import Spread, make_rows
 from benchmarks.report import Report, time_text
+from tachograph.catalog import Catalog, annotate
 from tachograph.journal import RunFolder
 from tachograph.server._column_series import ColumnStoreOf
 from tachograph.server._overlay import build_overlay_page
 from tachograph.server._overlay_models import OverlayPage, OverlayQuery, RunSeries
 from tachograph.server._series_cache import SeriesCache
+from tachograph.server._table import build_table_page
+from tachograph.server._table_lines import LineCache
+from tachograph.server._table_models import TableQuery
 from tachograph.server.columns import ColumnStore
 from tachograph.server.columns._schema import SCHEMA_TABLES
 from tachograph.store import Store
@@ -191,6 +195,21 @@ def _measure_lists(report: Report, engine: str, url: str, folder: Path, num_runs
 
         _compare(report, f"{engine}: last, lowest, highest, mean …", list_runs, select_1, "SELECT 1", 5)
         _compare(report, f"{engine}: of that, last and lowest as bytes", only_sql, select_1, "SELECT 1", 5)
+        # What the dashboard shows: the server keeps summaries, and lines that did not change.
+        catalog, cache = Catalog(folder / "lists"), LineCache()
+        query = TableQuery(column=[f"{name}.min" for name in names], limit=num_runs)
+        catalog.rows(is_full=True)
+
+        def table() -> object:
+            return msgspec.json.encode(build_table_page(catalog, query, cache))
+
+        def changed_table() -> object:
+            annotate(RunFolder(folder / "lists" / "r00000"), [{"field": "note", "value": str(time.time_ns())}])
+            catalog.outdate()
+            return table()
+
+        _compare(report, f"{engine}: table of the dashboard", table, select_1, "SELECT 1", 10)
+        _compare(report, f"{engine}: the same, one run has changed", changed_table, select_1, "SELECT 1", 10)
 
 
 def _is_whole(run: RunSeries) -> bool:

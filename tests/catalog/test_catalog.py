@@ -13,6 +13,7 @@ import pytest
 
 import tachograph
 from tachograph.catalog import Catalog, QueryError, annotate, describe_fields, known_fields, parse_query, sort_rows
+from tachograph.catalog._columns import ColumnFactsCache
 from tachograph.catalog._index import _VERSION as INDEX_VERSION
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder, this_process
@@ -189,6 +190,29 @@ def test_answers_are_kept_until_a_run_changes(tmp_path):
     started = catalog.rows()[0].get("started")
     assert names(catalog.select("started>-1h", now=started + 3_599)) == ["run-4"]
     assert names(catalog.select("started>-1h", now=started + 3_601)) == []
+
+
+def test_facts_of_columns_follow_runs_that_change(tmp_path):
+    fields = ["loss.min", "config.seed", "note", "started", "result", "tags", "loss@1"]
+    for number in range(6):
+        make_run(tmp_path / f"r{number}", number=number, losses=(3.0, 2.0 + number, 1.0 + number))
+    catalog = Catalog(tmp_path)
+
+    def check():
+        for expression in ("", "config.seed>1", "loss.min<3"):
+            rows = catalog.select(expression, columns=fields)
+            facts = catalog.column_facts.get(rows, fields)
+            assert facts == catalog.column_facts.get(rows, fields) == ColumnFactsCache().get(rows, fields)
+        return dict(zip(fields, facts, strict=True))
+
+    assert check()["loss.min"].best == "r0"
+    annotate(RunFolder(tmp_path / "r1"), [{"field": "note", "value": "look here"}])
+    assert (check()["note"].differs, check()["note"].kind) == (True, "text")
+    make_run(tmp_path / "r1", number=1, losses=(3.0, 0.5, 0.25, 0.125))
+    make_run(tmp_path / "r6", number=-1, losses=(3.0, 0.75))
+    assert (check()["loss.min"].low, check()["loss.min"].best) == (0.125, "r1")
+    shutil.rmtree(tmp_path / "r1")
+    assert (check()["loss.min"].low, check()["loss.min"].best) == (0.75, "r6")
 
 
 def test_many_runs_are_not_looked_at_for_each_page(tmp_path):

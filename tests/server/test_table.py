@@ -68,6 +68,28 @@ def test_table_filters_sorts_and_returns_columns(client):
     assert full_table(client, filter="run-3", column=["val_loss.last"])["rows"][0]["values"] == ["NaN"]
 
 
+def test_lines_of_changed_runs_are_made_again(client, tmp_path):
+    def lines():
+        page = full_table(client, sort="name", column=["name", "val_loss.last", "note", "state"])
+        return [(row["name"], row["place"], *row["values"]) for row in page["rows"]]
+
+    before = [
+        (f"run-{number}", number, f"run-{number}", "NaN" if number == 3 else 1.5 + number, None, "finished")
+        for number in range(4)
+    ]
+    assert lines() == lines() == before
+    post(client, "runs/run-2/annotations", {"changes": [{"field": "note", "value": "best so far"}]})
+    noted = [(*before[2][:4], "best so far", "finished") if number == 2 else before[number] for number in range(4)]
+    assert lines() == lines() == noted
+    # A run that started before all others changes their places, and a repeated one has other values.
+    start = {**START, "run_id": "earlier", "time": 1.0}
+    write(tmp_path / "run-4", [start, step(0, val_loss=7.0), END])
+    write(tmp_path / "run-0", [{**START, "run_id": "again", "time": 1_000.0}, step(0, val_loss=8.0), step(1), END])
+    after = [(name, place + 1, *values) for name, place, *values in noted]
+    after[0] = ("run-0", 1, "run-0", 8.0, None, "finished")
+    assert lines() == lines() == [*after, ("run-4", 0, "run-4", 7.0, None, "finished")]
+
+
 def test_place_of_a_run_is_its_order_of_start_among_all(client):
     page = get(client, "table", filter="config.lr=1e-3", sort="name")
     assert [(row["name"], row["place"]) for row in page["rows"]] == [("run-0", 0), ("run-1", 1)]

@@ -1,7 +1,8 @@
 """Facts about a column of a table over all of its rows.
 
-A folder may have 10,000 runs, and a dashboard asks for columns again whenever it scrolls. So facts about a column are
-kept as long as the rows are the same objects, which they are while no run changes.
+A folder may have 10,000 runs, and a dashboard asks for columns again whenever it scrolls or a run changes. The row of
+a run is the same object while nothing about it changes. So facts about a column are kept as long as no row changes,
+and otherwise only the values of other rows are read again.
 """
 
 from __future__ import annotations
@@ -33,29 +34,57 @@ class ColumnFacts(NamedTuple):
     """-1 if lower values are better, 1 if higher ones are, 0 if unknown."""
 
 
+class _Columns:
+    """The values and facts of columns of some rows."""
+
+    def __init__(self, rows: list[RunRow], previous: _Columns | None) -> None:
+        self.rows = rows
+        self._values: dict[str, list[Any]] = {}
+        self._facts: dict[str, ColumnFacts] = {}
+        self._previous = previous
+        self._previous_places: list[int | None] = []
+        """For each row, where the previous rows have the same one."""
+        if previous is not None:
+            previous._previous = None
+            places = {id(row): place for place, row in enumerate(previous.rows)}
+            self._previous_places = [places.get(id(row)) for row in rows]
+
+    def facts(self, field: str) -> ColumnFacts:
+        """Return the facts of a column."""
+        facts = self._facts.get(field)
+        if facts is None:
+            values = self._read(field)
+            facts = _column_facts(self.rows, field, values)
+            if step_value_of(field) is None:  # those are added to a row later
+                self._values[field], self._facts[field] = values, facts
+        return facts
+
+    def _read(self, field: str) -> list[Any]:
+        read_value = reader_of(field)
+        previous = self._previous  # another thread may clear it
+        previous_values = None if previous is None else previous._values.get(field)
+        if previous_values is None:
+            return [read_value(row) for row in self.rows]
+        return [
+            read_value(row) if place is None else previous_values[place]
+            for row, place in zip(self.rows, self._previous_places, strict=True)
+        ]
+
+
 class ColumnFactsCache:
     """Facts about columns of the rows that were asked for last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: list[RunRow] = []
-        self._facts: dict[str, ColumnFacts] = {}
+        self._columns = _Columns([], None)
 
     def get(self, rows: list[RunRow], fields: Iterable[str]) -> list[ColumnFacts]:
         """Return facts about columns of rows."""
         with self._lock:
-            if rows != self._rows:  # compares identities
-                self._rows, self._facts = rows, {}
-            facts_of_field = self._facts
-        result = []
-        for field in fields:
-            facts = facts_of_field.get(field)
-            if facts is None:
-                facts = _column_facts(rows, field)
-                if step_value_of(field) is None:  # those are added to a row later
-                    facts_of_field[field] = facts
-            result.append(facts)
-        return result
+            if rows != self._columns.rows:  # compares identities
+                self._columns = _Columns(rows, self._columns)
+            columns = self._columns
+        return [columns.facts(field) for field in fields]
 
 
 def _direction(rows: Sequence[RunRow], field: str) -> int:
@@ -65,9 +94,7 @@ def _direction(rows: Sequence[RunRow], field: str) -> int:
     return directions.pop() if len(directions) == 1 else 0  # losses and rewards have no common order
 
 
-def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
-    read_value = reader_of(field)
-    values = [read_value(row) for row in rows]
+def _column_facts(rows: Sequence[RunRow], field: str, values: Sequence[Any]) -> ColumnFacts:
     if set(map(type, values)) <= {int, float, NoneType} and _is_finite(values):
         return _number_facts(rows, field, values)
     numbers = [

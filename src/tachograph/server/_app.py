@@ -54,6 +54,7 @@ from tachograph.server._routes import (
 from tachograph.server._run_list import RunList
 from tachograph.server._series_cache import SeriesCache
 from tachograph.server._table import MAX_AGE_S
+from tachograph.server._table_lines import LineCache
 from tachograph.store import Store
 
 __all__ = ["LogDirs", "create_app", "create_dashboard"]
@@ -130,13 +131,11 @@ def create_dashboard(
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
     static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
-    series_cache = SeriesCache()
+    caches = SeriesCache(), LineCache()
     run_list = RunList(store, catalog.outdate)
     hooks = hooks or ServerHooks()
     routes = [
-        StarletteRoute(
-            path, _api_endpoint(by_method, store, catalog, run_list, series_cache, hooks), methods=list(by_method)
-        )
+        StarletteRoute(path, _api_endpoint(by_method, store, catalog, run_list, caches, hooks), methods=list(by_method))
         for path, by_method in by_path.items()
     ]
     routes += [
@@ -206,7 +205,7 @@ def _api_endpoint(
     store: Store,
     catalog: Catalog,
     run_list: RunList,
-    series_cache: SeriesCache,
+    caches: tuple[SeriesCache, LineCache],
     hooks: ServerHooks,
 ) -> Endpoint:
     """Return the endpoint of one path, given its routes by method."""
@@ -224,7 +223,7 @@ def _api_endpoint(
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
         note = change_note_of(request.scope)
-        context = RequestContext(store, catalog, run_list, series_cache, path, query, body, data, identity, hooks, note)
+        context = RequestContext(store, catalog, run_list, *caches, path, query, body, data, identity, hooks, note)
         if route.path == HEALTH_PATH:  # also answered while all threads are busy
             return _respond(request, route, context)
         if route.is_slow:

@@ -118,6 +118,7 @@ from tachograph.server._table import (
     build_table_page,
     build_trash_page,
 )
+from tachograph.server._table_lines import LineCache
 from tachograph.server._table_models import (
     AnnotationRequest,
     AnnotationResult,
@@ -170,6 +171,7 @@ class RequestContext(NamedTuple):
     catalog: Catalog
     run_list: RunList
     series_cache: SeriesCache
+    line_cache: LineCache
     path: dict[str, str]
     query: Any
     body: Any
@@ -732,7 +734,7 @@ ROUTES = [
         "GET",
         "/api/v1/table",
         "Return the runs that match an expression, with any of their fields, sorted.",
-        lambda context: build_table_page(context.catalog, context.query),
+        lambda context: build_table_page(context.catalog, context.query, context.line_cache),
         TablePage,
         TableQuery,
     ),

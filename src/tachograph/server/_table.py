@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -24,14 +24,13 @@ from tachograph.catalog import (
     needs_full,
     parse_query,
     read_annotations,
-    reader_of,
     restore_run,
     trash_run,
 )
 from tachograph.exceptions import TachographError
 from tachograph.server._copy_fields import copy_fields
 from tachograph.server._errors import ApiError
-from tachograph.server._models import encode_number
+from tachograph.server._table_lines import LineCache, encode_cell
 from tachograph.server._table_models import (
     AnnotationChange,
     AnnotationRequest,
@@ -75,30 +74,20 @@ MAX_AGE_S = 1.0
 _ARCHIVED_FILTER = {"no": False, "only": True, "all": None}
 
 
-def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
+def build_table_page(catalog: Catalog, query: TableQuery, line_cache: LineCache) -> TablePage:
     """Return the runs that match."""
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
     matching, problems, indexed_share = _select(catalog, query.filter, [*columns, sort_field], query.archived)
     rows = _sort_rows(catalog, matching, query)
     page_rows = rows[query.offset : query.offset + query.limit]
-    readers = [reader_of(column) for column in columns]
     facts = catalog.column_facts.get(matching, columns)
-    places = catalog.places()
     return TablePage(
         columns=[
             copy_fields(TableColumn, column_facts, field=column)
             for column, column_facts in zip(columns, facts, strict=True)
         ],
-        rows=[
-            TableLine(
-                row.id,
-                row.summary.overview.state,
-                [_cell(read_cell(row)) for read_cell in readers],
-                places.get(row.id, len(places)),
-            )
-            for row in page_rows
-        ],
+        rows=cast(list[TableLine], line_cache.encode(page_rows, columns, catalog.places())),
         num_matching=len(rows),
         num_runs=catalog.num_runs,
         problems=problems,
@@ -154,7 +143,7 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
         columns=columns,
         groups=[
             TableGroup(
-                key=[_cell(value) for value in group.key.values()],
+                key=[encode_cell(value) for value in group.key.values()],
                 runs=group.runs,
                 cells=[copy_fields(GroupCell, group.columns[column]) for column in columns],
             )
@@ -282,7 +271,3 @@ def _select(
     unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])
     problems = [QueryProblem(error.reason, error.position if error.text == text else None) for error in unknown]
     return rows, problems, indexed_share
-
-
-def _cell(value: Any) -> Any:
-    return encode_number(value) if isinstance(value, float) else value
