@@ -13,6 +13,7 @@ import pytest
 
 import tachograph
 from tachograph.black_box._batch_check import check_batch
+from tachograph.black_box._error_verdicts import judge_error
 from tachograph.black_box._ring import DeliveredBatch, StepRing, describe_ring
 from tachograph.black_box._verdicts import Evidence, judge
 from tests.conftest import HANG_S
@@ -419,6 +420,26 @@ def test_cause_of_an_exception_names_the_sample(logs, data, model, options, kind
     assert (verdict.kind, verdict.confidence, verdict.details.get("indices")) == (kind, "certain", indices)
     assert text in verdict.text
     assert history.failure.cause == verdict.text
+
+
+class ShuffledData:
+    """Reads a sample under another number than the requested one."""
+
+    def __getitem__(self, index):
+        index = (index + 1) % 64
+        raise ValueError(f"corrupt file {index}")
+
+
+@pytest.mark.parametrize(("data", "indices"), [(RaisingData(), [41]), (ShuffledData(), [40, 41, 42])])
+def test_sample_is_named_without_the_variable_of_a_comprehension(data, indices):
+    # As in Python 3.12, where `fetch` of PyTorch has no variable with the number.
+    source = "def fetch(data, possibly_batched_index):\n    return list(map(data.__getitem__, possibly_batched_index))"
+    names = {}
+    exec(compile(source, "torch/utils/data/_utils/fetch.py", "exec"), names)
+    with pytest.raises(ValueError, match="corrupt") as raised:
+        names["fetch"](data, [40, 41, 42])
+    verdict = judge_error(raised.value)
+    assert (verdict.kind, verdict.details) == ("bad_sample", {"indices": indices})
 
 
 class KilledData(Data):

@@ -142,6 +142,7 @@ def test_threads_log_tensors_side_by_side(logs):
 
 def test_graphs_can_be_captured_while_values_are_read(logs):
     matrix = torch.randn(256, 256, device="cuda")
+    matrix @ matrix  # cuBLAS cannot start while a graph is captured
     with tacho.init("gpu", log_dir=str(logs), console=False, flush_interval_s=0.01) as run:
         for number in range(40):
             for step in range(50):

@@ -6,6 +6,7 @@ out of range.
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 import signal
@@ -110,9 +111,29 @@ def _batch_norm(frame: FrameType, error: BaseException, _indices: Sequence[int] 
 
 def _fetch(frame: FrameType, error: BaseException, _indices: Sequence[int] | None) -> Verdict | None:
     """The dataset or the collate function raised in this process."""
-    index = frame.f_locals.get("idx")
+    index = frame.f_locals.get("idx", _requested_index(frame, error))
     batch = frame.f_locals.get("possibly_batched_index")
     return _bad_samples(error, [index] if isinstance(index, int) else batch)
+
+
+def _requested_index(fetch: FrameType, error: BaseException) -> Any:
+    """Return what was requested from a dataset; None if its function may have changed that.
+
+    Since Python 3.12 a comprehension has no frame, and its variable is gone when it has raised.
+    """
+    entry = error.__traceback__
+    while entry is not None and entry.tb_frame is not fetch:
+        entry = entry.tb_next
+    if entry is None or entry.tb_next is None:
+        return None
+    frame = entry.tb_next.tb_frame
+    code = frame.f_code
+    if code.co_name != "__getitem__" or code.co_argcount < 2:
+        return None
+    name = code.co_varnames[1]
+    assigned = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("STORE_"))
+    is_changed = any(name == target or (isinstance(target, tuple) and name in target) for target in assigned)
+    return None if is_changed else frame.f_locals.get(name)
 
 
 def _process_data(frame: FrameType, error: BaseException, _indices: Sequence[int] | None) -> Verdict | None:
