@@ -37,6 +37,14 @@ def telemetry_errors(logs):
     return [record for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
 
 
+def finish_in_a_hurry(run, follower_s):
+    """End a run whose followers have less time than its journal."""
+    for follower in run._followers:
+        close = follower.close
+        follower.close = lambda timeout_s, close=close: close(min(timeout_s, follower_s))
+    assert run.finish(timeout_s=HANG_S)
+
+
 def wait_until_senders_end():
     names = {"tachograph-notify-webhook"}
     wait_for(lambda: not names & {thread.name for thread in threading.enumerate()}, what="the end of the threads")
@@ -48,7 +56,9 @@ def saved(logs):
 
 def test_lost_final_message_is_recorded(logs, receiver):
     receiver.reply(Reply(400, b"no such hook"))
-    begin(logs, {"webhook": receiver.address}, exit_timeout_s=HANG_S).finish()
+    run = begin(logs, {"webhook": receiver.address}, exit_timeout_s=HANG_S)
+    wait_for(lambda: telemetry_errors(logs), "the first loss")
+    run.finish()
     reasons = [error["reason"] for error in telemetry_errors(logs)]
     assert [reason.partition(":")[0] for reason in reasons] == ["Training started", "Training complete"], reasons
     assert lines_of(logs / "x")[-1]["event"] == "telemetry_error"
@@ -63,6 +73,7 @@ def test_all_events_are_sent_in_order(logs, receiver):
         receiver.wait(3)
         alert(run, 1, "updated")
         alert(run, 1, "resolved")
+        receiver.wait(4)  # or the final message may overtake it
     assert receiver.events() == ["start", "alert", "milestone", "resolved", "complete"]
     last = receiver.requests[-1].json()
     assert (last["run"], last["step"], last["metrics"], last["state"]) == ("x", 3, {"train_loss": 0.4}, "finished")
@@ -79,6 +90,7 @@ def test_finish_waits_for_final_message(logs, receiver):
 
 def test_failed_run_is_reported(logs, receiver):
     with pytest.raises(ValueError, match="boom"), begin(logs, {"webhook": receiver.address}):
+        receiver.wait(1)  # or the final message may overtake the first one
         raise ValueError("boom")
     last = receiver.requests[-1].json()
     assert (last["event"], last["reason"], last["state"]) == ("error", "ValueError: boom", "failed")
@@ -183,9 +195,9 @@ def test_final_message_is_not_delayed_by_others(logs, receiver):
 
 def test_resume_sends_unsent_messages_and_none_twice(logs, receiver):
     receiver.reply(Reply(500))
-    run = begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.3)
+    run = begin(logs, {"webhook": receiver.address})
     receiver.wait(1)
-    run.finish()
+    finish_in_a_hurry(run, 0.3)
     wait_until_senders_end()
     receiver.requests.clear()
     receiver.reply(Reply())
@@ -197,7 +209,7 @@ def test_resume_sends_unsent_messages_and_none_twice(logs, receiver):
     assert re.fullmatch(r"sending [12] messages? left over from the previous attempt", late[0]["reason"])
     receiver.requests.clear()
     with begin(logs, {"webhook": receiver.address}, resume=True):
-        pass
+        receiver.wait(1)
     assert receiver.events() == ["start", "complete"]
 
 
@@ -210,7 +222,7 @@ def test_expired_messages_are_dropped_and_counted(logs, receiver):
     state["queues"]["webhook"]["waiting"] = waiting
     (logs / "x" / ".tacho" / "notify.json").write_text(json.dumps(state))
     with begin(logs, {"webhook": receiver.address}, resume=True):
-        pass
+        receiver.wait(1)
     assert receiver.events() == ["start", "complete"]
     lost = [record for record in telemetry_errors(logs) if record["kind"] == "notification_lost"]
     assert lost[0]["reason"] == "2 messages from the previous attempt not sent in time and dropped"
@@ -234,6 +246,7 @@ def test_old_events_are_not_sent_without_outbox_file(logs, receiver, had_outbox)
     receiver.requests.clear()
     with begin(logs, settings, resume=True) as run:
         run.log(train_loss=0.1, step=2)
+        receiver.wait(1)
     assert receiver.events() == ["start", "complete"]
 
 
@@ -305,11 +318,16 @@ def test_queue_is_bounded_and_keeps_urgent_messages(tmp_path):
 
 def test_messages_of_removed_channel_are_counted(tmp_path, logs, receiver):
     receiver.reply(Reply(500))
-    run = begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.2)
+    run = begin(logs, {"webhook": receiver.address})
     receiver.wait(1)
-    run.finish()
-    begin(logs, {"discord": receiver.address}, exit_timeout_s=0.2, resume=True).finish()
-    assert "webhook" in [record["field"] for record in telemetry_errors(logs) if record["kind"] == "notification_lost"]
+    finish_in_a_hurry(run, 0.2)
+    run = begin(logs, {"discord": receiver.address}, resume=True)
+
+    def lost_channels():
+        return [record["field"] for record in telemetry_errors(logs) if record["kind"] == "notification_lost"]
+
+    wait_for(lambda: "webhook" in lost_channels(), "the loss")
+    finish_in_a_hurry(run, 0.2)
 
 
 def test_notifies_without_writable_folder(tmp_path, receiver):
@@ -394,6 +412,7 @@ def test_record_that_cannot_be_handled_is_skipped(logs, receiver, monkeypatch):
     monkeypatch.setattr(MessageBuilder, "handle", fail_on_alert)
     with begin(logs, {"webhook": receiver.address}) as run:
         alert(run, 1)
+        receiver.wait(1)
     assert receiver.events() == ["start", "complete"]
     assert telemetry_errors(logs) == []
 
