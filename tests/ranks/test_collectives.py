@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,11 +124,13 @@ def test_rank_that_skipped_a_call_disagrees(
     programs = [script(PROGRAM, logs, "skip", env=environment, preload="torch") for environment in ranks]
     journal = logs / "job" / "metrics.jsonl"
 
-    def alerts() -> list[str]:
-        records = whole_lines(journal) if journal.exists() else []
-        return [record["title"] for record in records if record.get("rule") == "rank_hang" and "title" in record]
+    def alert() -> dict[str, Any] | None:
+        # A busy machine may also stop the job before that, for longer than the limit; then it continues.
+        alerts = [record for record in whole_lines(journal) if record.get("rule") == "rank_hang"]
+        is_last = bool(alerts) and alerts[-1]["status"] == "opened" and alerts[-1]["evidence"]["step"] == 29
+        return alerts[-1] if is_last else None
 
-    (title,) = wait_for(lambda: alerts()[-1:], "the alert")
+    title = wait_for(alert, "the alert")["title"]
     assert title.startswith("Ranks disagree: rank "), title
     assert "all_reduce #30" in title and "barrier #30" in title, title
     for program in programs:
