@@ -366,6 +366,7 @@ def test_file_that_changes_before_it_is_stored_is_rejected(logs, tmp_path):
         with pytest.raises(ArtifactError, match="was changed before it was stored"):
             changed_file.wait(HANG_S)
         assert in_time.wait(HANG_S).run_name == "x"  # the process still lives
+        assert run.finish(timeout_s=HANG_S)  # only waits for the journal
     errors = {
         record["field"]: record["reason"] for record in lines_of(logs / "x") if record["event"] == "telemetry_error"
     }

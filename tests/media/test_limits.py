@@ -149,6 +149,7 @@ def test_the_end_of_a_run_waits_and_counts_the_rest(script, logs):
         started_s = time.monotonic()
         run.finish()
         duration_s = time.monotonic() - started_s
+        run.finish(timeout_s=120)  # only waits for the journal
         names = sorted(pathlib.Path(run.path).rglob("*"))
         for thread in threading.enumerate():
             if thread.name == "tachograph-media":
@@ -261,6 +262,7 @@ def test_the_heartbeat_states_how_much_waits(script, logs):
     process = script(program, logs, preload="tachograph").process
     heartbeat = logs / "busy" / ".tacho" / "heartbeat.json"
     wait_for_lines(logs / "busy")
+    wait_for(heartbeat.exists, "the heartbeat")
     wait_for(lambda: json.loads(heartbeat.read_bytes())["media_pending"] > 0, "a heartbeat with media")
     process.kill()
 

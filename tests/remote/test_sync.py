@@ -201,7 +201,7 @@ def test_run_without_a_reachable_server_is_recorded(team: Team, logs: Path):
     team.stop()
     folder = record("x", mode="cloud", exit_timeout_s=0.2)
     try:
-        assert b'"event":"end"' in folder.journal.read_bytes()
+        wait_for(lambda: b'"event":"end"' in folder.journal.read_bytes(), "the end")  # also if it took longer
         assert "left" in tacho("sync", "--status")
     finally:
         team.start()

@@ -21,7 +21,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.reader import read
 from tachograph.sinks import SINKS, SinkProcess, _config, read_lags, start_sinks
-from tests.conftest import lines_of, wait_for, whole_lines
+from tests.conftest import HANG_S, lines_of, wait_for, whole_lines
 
 FOREVER_S = 900
 """How long the clients here block: far longer than any deadline of a test."""
@@ -86,6 +86,10 @@ run = tachograph.init("x", log_dir=log_dir, git=False, exit_timeout_s=0.5)
 sink.attach(run.folder, run.report_error)
 run.add_follower(sink)
 print(sink._process.pid, flush=True)
+
+def finish():
+    run.finish()
+    run.finish(timeout_s=120)  # only waits for the journal
 """
 
 
@@ -140,7 +144,7 @@ def kill_session(pid: int) -> None:
 
 @pytest.mark.parametrize("trouble", ["close", "write", "thread", "exit handler"])
 def test_client_that_hangs_does_not_delay_exit(logs, notes, script, package, trouble):
-    program = script(FOLLOW + "run.log(a=1.0)\nrun.finish()\nprint('finished')", logs, notes, trouble, env=package)
+    program = script(FOLLOW + "run.log(a=1.0)\nfinish()\nprint('finished')", logs, notes, trouble, env=package)
     out = program.ok()
     pid = int(next(line for line in out.splitlines() if line.isdigit()))
     assert "finished" in out
@@ -261,7 +265,7 @@ def test_doctor_shows_errors_after_the_end(logs, notes, script, package, cli):
         "raise late": "recorder has not received 3 records: ConnectionError: no route to the tool",
         "reject late": "recorder: the receiver rejected 3 rows for good: no such column",
     }
-    code = FOLLOW.replace('"x"', 'trouble.replace(" ", "-")') + "run.log(train_loss=1.0, step=1)\nrun.finish()"
+    code = FOLLOW.replace('"x"', 'trouble.replace(" ", "-")') + "run.log(train_loss=1.0, step=1)\nfinish()"
     for trouble, message in expected.items():
         name = trouble.replace(" ", "-")
         out = script(code, logs, notes.with_name(name), trouble, env=package).ok()
@@ -305,8 +309,8 @@ def test_next_attempt_waits_for_the_export_of_the_last(logs, tmp_path, notes, im
     assert not second.close(1.0)
     assert notes.calls() == ["open"]
     gate.touch()
-    assert first.close(60)
-    assert second.close(60)
+    assert first.close(HANG_S)
+    assert second.close(HANG_S)
     assert notes.calls() == ["open", "close", "open", "close"]
     assert len([note for note in notes.read() if note.get("record") == "end"]) == 1
 
@@ -378,7 +382,11 @@ def test_failed_start_of_the_run_ends_the_sinks_process(logs, notes, importable)
 def children() -> set[int]:
     import psutil
 
-    return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+    pids = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            pids |= {child.pid} if child.status() != psutil.STATUS_ZOMBIE else set()
+    return pids
 
 
 def test_only_rank_0_starts_sinks(logs, monkeypatch):
@@ -404,7 +412,8 @@ def test_unreachable_wandb_does_not_delay_exit(logs, script, silent_server, serv
         "raise RuntimeError('boom')" if server.endswith("exception") else "run.finish()\nprint('finished', flush=True)"
     )
     program = script(
-        "import sys, time, tachograph\n"
+        "import atexit, sys, time, tachograph\n"
+        "atexit.register(lambda: run.finish(timeout_s=120))\n"  # after the run has ended: only waits for the journal
         "run = tachograph.init('x', log_dir=sys.argv[1], wandb=True, git=False, exit_timeout_s=1)\n"
         "print(run._followers[0]._process.pid, flush=True)\n"
         "for step in range(20): run.log(train_loss=1.0, step=step); time.sleep(0.1)\n" + last,
