@@ -32,7 +32,7 @@ class Writer:
 
 def values(running, run):
     url = f"http://127.0.0.1:{running.port}/api/v1/runs/{run}/series"
-    answer = httpx.get(url, params={"name": "loss", "points": 10_000})
+    answer = httpx.get(url, params={"name": "loss", "points": 10_000}, timeout=HANG_S)
     if answer.status_code != 200:
         return []
     (series,) = answer.json()["series"]
@@ -40,7 +40,7 @@ def values(running, run):
 
 
 def names(running):
-    runs = httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs").json()["runs"]
+    runs = httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", timeout=HANG_S).json()["runs"]
     return sorted(run["name"] for run in runs)
 
 

@@ -198,7 +198,9 @@ class CountingStore(Store):
         return super().open(run_id)
 
 
-def test_streams_share_the_polls_of_the_list(logs):
+def test_streams_share_the_polls_of_the_list(logs, monkeypatch):
+    for name in ("_LIST_INTERVAL_S", "_MAX_PAUSE_S"):  # however long the messages of all streams take
+        monkeypatch.setattr(_live, name, HANG_S)
     write_run(logs)
     store, changes = CountingStore(logs), []
 
@@ -315,7 +317,7 @@ def test_command_generates_and_requires_token(logs, dashboard):
 def test_given_token_works_as_printed(logs, dashboard, token):
     write_run(logs)
     running = dashboard(env={"TACHO_TOKEN": token})
-    with httpx.Client(base_url=f"http://127.0.0.1:{running.port}") as browser:
+    with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=HANG_S) as browser:
         check_error(browser.get("/api/v1/runs"), 401, "no_token")
         assert browser.post("/api/v1/login", json={"token": running.token}).status_code == 204
         assert browser.get("/api/v1/runs").status_code == 200, running.first_line
@@ -381,9 +383,9 @@ def test_port_in_use_is_reported_in_one_line(logs, dashboard, script):
 
 
 TRAINER = """
-    import sys, time, tachograph
+    import os, sys, time, tachograph
     run = tachograph.init("live", log_dir=sys.argv[1], git=False, system_interval_s=0, control_interval_s=0.05,
-                          flush_interval_s=0.02, control_gap_s=0.3)
+                          flush_interval_s=0.02, control_gap_s=3600)
     run.control("scale", 1.0, min=0.5, max=4.0)
     run.flush()
     print("ready", flush=True)
@@ -393,6 +395,8 @@ TRAINER = """
             run.event("saved")
         if run.should_stop:
             break
+        if os.path.exists(f"{sys.argv[1]}/no-gap"):  # as if the time between two changes had passed
+            run.control_panel._gap_s = 0.0
         time.sleep(0.002)
     run.finish()
     """
@@ -421,7 +425,7 @@ def answered(client, request_id, *statuses):
     return wait_for(look, what=f"one of {statuses}")[0]
 
 
-def test_trainer_applies_and_acknowledges_requests(client, trainer):
+def test_trainer_applies_and_acknowledges_requests(logs, client, trainer):
     before = client.get("/api/v1/runs/live/controls").json()
     assert before["is_open"]
     assert {item["name"]: (item["value"], item["min"], item["max"]) for item in before["controls"]} == {
@@ -432,6 +436,7 @@ def test_trainer_applies_and_acknowledges_requests(client, trainer):
     assert answered(client, first, "applied")["value"] == 50
     second = ask(client, log_every=100_000)["log_every"]
     assert answered(client, second, "pending")["wait_s"] >= 0
+    (logs / "no-gap").touch()
     assert answered(client, second, "clamped")["control"] == "log_every"
     after = client.get("/api/v1/runs/live/controls").json()
     assert {item["name"]: item["value"] for item in after["controls"]}["log_every"] == 2_000

@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tachograph.server import Access, create_app
+from tests.conftest import HANG_S
 from tests.server.conftest import TOKEN, Served, check_error, write_run
 from tests.store import START, step, write
 
@@ -213,7 +214,9 @@ def test_cookie_does_not_reveal_token(guarded):
     answer = guarded.client.post("/api/v1/login", json={"token": TOKEN})
     assert TOKEN not in answer.headers["set-cookie"]
     cookie = answer.headers["set-cookie"].partition(";")[0].partition("=")[2]
-    check_error(httpx.get(f"{guarded.url}/api/v1/runs", headers={"Authorization": f"Bearer {cookie}"}), 401)
+    check_error(
+        httpx.get(f"{guarded.url}/api/v1/runs", headers={"Authorization": f"Bearer {cookie}"}, timeout=HANG_S), 401
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/index.html", "/healthz", "/api/v1/openapi.json", "/favicon.svg"])
@@ -225,7 +228,7 @@ def test_static_files_need_no_token(guarded, path):
 
 
 def test_login_sets_cookie_for_correct_token(guarded):
-    with httpx.Client(base_url=guarded.url) as browser:
+    with httpx.Client(base_url=guarded.url, timeout=HANG_S) as browser:
         for wrong in ("wrong", "", "ключ", TOKEN[:-1]):
             answer = browser.post("/api/v1/login", json={"token": wrong})
             check_error(answer, 401, "wrong_token")
@@ -245,7 +248,7 @@ def test_login_sets_cookie_for_correct_token(guarded):
 
 
 def test_logout_removes_cookie(guarded):
-    with httpx.Client(base_url=guarded.url) as browser:
+    with httpx.Client(base_url=guarded.url, timeout=HANG_S) as browser:
         assert browser.get("/api/v1/login").json() == {"needs": "token"}
         browser.post("/api/v1/login", json={"token": TOKEN})
         assert browser.get("/api/v1/runs").status_code == 200
@@ -362,7 +365,7 @@ def test_scripts_are_sent_compressed_to_browsers(tmp_path, serve):
     (static / "assets" / "a.js").write_text(script)
     server = serve(tmp_path, static=static)
     answers = {
-        encoding: httpx.get(f"{server.url}/assets/a.js", headers={"Accept-Encoding": encoding})
+        encoding: httpx.get(f"{server.url}/assets/a.js", headers={"Accept-Encoding": encoding}, timeout=HANG_S)
         for encoding in ("gzip, deflate, br, zstd", "identity")
     }
     assert [answer.text == script for answer in answers.values()] == [True, True]
@@ -401,7 +404,9 @@ def test_server_errors_have_error_body_and_headers(tmp_path, serve):
     (static / "assets" / "a.js").unlink()  # a rebuild of the dashboard removes the old files
     answers = [server.client.get("/assets/a.js")]
     server.client.close()
-    answers.append(httpx.get(f"{server.url}/api/v1/runs", params=[("x", "1")] * 600))  # above the limit of parameters
+    answers.append(
+        httpx.get(f"{server.url}/api/v1/runs", params=[("x", "1")] * 600, timeout=HANG_S)
+    )  # above the limit of parameters
     for answer in answers:
         assert "Traceback" not in check_error(answer, answer.status_code)
         check_headers(answer.headers)

@@ -82,9 +82,11 @@ def test_other_users_cannot_stop_a_run(logs, state, dashboard):
     running = dashboard()
     body = {"values": {"stop": True}}
     with connect_as_nobody(running.port) as port:
-        check_error(httpx.post(f"http://127.0.0.1:{port}/api/v1/runs/r/controls", json=body), 401, "other_user")
+        check_error(
+            httpx.post(f"http://127.0.0.1:{port}/api/v1/runs/r/controls", json=body, timeout=HANG_S), 401, "other_user"
+        )
     assert not folder.control.exists()
-    own = httpx.post(f"http://127.0.0.1:{running.port}/api/v1/runs/r/controls", json=body)
+    own = httpx.post(f"http://127.0.0.1:{running.port}/api/v1/runs/r/controls", json=body, timeout=HANG_S)
     assert own.status_code == 202
 
 
@@ -108,7 +110,7 @@ def test_token_lets_another_user_in(running, state):
     with connect_as_nobody(running.port) as port:
         for path in API:
             assert get(port, path, Authorization=f"Bearer {token}").status_code == 200
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as browser:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as browser:
             check_error(browser.post("/api/v1/login", json={"token": "wrong"}), 401, "wrong_token")
             assert browser.post("/api/v1/login", json={"token": token}).status_code == 204
             assert browser.get("/api/v1/runs").status_code == 200

@@ -198,7 +198,7 @@ def test_metrics_are_those_of_all_workers(workers: Workers, make_run: MakeRun):
     wait_for(lambda: num_registrations() == {"12"}, "the sum of the counters")
     workers.stop()
     workers.start()
-    assert num_registrations() == {"12"}
+    wait_for(lambda: num_registrations() == {"12"}, "the sum after the restart")
 
 
 def test_heartbeats_of_other_machines_reach_rank_0_through_any_worker(workers: Workers):
