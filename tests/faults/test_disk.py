@@ -377,7 +377,9 @@ def test_journal_damaged_right_before_the_end(logs, how):
 def test_losses_are_printed_without_console(logs, script):
     program = """
         import resource, shutil, sys, tachograph
-        run = tachograph.init("x", log_dir=sys.argv[1], console=False, git=False, csv=False, exit_timeout_s=1)
+        import tachograph.recorder._writer as writer
+        writer._RETRY_SHARE = 0.01  # the disk does not recover
+        run = tachograph.init("x", log_dir=sys.argv[1], console=False, git=False, csv=False, exit_timeout_s=60)
         run.flush()
         if sys.argv[2] == "limit":
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -387,7 +389,6 @@ def test_losses_are_printed_without_console(logs, script):
         for step in range(1000):
             run.log({"loss": 1.0}, step=step)
         run.finish()
-        run.finish(timeout_s=120)  # only waits for the last heartbeat
     """
     code, out, err = script(program, logs / "limit", "limit").wait()
     assert (code, out) == (0, "")

@@ -89,7 +89,7 @@ def test_large_job_has_one_file_per_host(job: Job, sockets: Path) -> None:
 @pytest.mark.parametrize("stuck", [3, 4])  # the rank that writes the file of its host, and another one
 def test_hang_is_judged_by_the_files_of_hosts(job: Job, sockets: Path, stuck: int) -> None:
     # Longer than the seconds that the activity of a rank takes to reach rank 0.
-    limits = {"least_s": 6.0, "first_step_s": 600.0, "times_longest": 1.5}
+    limits = {"least_s": 5.0, "first_step_s": 600.0, "times_longest": 1.5}
     start_hosts(job, sockets, meets=True, stuck_at=[stuck, 30], rules={"rank_hang": limits})
 
     alert = wait_for(lambda: job.hang_alert(30), "the alert")

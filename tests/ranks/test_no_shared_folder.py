@@ -24,10 +24,12 @@ PROGRAM = """
     import os, pathlib, sys, time
     import tachograph as tacho
     import tachograph.recorder._rank_files as rank_files
+    import tachograph.recorder._writer as writer
 
     base, fault, name = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rank_files.NODE_WAIT_S = 0.0 if rank >= 2 else 1e9  # rank 1 finds the folder of rank 0, however late that starts
+    writer._MAX_NEWS_WAIT_S = 60.0  # rank 0 learns of the end of rank 2, however busy the server is
     meeting = base / f"meeting-{name}"
     meeting.mkdir(exist_ok=True)
     relayed = base / "host-0" / name / ".tacho" / "ranks" / "host-100000000.json"
@@ -109,7 +111,9 @@ def alerts_of(folder: RunFolder, rule: str) -> list[str]:
 def test_slow_rank_of_other_machine_is_named(start_job: StartJob, team: Team, tmp_path: Path) -> None:
     programs = start_job("slow")
     copy = copy_of(team)
-    wait_for(lambda: alerts_of(copy, "straggler"), "the alert")
+    # A busy machine may also make another rank slow.
+    is_named = lambda: any(title.startswith("Rank 2 (") for title in alerts_of(copy, "straggler"))  # noqa: E731
+    wait_for(is_named, "the alert")
     url, headers = "/api/v1/runs/default%2Fjob/ranks", team.headers("read")
     # Rank 0 reads the file of rank 1 itself, so the alert may reach the server before that file.
     wait_for(lambda: team.client.get(url, headers=headers).json()["num_by_state"] == {"running": 4}, "all ranks")
@@ -117,7 +121,6 @@ def test_slow_rank_of_other_machine_is_named(start_job: StartJob, team: Team, tm
     for program in programs:
         program.ok()
     wait_for(lambda: [str(view.state) for view in read_ranks(copy)] == ["finished"] * 4, "the last records")
-    assert alerts_of(copy, "straggler")[0].startswith("Rank 2 (")
     assert [path.name for path in (tmp_path / "host-1").iterdir()] == [".tacho-nodes"]
     # The same records in a folder that all machines share lead to the same alerts.
     shared = RunFolder(tmp_path / "shared" / "job")
