@@ -79,7 +79,7 @@ def test_fork_during_heavy_logging_loses_nothing(logs, script):
     script(
         """
         import os, sys, threading, tachograph
-        run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=0.01)
+        run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=0.01, buffer_size=20_000)
         def log():
             for step in range(20_000):
                 run.log(a=float(step), step=step)

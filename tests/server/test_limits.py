@@ -134,8 +134,11 @@ def write_long_run(logs, num_steps):
 
 
 def wait_until_indexed(url):
-    series = f"{url}/api/v1/runs/long/series?name=a"
-    wait_for(lambda: httpx.get(series, timeout=PATIENCE_S).json()["indexed"] == 1)
+    def is_indexed():
+        with contextlib.suppress(httpx.TransportError):  # this process took too long to send the request
+            return httpx.get(f"{url}/api/v1/runs/long/series?name=a", timeout=PATIENCE_S).json()["indexed"] == 1
+
+    wait_for(is_indexed)
 
 
 def request_export(connection):
