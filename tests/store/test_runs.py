@@ -374,6 +374,7 @@ def test_a_catalog_and_a_store_read_a_journal_once(tmp_path):
 
 def test_a_run_can_be_queried_while_it_is_read_in_slices(tmp_path, monkeypatch):
     monkeypatch.setattr(_run, "_SLICE_S", 0.0)  # a block
+    monkeypatch.setattr(_run, "_PAUSE_S", 0.01)  # so that this thread gets its turn also on a busy machine
     folder = write(tmp_path / "a", [START, *(step(i, loss=0.5, text="x" * 2_000) for i in range(10_000))])
     run = StoredRun(folder)
     thread = threading.Thread(target=run.refresh_in_slices)
