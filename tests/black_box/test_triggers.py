@@ -12,7 +12,7 @@ import tachograph
 from tachograph.black_box import BlackBox, DumpWriter
 from tachograph.cli._main import main
 from tachograph.journal import OutputWriter, RunFolder, output_line
-from tests.conftest import lines_of, wait_for, wait_for_lines
+from tests.conftest import HANG_S, lines_of, wait_for, wait_for_lines
 
 LOOP = """
     import itertools, signal, time, tachograph
@@ -70,7 +70,7 @@ def test_signal_with_a_handler_of_the_program_is_captured(script, logs, tmp_path
     process = start_loop(script, logs, before=USER_HANDLER.format(flag=str(flag)))
     process.send_signal(signal.SIGTERM)
     wait_for(flag.exists, "the handler of the program")
-    assert "signal" in [dump.reason for dump in tachograph.read(str(logs / "x")).dumps]
+    wait_for(lambda: "signal" in [dump.reason for dump in tachograph.read(str(logs / "x")).dumps], "the dump")
     assert not any(record["event"] == "end" for record in wait_for_lines(logs / "x"))
 
 
@@ -91,7 +91,7 @@ def test_signal_in_the_middle_of_a_dump_ends_the_run(script, logs):
 def test_dump_is_requested_from_a_running_training(script, logs):
     wait = "[run.log(train_loss=1.0, step=step) or time.sleep(0.01) for step in itertools.count(9)]"
     process = start_loop(script, logs, wait=wait)
-    options = ("--log-dir", str(logs), "--wait", "60")
+    options = ("--log-dir", str(logs), "--wait", str(HANG_S))
     result = CliRunner().invoke(main, ["dump", "x", *options])
     assert result.exit_code == 0, result.output
     assert "1-request" in result.output.replace("\n", "")
@@ -107,7 +107,7 @@ def test_dump_is_requested_from_a_running_training(script, logs):
 
 def test_request_without_black_box_is_rejected(script, logs):
     process = start_loop(script, logs, before="import os; os.environ['TACHO_BLACK_BOX'] = '0'")
-    result = CliRunner().invoke(main, ["dump", "x", "--log-dir", str(logs), "--wait", "60"])
+    result = CliRunner().invoke(main, ["dump", "x", "--log-dir", str(logs), "--wait", str(HANG_S)])
     assert "the black box of this run is off" in result.output
     process.kill()
 

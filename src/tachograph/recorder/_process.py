@@ -31,6 +31,8 @@ __all__ = ["ProcessState", "latest_run", "live_runs", "on_run_start", "process_s
 
 _SIGNAL_TIMEOUT_S = 2.0
 _DUMP_TIMEOUT_S = 0.5
+_DUMP_SHARE = 0.1
+"""Of `exit_timeout_s`, if that is longer."""
 
 on_run_start: list[Callable[[Run], None]] = []
 """Called with each run that starts in this process."""
@@ -279,8 +281,9 @@ def _record_signal(run: Run, name: str) -> None:
     run.event("signal", signal=name)
     if run.black_box is not None:
         run.black_box.on_signal(name)
-        run.flush(_DUMP_TIMEOUT_S)  # of the last steps, which the dump contains; the next call waits for the dump
-        run.flush(_DUMP_TIMEOUT_S)
+        timeout_s = max(_DUMP_TIMEOUT_S, _DUMP_SHARE * run.settings.exit_timeout_s)
+        run.flush(timeout_s)  # of the last steps, which the dump contains; the next call waits for the dump
+        run.flush(timeout_s)
 
 
 class _FatalSignal:
