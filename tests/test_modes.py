@@ -32,7 +32,6 @@ def user(tmp_path, monkeypatch):
     """A user with a key, for runs in the mode `cloud`."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TACHO_API_KEY", "tk_00000000_" + "x" * 43)
-    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "0.5")
 
 
 @pytest.mark.parametrize(
@@ -283,6 +282,7 @@ def test_tacho_run_prints_how_to_send_an_offline_run(tmp_path, monkeypatch):
 def test_other_ranks_do_not_mark_the_run(logs, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("tachograph.recorder._writer._MAX_FOLDER_WAIT_S", 0.25)
     with tachograph.init("x", mode="offline", log_dir=str(logs), git=False):
         assert destination_of(logs) is None
     assert "tacho sync" not in capsys.readouterr().out

@@ -21,7 +21,7 @@ from tachograph.reader import read
 from tachograph.recorder.collectors import energy as energy_module
 from tachograph.recorder.collectors.energy import EnergyMeter, energy_fields, read_rank_energy
 from tachograph.settings import Settings
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 KWH_MJ = 3_600_000_000
 KWH_UJ = 3_600_000_000_000
@@ -180,7 +180,8 @@ def test_shared_counters_count_once():
     assert energy_fields([{}], Settings(energy_price_per_kwh=1.0)) == {}
 
 
-def test_attempts_add_up(logs, nvml, cuda, powercap):
+def test_attempts_add_up(logs, nvml, cuda, powercap, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder.collectors.system._LAST_READING_S", HANG_S)
     options = {"energy_price_per_kwh": 0.5, "energy_currency": "EUR", "carbon_g_per_kwh": 100}
     for attempt in range(2):
         nvml.counters_mj[0] = attempt * 5  # after a restart of the machine

@@ -194,9 +194,10 @@ def test_hang_dumps_stacks_of_all_threads(logs, script):
         """
         import sys, threading, time, tachograph
         def waits_for_a_rank_that_died():
+            run.log(train_loss=1.0, step=29)
             time.sleep(3600)
         run = tachograph.init("x", log_dir=sys.argv[1], rules={"hang": {"least_s": 1.5, "times_longest": 2}})
-        for step in range(30):
+        for step in range(29):
             run.log(train_loss=1.0 + step % 3, step=step)
             time.sleep(0.02)
         threading.Thread(target=time.sleep, args=(3600,), name="a data worker", daemon=True).start()

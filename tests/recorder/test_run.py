@@ -367,7 +367,8 @@ def test_disabled_run_ignores_all_calls(tmp_path, capsys):
 def test_other_ranks_create_no_run_at_their_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
-    with tachograph.init("x", log_dir=str(tmp_path / "logs"), exit_timeout_s=1) as run:
+    monkeypatch.setattr("tachograph.recorder._writer._MAX_FOLDER_WAIT_S", 0.5)
+    with tachograph.init("x", log_dir=str(tmp_path / "logs"), exit_timeout_s=120) as run:
         run.log(a=1.0)
         assert not (tmp_path / "logs").exists()
     assert [folder.name for folder in (tmp_path / "logs").iterdir()] == ["x-rank-2"]

@@ -473,7 +473,7 @@ def test_spans_of_other_ranks_go_to_a_journal_of_their_own(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "2")
+    monkeypatch.setattr("tachograph.recorder._writer._MAX_FOLDER_WAIT_S", 1.0)
     with application(), training_loop(0) as span:
         span.add_attribute("a", 1)
         for _ in range(10_000):
