@@ -161,6 +161,11 @@ def num_spooled(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
 
 
+def wait_until_stored(folder: Path, num_events: int) -> None:
+    """Wait until a running program has stored its events: it waits less than a second for them when it exits."""
+    wait_for(lambda: num_spooled(folder) == num_events, "the stored events")
+
+
 def wait_until_sent(folder: Path) -> None:
     """Wait until all stored events are marked as sent."""
 

@@ -475,7 +475,8 @@ def test_uncaught_error_ends_training_as_failed(script, tmp_path):
     process = script(
         """
         import torch, transformers
-        from tachograph.usage import TelemetryCallback, TelemetryManager, UsageConfig
+        from tachograph.usage import TelemetryCallback, TelemetryManager, UsageConfig, _manager
+        _manager._EXIT_TIMEOUT_S = 240.0  # for the disk of a busy machine
         TelemetryManager.configure(UsageConfig(app="greyjacket"))
         class Fail(transformers.TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):

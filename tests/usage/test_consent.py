@@ -272,7 +272,8 @@ def test_opt_out_shows_notice_and_waits_ten_seconds(script, tmp_path):
     running = script(
         """
         import sys
-        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, _manager
+        _manager._EXIT_TIMEOUT_S = 240.0  # for the disk of a busy machine
         config = UsageConfig(app="greyjacket", endpoint=JsonLines(sys.argv[1]), consent="opt-out", docs_url="https://x.org/t")
         manager = TelemetryManager.configure(config)
         manager.send_event("train-start", {"max_steps": 5})

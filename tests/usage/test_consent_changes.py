@@ -73,7 +73,8 @@ def test_process_that_becomes_main_later_sends_nothing(script, tmp_path):
         import sys
         import torch.distributed as dist
         import torch.multiprocessing as mp
-        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, _manager
+        _manager._EXIT_TIMEOUT_S = 240.0  # for the disk of a busy machine
         def work(rank):
             config = UsageConfig(app="greyjacket", endpoint=JsonLines(sys.argv[1]), consent="opt-out")
             manager = TelemetryManager.configure(config)

@@ -42,11 +42,18 @@ print(time.monotonic(), flush=True)
 """
 
 
+PATIENT = """
+from tachograph.usage import _manager, _sender
+_manager._EXIT_TIMEOUT_S, _sender._TIMEOUT_S = 240.0, 0.8
+"""
+"""Wait at the exit for the disk of a busy machine, and for a request as long as usual."""
+
+
 class Timed:
     """Measures the time between the last statement of a program and its exit."""
 
-    def __init__(self, folder: Path, *arguments: str, linger_s: float = 0.0) -> None:
-        source = ENDING.replace("LINGER_S", str(linger_s))
+    def __init__(self, folder: Path, *arguments: str, linger_s: float = 0.0, before: str = "") -> None:
+        source = before + ENDING.replace("LINGER_S", str(linger_s))
         self.process = subprocess.Popen(
             [sys.executable, "-c", source, *arguments],
             cwd=folder,
@@ -122,7 +129,7 @@ def test_unsent_events_are_stored_at_exit(
     receiver: PostHogReceiver, usage_dir: Path, tmp_path: Path, linger_s: float
 ) -> None:
     receiver.reply(Reply(is_silent=True))
-    Timed(tmp_path, "on", receiver.address, linger_s=linger_s).latency_s()
+    Timed(tmp_path, "on", receiver.address, linger_s=linger_s, before=PATIENT).latency_s()
     assert [event["event"] for event in spooled(usage_dir)] == ["train-start"] * 3 + ["train-end"]
 
 
@@ -157,7 +164,7 @@ def test_exit_code_and_output_are_unchanged(receiver: PostHogReceiver, script: S
         for choice in ("off", "on"):
             folder = str(usage_dir / name.replace(" ", "_") / choice)
             env = {"TACHO_USAGE_DIR": folder, "CHOICE": choice}
-            programs[name, choice] = script(textwrap.dedent(source) + last, receiver.address, env=env)
+            programs[name, choice] = script(PATIENT + textwrap.dedent(source) + last, receiver.address, env=env)
     ends = {key: program.wait() for key, program in programs.items()}
     codes = {name: ends[name, "on"][0] for name in ENDS}
     assert codes == {name: ends[name, "off"][0] for name in ENDS}

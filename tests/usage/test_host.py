@@ -86,6 +86,8 @@ def test_first_event_at_exit_is_recorded(script, usage_dir):
         + textwrap.dedent(
             """
             import atexit
+            from tachograph.usage import _manager
+            _manager._EXIT_TIMEOUT_S = 240.0  # for the disk of a busy machine
             manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
             atexit.register(lambda: manager.send_event("train-end", {"step": 7}))
             """

@@ -19,7 +19,7 @@ from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _sende
 from tachograph.usage._spool import keep_all_local
 from tests.conftest import HANG_S, wait_for
 from tests.receiver import Reply
-from tests.usage.conftest import Absent, PostHogReceiver, num_spooled, spooled, wait_until_sent
+from tests.usage.conftest import Absent, PostHogReceiver, num_spooled, spooled, wait_until_sent, wait_until_stored
 from tests.usage.test_transport import PROGRAM, Configure, Start, epochs, finish, ready
 
 
@@ -81,7 +81,9 @@ def test_files_are_readable_by_owner_only(
 def test_local_events_are_never_sent(
     configure: Configure, receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
-    finish(ready(script(PROGRAM, receiver.address, "local", 3)))
+    program = ready(script(PROGRAM, receiver.address, "local", 3))
+    wait_until_stored(usage_dir, 3)
+    finish(program)
     assert len(spooled(usage_dir)) == 3
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 77})
@@ -230,7 +232,9 @@ def test_withdrawal_applies_to_next_file(
 
 
 def test_held_back_events_stay_local(configure: Configure, absent: Absent, script: Start, usage_dir: Path) -> None:
-    finish(ready(script(PROGRAM, absent.address, "on", 3)))
+    program = ready(script(PROGRAM, absent.address, "on", 3))
+    wait_until_stored(usage_dir, 3)
+    finish(program)
     keep_all_local(usage_dir / "greyjacket")
     receiver = absent.start()
     manager = configure(endpoint=receiver.address)
@@ -275,6 +279,7 @@ def test_file_of_running_process_is_not_sent_by_another(absent: Absent, script: 
     receiver = absent.start()
     other = ready(script(PROGRAM, receiver.address, "on", 1))
     receiver.wait(1)
+    wait_for(lambda: list(usage_dir.rglob("*.sent")), "the mark that its event is sent")
     finish(other)
     assert len(receiver.events()) == 1
     alive.process.send_signal(signal.SIGKILL)

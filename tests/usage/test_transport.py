@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager, _sender
 from tests.conftest import HANG_S, Script, wait_for
 from tests.receiver import Reply
-from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
+from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent, wait_until_stored
 
 Configure = Callable[..., TelemetryManager]
 Start = Callable[..., Script]
@@ -37,6 +37,11 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 """Sends some events and runs until its input ends."""
+
+TRIES_ONCE = """
+from tachograph.usage import _sender
+_sender._SEND_DELAY_S, _sender._FIRST_RETRY_S = 0.0, 3600.0
+"""
 
 
 def finish(program: Script) -> None:
@@ -264,7 +269,9 @@ def test_processes_append_whole_lines_to_one_file(script: Start, tmp_path: Path,
 
 def test_unwritable_file_is_retried_later(configure: Configure, script: Start, tmp_path: Path, usage_dir: Path) -> None:
     path = tmp_path / "not_there_yet" / "shared.jsonl"
-    finish(ready(script(PROGRAM, path, "on", 3)))
+    program = ready(script(PROGRAM, path, "on", 3))
+    wait_until_stored(usage_dir, 3)
+    finish(program)
     assert not path.parent.exists()
     path.parent.mkdir()
     configure(endpoint=JsonLines(path)).send_event("train-end")
@@ -289,7 +296,11 @@ def test_undelivered_events_are_sent_by_next_process(
     if reply is not None:
         receiver = absent.start()
         receiver.reply(reply, Reply())
-    finish(ready(script(PROGRAM, absent.address, "on", 3)))
+    first = ready(script(TRIES_ONCE + PROGRAM, absent.address, "on", 3))
+    wait_until_stored(usage_dir, 3)
+    if reply is not None:
+        receiver.wait(1)
+    finish(first)
     kept = spooled(usage_dir)
     assert len(kept) == 3
     assert not list(usage_dir.rglob("*.sent"))
@@ -299,11 +310,11 @@ def test_undelivered_events_are_sent_by_next_process(
     assert before == (0 if reply is None else 1)
     later = ready(script(PROGRAM, receiver.address, "on", 1))
     wait_for(lambda: sum(len(request.json()["batch"]) for request in receiver.requests[before:]) >= 4)
+    wait_until_sent(usage_dir)
     finish(later)
     arrived = [event["uuid"] for request in receiver.requests[before:] for event in request.json()["batch"]]
     assert len(arrived) == len(set(arrived)) == 4
     assert {event["uuid"] for event in kept} < set(arrived)
-    wait_until_sent(usage_dir)
 
 
 @pytest.mark.parametrize("status", [400, 413])
