@@ -172,8 +172,11 @@ def test_launcher_explains_a_kill(group, tmp_path, monkeypatch, is_proven):
 
 _FILLS_MEMORY = """
     import time, tachograph
+    from tachograph.reader import read
     run = tachograph.init("x", log_dir="logs", system_interval_s=0.05, git=False, code=False)
     run.log(train_loss=1.0, step=3)
+    while run.flush() and not list(read("logs/x").records("system")):
+        time.sleep(0.05)
     blocks = []
     while True:
         blocks.append(b"x" * (4 << 20))

@@ -26,7 +26,7 @@ from tachograph.integrations._common.trace_session import TraceSession, find_obs
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, write_requests
 from tachograph.reader import list_traces, open_trace, request_control
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -339,7 +339,8 @@ def test_pending_request_is_answered_at_the_end(loop):
     assert loop.rejected(request) == "the run ended before the next step"
 
 
-def test_finish_waits_for_a_trace_being_stored(loop):
+def test_finish_waits_for_a_trace_being_stored(loop, monkeypatch):
+    monkeypatch.setattr("tachograph.integrations._common.tracer._EXIT_TIMEOUT_S", HANG_S)
     request = loop.request(30)
     loop.step(31)
     loop.run.finish()
@@ -351,8 +352,10 @@ def test_forked_child_collects_nothing(script, logs):
     script(
         """
         import os, resource, sys, time, torch, tachograph as tacho
+        from tachograph.integrations._common import tracer as tracer_module
         from tachograph.integrations._common.tracer import StepTracer
         from tachograph.journal import write_requests
+        tracer_module._EXIT_TIMEOUT_S = 240.0
         torch.set_num_threads(1)
         often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}
         run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)

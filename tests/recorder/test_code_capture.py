@@ -142,7 +142,7 @@ def test_the_end_of_a_short_run_waits_for_its_code(repository: Path, monkeypatch
     assert "missing" not in code["packages"]
 
 
-def start_run(repository: Path, monkeypatch: pytest.MonkeyPatch, exit_timeout_s: float = 5.0) -> tachograph.Run:
+def start_run(repository: Path, monkeypatch: pytest.MonkeyPatch, exit_timeout_s: float = 120.0) -> tachograph.Run:
     monkeypatch.chdir(repository)
     options: dict[str, Any] = {"console": False, "system_interval_s": 0, "exit_timeout_s": exit_timeout_s}
     return tachograph.init("x", log_dir="logs", code=True, git=True, **options)
@@ -197,6 +197,7 @@ def test_nothing_writes_after_the_end_of_a_run(
     pids = hanging_git("status --porcelain=v2")
     if ignores_sigterm:
         monkeypatch.setattr(DetachedProcess, "terminate", lambda self: None)
+        monkeypatch.setattr("tachograph.recorder.collectors.code.collector._TERMINATE_SHARE", 0.004)
     run = start_run(repository, monkeypatch)
     wait_for(pids.exists, "the git command")
     run.log(train_loss=1.0)
