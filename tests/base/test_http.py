@@ -112,8 +112,9 @@ def test_request_that_timed_out_is_not_repeated(serve):
         server.receive(client)  # until the client closes the connection
 
     server = serve(answer_first)
-    connection = connect(server, timeout_s=1)
+    connection = connect(server)
     assert connection.request("GET", "/1", b"", {}).status == 200
+    connection._connection.sock.settimeout(0.5)
     with pytest.raises(TimeoutError):
         connection.request("GET", "/2", b"", {})
     assert len(server.requests) == 2

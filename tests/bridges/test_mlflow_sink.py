@@ -290,7 +290,11 @@ def test_unreachable_mlflow_gets_everything_later(client, logs, script):
         run.flush()
         while not any("127.0.0.1" in lag.error for lag in read_lags(run.folder)):
             time.sleep(0.1)
+        while '"event":"telemetry_error"' not in run.folder.journal.read_text():
+            time.sleep(0.1)
         run.finish()
+        while '"event":"end"' not in run.folder.journal.read_text():  # on a busy machine, later than in a second
+            time.sleep(0.1)
         import os, signal
         os.kill(run._followers[0]._process.pid, signal.SIGKILL)  # it would try for two more minutes
         """,

@@ -326,8 +326,7 @@ def test_unreachable_server_delays_nothing_and_leaves_no_folders(logs, server):
     options = {"mode": "cloud", "api_host": server.url, "api_key": "key-1234567890"}
     with start(logs, swanlab=options, exit_timeout_s=1.0) as run:
         run.log(train_loss=1.0, step=1)
-    (lag,) = read_lags(RunFolder(logs / "x"))
-    assert lag.num_records >= 3
+    wait_for(lambda: [lag.num_records >= 3 for lag in read_lags(RunFolder(logs / "x"))] == [True], "the journal")
     assert list((logs / "x").glob("swanlab/*")) == []
     assert server.elsewhere == []
 

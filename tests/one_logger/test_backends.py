@@ -309,8 +309,11 @@ def test_dead_wandb_server_delays_neither_setup_nor_exit(script, tmp_path):
         config = OneLoggerConfig(application_name="app", session_tag_or_fn=sys.argv[3], world_size_or_fn=1)
         TrainingTelemetryProvider.instance().with_base_config(config).with_exporter(exporter).configure_provider()
         print(exporter._client._process.pid, flush=True)
-        with application(), timed_span("work"):
-            pass
+        from tachograph import current_run
+        with application():
+            with timed_span("work"):
+                pass
+            current_run().flush(120)
     """
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         servers = {

@@ -193,7 +193,7 @@ def test_hanging_exporter_does_not_block_exit(configure, monkeypatch):
             with training_iteration():
                 pass
     assert time.monotonic() - started_s < HANG_S / 2
-    wait_for(lambda: exported()[-1]["name"] == "application")
+    wait_for(lambda: [record["name"] for record in exported()[-1:]] == ["application"])
 
 
 def test_unwritable_file_raises_at_configuration(configure, tmp_path):
