@@ -67,7 +67,8 @@ def test_a_metric_with_two_names_has_one_chart(page, dashboard, logs):
     start = dashboard()
     page.goto(start.url + "#/run/copies")
     expect(panel(page, "train_loss").locator("canvas").first).to_be_visible()
-    assert [name for name in shown_metrics(page) if name != "sec_per_step"] == ["train_loss", "lr"]
+    names = ["train_loss", "lr"]
+    wait_for(lambda: [name for name in shown_metrics(page) if name != "sec_per_step"] == names, "one chart of each")
     page.goto(start.url + "#/run/copies/charts?q=learning")
     expect(panel(page, "learning_rate")).to_be_visible()
     page.goto(start.url + "#/run/copies/overview")

@@ -36,6 +36,7 @@ def test_runs_are_drawn_hidden_and_highlighted(page, dashboard, logs):
     assert len(set(before.values())) == 3
 
     # One click hides a run. The others are neither loaded again nor given other colours.
+    wait_for(lambda: painted(page, "grad_norm") == 12, "all lines of the other chart are painted")
     asked = []
     page.on("request", lambda request: asked.append(request.url) if "/api/v1/series" in request.url else None)
     page.get_by_label("Hide run-03").click()
