@@ -357,8 +357,12 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
     def hold(route):
         held.append(route)
 
-    def answer():
-        wait_for(lambda: page.evaluate("true") and held, "a request is held back")
+    def answer(*names):
+        def are_held():
+            page.evaluate("true")  # or no request would be seen
+            return all(any(name in route.request.url for route in held) for name in names)
+
+        wait_for(are_held, f"requests of {names} are held back")
         while held:
             held.pop().continue_()
 
@@ -366,11 +370,11 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
     page.goto(start.url)
     expect(page.get_by_text("Loading runs …")).to_be_visible()
     assert "0" not in page.locator("[data-drawn]").inner_text()
-    answer()
+    answer("/table?")
     expect(page.locator("[data-drawn]")).to_have_text("3 drawn")
     expect(page.get_by_text("Loading runs …")).to_have_count(0)
     expect(page.get_by_text("Loading metrics …")).to_be_visible()
-    answer()
+    answer("/metrics")
     wait_for(lambda: painted(page, "train_loss") == 3, "all lines are painted")
 
     # Charts and list stay until the groups are known.
@@ -379,7 +383,7 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
     expect(page.get_by_text("Loading groups …")).to_be_visible()
     assert painted(page, "train_loss") == 3
     expect(line(page, "run-01")).to_be_visible()
-    answer()
+    answer("/table/groups?")
     expect(page.get_by_role("row", name=re.compile("2 runs"))).to_be_visible()
     expect(page.get_by_text("Loading groups …")).to_have_count(0)
 
@@ -389,6 +393,6 @@ def test_slow_server_is_waited_for_and_no_number_invented(page, dashboard, logs,
     errors = page.locator("section", has_text="Errors").locator(".big")
     expect(errors).to_have_text("–")
     expect(page.get_by_text("Loading events …")).to_be_visible()
-    answer()
+    answer("/records", "/alerts")
     expect(errors).to_have_text("none")
     page.unroute_all()
