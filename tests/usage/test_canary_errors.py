@@ -297,7 +297,8 @@ def test_exception_with_failing_attributes_is_not_quoted(canary: Canary) -> None
 
 SHADOWING = """
 import sys
-from tachograph.usage import TelemetryManager, UsageConfig, send_errors
+from tachograph.usage import TelemetryManager, UsageConfig, _manager, send_errors
+_manager._EXIT_TIMEOUT_S = 240.0  # a busy machine may need longer than a process waits at its exit
 config = UsageConfig(app="greyjacket", endpoint=sys.argv[1], api_key="phc_x")
 manager = TelemetryManager.configure(config, choice="on")
 import PACKAGE.acme_merger.patients as patients
