@@ -20,7 +20,7 @@ from tachograph.cli._show import render, summary
 from tachograph.exceptions import RunNameError
 from tachograph.journal import RunFolder, RunState, write_requests
 from tachograph.reader import read
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 QUICK = {"system_interval_s": 0, "git": False, "flush_interval_s": 0.05}
 
@@ -121,7 +121,8 @@ def test_08_windows_separate_noise_from_level(logs):
     assert history.series("train_loss/max").values == pytest.approx([0.7] * 4)
 
 
-def test_09_resume_truncates_nothing(logs):
+def test_09_resume_truncates_nothing(logs, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder._writer._LAST_CATCH_UP_S", HANG_S)
     for attempt in range(3):
         with tachograph.init("x", log_dir=str(logs), config={"attempt": attempt}, resume=True, **QUICK) as run:
             run.log(train_loss=float(attempt), step=attempt)
@@ -133,7 +134,8 @@ def test_09_resume_truncates_nothing(logs):
     assert rows["train_loss"].dropna().tolist() == [0.0, 1.0, 2.0]
 
 
-def test_10_nan_is_never_zero(logs):
+def test_10_nan_is_never_zero(logs, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder._writer._LAST_CATCH_UP_S", HANG_S)
     with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
         run.log(train_loss=math.nan, step=0)
         run.log(lr=0.1, step=1)

@@ -69,6 +69,7 @@ def test_ten_thousand_parameter_tensors(logs):
                 model.scales[7_123].grad.fill_(float("nan"))
             optimizer.step()
             run.log(train_loss=loss.item(), step=step)
+        run.flush()
     (dump,) = tachograph.read(str(logs / "x")).dumps
     assert "scales.7123" in dump.verdict.text
     sizes = [path.stat().st_size for path in Path(dump.path).rglob("*") if path.is_file()]
@@ -126,6 +127,7 @@ _SHARDED = """
             optimizer.step()
             run.log(train_loss=loss.item(), step=step)
             time.sleep(0.01)
+        run.flush()
     dist.destroy_process_group()
     print("trained", flush=True)
 """

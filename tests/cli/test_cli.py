@@ -31,7 +31,8 @@ def tacho(*arguments, check=True, columns=160, env=(), **options):
 
 
 @pytest.fixture
-def runs(logs):
+def runs(logs, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder._writer._LAST_CATCH_UP_S", HANG_S)
     with tachograph.init("good", log_dir=str(logs), config={"max_steps": 20, "batch_size": 2}, tags=["demo"]) as run:
         run.control("lr_scale", 1.0, min=0.1, max=10.0)
         for step in range(20):

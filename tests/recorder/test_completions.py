@@ -13,7 +13,7 @@ import tachograph
 from tachograph import Completions
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.records import LazyValue
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 
 OPTIONS = {"console": False, "system_interval_s": 0, "git": False}
 MAX_CHARS = 8_000
@@ -311,7 +311,8 @@ def test_read_completions_from_journal(run, logs):
     assert history.latest("completions") == []  # they are not kept in memory
 
 
-def test_csv_omits_the_samples(run):
+def test_csv_omits_the_samples(run, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder._writer._LAST_CATCH_UP_S", HANG_S)
     run.log(train_loss=1.0, step=0)
     run.log_completions([{"prompt": "p" * 7_000, "completion": "line\nbreak"} for _ in range(50)], step=1)
     run.finish()

@@ -131,8 +131,8 @@ def test_rank_that_fails_before_rank_zero_starts_keeps_its_error(logs, script):
     source = """
         import sys, tachograph as tacho
         from tachograph.recorder import _writer
-        _writer._MAX_FOLDER_WAIT_S = 60  # on a busy machine, rank 0 may start slowly
-        run = tacho.init("job", log_dir=sys.argv[1], console=False)
+        _writer._MAX_FOLDER_WAIT_S = 120  # on a busy machine, rank 0 may start slowly
+        run = tacho.init("job", log_dir=sys.argv[1], console=False, exit_timeout_s=240)
         print("started", flush=True)
         if len(sys.argv) > 2:
             raise RuntimeError("rank 1 is unwell")
@@ -237,7 +237,8 @@ def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
     wait_for_lines(logs / "job")  # rank 0 has a thread of its own, which may be later
     second.process.kill()
     second.process.wait()
-    assert {(view.rank, str(view.state)) for view in read("job", logs).ranks} == {(0, "running"), (1, "crashed")}
+    one_is_gone = {(0, "running"), (1, "crashed")}
+    wait_for(lambda: {(view.rank, str(view.state)) for view in read("job", logs).ranks} == one_is_gone)
     first.process.kill()
     first.process.wait()
     assert {str(view.state) for view in read("job", logs).ranks} == {"crashed"}

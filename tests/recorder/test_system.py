@@ -15,7 +15,7 @@ import tachograph
 from tachograph._base.nvml import GpuProbe
 from tachograph.reader import read
 from tachograph.recorder.collectors.system import SystemSampler, memory_fields
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 
 def test_system_samples_are_recorded_at_interval(logs):
@@ -89,7 +89,8 @@ def test_logged_memory_is_not_replaced(logs, cuda):
     assert {step["gpu_mem_reserved"] for step in steps} == {4.0}
 
 
-def test_memory_is_in_every_row_of_the_csv(logs, cuda):
+def test_memory_is_in_every_row_of_the_csv(logs, cuda, monkeypatch):
+    monkeypatch.setattr("tachograph.recorder._writer._LAST_CATCH_UP_S", HANG_S)
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0, git=False) as run:
         for step in range(50):
             run.log(train_loss=1.0, step=step)
