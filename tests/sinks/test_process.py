@@ -138,6 +138,7 @@ def is_running(pid: int) -> bool:
 
 def kill_session(pid: int) -> None:
     """Kill a detached process and what it started."""
+    assert pid > 0, "no pid was printed"  # 0 would kill the tests
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
