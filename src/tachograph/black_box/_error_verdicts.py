@@ -117,7 +117,7 @@ def _fetch(frame: FrameType, error: BaseException, _indices: Sequence[int] | Non
 
 
 def _requested_index(fetch: FrameType, error: BaseException) -> Any:
-    """Return what was requested from a dataset; None if its function may have changed that.
+    """Return the index that a dataset was asked for; None if its function may have changed the variable.
 
     Since Python 3.12 a comprehension has no frame, and its variable is gone when it has raised.
     """

@@ -1,4 +1,4 @@
-"""The lines of the table that were sent last, encoded, so that only those of changed runs are made again.
+"""The lines of the table that were sent last, encoded, so that only changed runs get new ones.
 
 A dashboard asks for its page of the table again whenever some run changes, and each line has a value per column. The
 row of a run is the same object as long as nothing about the run changes; so is its line.
@@ -21,7 +21,7 @@ from tachograph.server._table_models import TableLine
 __all__ = ["LineCache", "encode_cell"]
 
 _MAX_COLUMN_SETS = 8
-"""Pages with different columns, such as those of several people."""
+"""Pages with different columns, such as the pages of several people."""
 _MAX_BYTES = 16 << 20
 """When to forget the lines with the same columns."""
 
