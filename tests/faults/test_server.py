@@ -545,9 +545,9 @@ def test_full_disk_of_the_server_loses_nothing(server, logs, script):
     limit_files(server.process, resource.RLIM_INFINITY)
     stop(training)
     wait_for(lambda: is_copied(server, logs / "x"), "the copy")
-    failures = [record for record in lines_of(logs / "x") if record.get("kind") == "server_failed"]
-    assert len(failures) == 1
-    assert "disk of the server is full" in failures[0]["reason"]
+    # A busy server may also answer too late, which is another failure.
+    reasons = [record["reason"] for record in lines_of(logs / "x") if record.get("kind") == "server_failed"]
+    assert sum("disk of the server is full" in reason for reason in reasons) == 1, reasons
 
 
 def test_registering_on_a_full_disk_leaves_nothing_behind(server, logs):
@@ -611,9 +611,9 @@ def test_folder_deleted_during_a_run_is_not_sent_again(server, logs, script):
     stop(training)
     assert server.copies() == set()
     assert read(logs / "x").state is RunState.FINISHED
-    reports = [record["reason"] for record in lines_of(logs / "x") if record.get("kind") == "server_failed"]
-    assert len(reports) == 1
-    assert "deleted on the server" in reports[0]
+    # A busy server may also answer too late, which is another failure.
+    reasons = [record["reason"] for record in lines_of(logs / "x") if record.get("kind") == "server_failed"]
+    assert sum("deleted on the server" in reason for reason in reasons) == 1, reasons
 
 
 def test_deleted_run_does_not_get_the_folder_of_another(server, logs):

@@ -43,12 +43,11 @@ def job(script: Callable[..., Script], logs: Path, tmp_path: Path) -> Job:
     return Job(script, logs, tmp_path / "notes")
 
 
-def start_hosts(job: Job, sockets: Path, second: dict[str, Any] | None = None, **options: Any) -> None:
-    """Start six ranks, three on each of two hosts; `second` are options of the second host."""
+def start_hosts(job: Job, sockets: Path, **options: Any) -> None:
+    """Start six ranks, three on each of two hosts."""
     for rank in range(6):
         host = {"hostname": f"node{rank // 3}", "env": {"LOCAL_RANK": str(rank % 3), "MASTER_ADDR": "node0"}}
-        own = (second or {}) if rank >= 3 else {}
-        job.start([rank], 6, max_rank_files=3, sockets=str(sockets), **host, **own, **options)
+        job.start([rank], 6, max_rank_files=3, sockets=str(sockets), **host, **options)
 
 
 def names(job: Job) -> list[str]:
@@ -131,8 +130,9 @@ def test_ranks_outlive_the_one_that_writes_their_file(job: Job, sockets: Path) -
 
 
 def test_stopped_writer_of_a_host_does_not_stop_the_others(job: Job, sockets: Path) -> None:
-    start_hosts(job, sockets, {"stalled_s": 1.0})
+    start_hosts(job, sockets)
     wait_for(lambda: len(ticks_of_host(job, 3)) == 3 if job.folder.host_journal(3).exists() else False, "the file")
+    (job.notes / "impatient").touch()
     os.kill(job.programs[3].process.pid, signal.SIGSTOP)
     wait_for(lambda: names(job)[:2] == ["00004.jsonl", "00005.jsonl"], "files of their own")
     job.train(0)

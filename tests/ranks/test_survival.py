@@ -43,15 +43,17 @@ PROGRAM = """
     if "max_rank_files" in options:
         from tachograph.recorder import _host_files, _rank_files
         _host_files.MAX_RANK_FILES = options["max_rank_files"]
-        _host_files._STALLED_S = options.get("stalled_s", 240.0)
         _host_files._SOCKETS = options["sockets"]
         _host_files._MIN_BEAT_S = 0.2
         # Ranks of a host that start, work or end much later than the one that writes their file.
-        _rank_files._HOST_WAIT_S = 240.0
-        if "stalled_s" not in options:
-            _host_files._LAST_WAIT_S, _host_files._RUNNING_S = 120.0, 30.0
+        _rank_files._HOST_WAIT_S = _host_files._STALLED_S = 240.0
+        usual = _host_files._LAST_WAIT_S, _host_files._RUNNING_S
+        _host_files._LAST_WAIT_S, _host_files._RUNNING_S = 120.0, 30.0
 
     def note(step):
+        if (notes / "impatient").exists():
+            _host_files._STALLED_S = 1.0
+            _host_files._LAST_WAIT_S, _host_files._RUNNING_S = usual
         (notes / f"next-{rank}").write_text(str(step))
         os.replace(notes / f"next-{rank}", notes / f"step-{rank}")
 
