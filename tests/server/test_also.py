@@ -32,10 +32,10 @@ class Writer:
 
 def values(running, run):
     url = f"http://127.0.0.1:{running.port}/api/v1/runs/{run}/series"
-    answer = httpx.get(url, params={"name": "loss", "points": 10_000}, timeout=HANG_S)
-    if answer.status_code != 200:
+    response = httpx.get(url, params={"name": "loss", "points": 10_000}, timeout=HANG_S)
+    if response.status_code != 200:
         return []
-    (series,) = answer.json()["series"]
+    (series,) = response.json()["series"]
     return [value for line in series["lines"] for value in line["y"]]
 
 

@@ -86,8 +86,8 @@ def test_other_users_cannot_stop_a_run(logs, state, dashboard):
             httpx.post(f"http://127.0.0.1:{port}/api/v1/runs/r/controls", json=body, timeout=HANG_S), 401, "other_user"
         )
     assert not folder.control.exists()
-    own = httpx.post(f"http://127.0.0.1:{running.port}/api/v1/runs/r/controls", json=body, timeout=HANG_S)
-    assert own.status_code == 202
+    own_response = httpx.post(f"http://127.0.0.1:{running.port}/api/v1/runs/r/controls", json=body, timeout=HANG_S)
+    assert own_response.status_code == 202
 
 
 @needs_peers

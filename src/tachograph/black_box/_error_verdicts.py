@@ -111,7 +111,7 @@ def _batch_norm(frame: FrameType, error: BaseException, _indices: Sequence[int] 
 
 def _fetch(frame: FrameType, error: BaseException, _indices: Sequence[int] | None) -> Verdict | None:
     """The dataset or the collate function raised in this process."""
-    index = frame.f_locals.get("idx", _requested_index(frame, error))
+    index = frame.f_locals["idx"] if "idx" in frame.f_locals else _requested_index(frame, error)
     batch = frame.f_locals.get("possibly_batched_index")
     return _bad_samples(error, [index] if isinstance(index, int) else batch)
 

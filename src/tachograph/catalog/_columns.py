@@ -42,12 +42,12 @@ class _Columns:
         self._values: dict[str, list[Any]] = {}
         self._facts: dict[str, ColumnFacts] = {}
         self._previous = previous
-        self._previous_places: list[int | None] = []
+        self._previous_indices: list[int | None] = []
         """For each row, where the previous rows have the same one."""
         if previous is not None:
             previous._previous = None
-            places = {id(row): place for place, row in enumerate(previous.rows)}
-            self._previous_places = [places.get(id(row)) for row in rows]
+            index_of_row = {id(row): index for index, row in enumerate(previous.rows)}
+            self._previous_indices = [index_of_row.get(id(row)) for row in rows]
 
     def facts(self, field: str) -> ColumnFacts:
         """Return the facts of a column."""
@@ -66,8 +66,8 @@ class _Columns:
         if previous_values is None:
             return [read_value(row) for row in self.rows]
         return [
-            read_value(row) if place is None else previous_values[place]
-            for row, place in zip(self.rows, self._previous_places, strict=True)
+            read_value(row) if index is None else previous_values[index]
+            for row, index in zip(self.rows, self._previous_indices, strict=True)
         ]
 
 

@@ -6,7 +6,6 @@ row of a run is the same object as long as nothing about the run changes; so is 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -84,4 +83,4 @@ class LineCache:
 
 def encode_cell(value: Any) -> Any:
     """Return the value of a field in the form the API sends it."""
-    return encode_number(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return encode_number(value) if isinstance(value, float) else value
