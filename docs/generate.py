@@ -17,13 +17,13 @@ from typing import Any
 import rich_click as click
 
 from tachograph._base.secret_formats import FORMATS
+from tachograph._base.settings import settings_table
 from tachograph.catalog import ACTIONS, AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
 from tachograph.server import SCOPES
 from tachograph.server._openapi import openapi
-from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.train._config import GROUPS
 from tachograph.train._dataset_config import CustomFormat, DatasetConfig

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 import tachograph
 from tachograph import one_logger
+from tachograph._base.settings import Mode, Settings, resolve_mode, resolve_settings
 from tachograph._init import check_config
 from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError, ControlError
 from tachograph.journal import Destination, RunFolder, read_destination
 from tachograph.reader import read
-from tachograph.settings import Mode, Settings, resolve_mode, resolve_settings
 from tachograph.testing import MemoryRun
 from tests.conftest import pause_checks, wait_for
 from tests.remote.conftest import Team, team  # noqa: F401 - a fixture

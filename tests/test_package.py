@@ -24,20 +24,20 @@ ALLOWED = {
     "base": set(),
     "records": {"base"},
     "journal": {"base", "records"},
-    "artifacts": {"base", "records"},
+    "journal.artifacts": {"base", "records"},
     "black_box": {"base", "records", "journal"},
     "reader": {"base", "records", "journal", "black_box"},
     "diagnostics": {"base", "records"},
-    "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
     "media": {"base", "records", "journal"},
-    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics", "artifacts", "remote"},
+    "recorder": {"base", "records", "journal", "black_box", "media", "reader", "diagnostics", "remote"}
+    | {"journal.artifacts"},
     "importers": {"base", "records", "journal", "media"},
     "sinks": {"base", "records", "journal"},
-    "remote": {"base", "records", "journal", "reader", "artifacts"},
+    "remote": {"base", "records", "journal", "reader", "journal.artifacts"},
     "_init": {"base", "records", "reader", "diagnostics", "recorder", "sinks", "remote"},
     "spans": {"base", "records", "recorder", "_init"},
     "bridges": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "importers", "_init"}
-    | {"artifacts", "media"},
+    | {"journal.artifacts", "media"},
     "integrations": {"base", "records", "journal", "black_box", "reader", "recorder", "spans", "sinks", "bridges"}
     | {"_init", "media"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"}
@@ -63,11 +63,12 @@ ALLOWED = {
     "store": {"base", "records", "journal", "reader"},
     "store.notebook": {"base", "records", "journal", "reader", "recorder", "store"},
     "catalog": {"base", "records", "journal", "reader", "remote", "store", "sinks"},
+    "catalog.diagnosis": {"base", "records", "journal", "reader", "diagnostics", "importers", "catalog"},
     "catalog.export": {"base", "records", "journal", "reader"},
     "comparison": {"base", "records", "journal", "reader", "store", "catalog"},
     "server": {
         "base",
-        "artifacts",
+        "journal.artifacts",
         "black_box",
         "records",
         "journal",
@@ -78,10 +79,11 @@ ALLOWED = {
         "server.columns",
     },
     "server.columns": {"base", "records", "journal", "reader", "store"},
-    "server.team": {"base", "records", "journal", "artifacts", "reader", "remote", "server", "server.columns"},
+    "server.team": {"base", "records", "journal", "journal.artifacts", "reader", "remote", "server"}
+    | {"server.columns"},
     "cli": {
         "base",
-        "artifacts",
+        "journal.artifacts",
         "black_box",
         "catalog",
         "catalog.export",
@@ -91,7 +93,7 @@ ALLOWED = {
         "journal",
         "reader",
         "diagnostics",
-        "diagnostics.offline",
+        "catalog.diagnosis",
         "recorder",
         "sinks",
         "importers",
@@ -107,9 +109,9 @@ ALLOWED = {
     },
     "__init__": {
         "base",
-        "artifacts",
+        "journal.artifacts",
         "black_box",
-        "diagnostics.offline",
+        "catalog.diagnosis",
         "integrations",
         "journal",
         "media",
@@ -121,7 +123,7 @@ ALLOWED = {
     },
     "__main__": {"cli"},
 }
-BASE = {"_base", "exceptions", "settings"}
+BASE = {"_base", "exceptions"}
 
 
 @functools.cache

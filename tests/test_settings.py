@@ -15,10 +15,10 @@ import pytest
 
 import tachograph
 from tachograph._base.config import find_section
+from tachograph._base.settings import Settings, read_config, resolve_settings, settings_table
 from tachograph.exceptions import ConfigError
 from tachograph.reader import read
 from tachograph.recorder._facts import config_facts, samples_per_step
-from tachograph.settings import Settings, read_config, resolve_settings, settings_table
 
 
 def test_precedence_of_sources(monkeypatch):

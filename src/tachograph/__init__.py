@@ -18,12 +18,12 @@ from tachograph._base.version import __version__
 
 if TYPE_CHECKING:
     from tachograph._init import init, init_from_config
-    from tachograph.artifacts import ArtifactVersion, find_artifact, list_artifacts
     from tachograph.black_box import resume_skipping
-    from tachograph.diagnostics.offline import diagnose
+    from tachograph.catalog.diagnosis import diagnose
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunState
+    from tachograph.journal.artifacts import ArtifactVersion, find_artifact, list_artifacts
     from tachograph.media import (
         Audio,
         ConfusionMatrix,
@@ -134,9 +134,9 @@ __all__ = [
 # The module that defines each public name. The names are imported on first use, so `import tachograph` stays cheap.
 _MODULES = {
     "tachograph._init": {"init", "init_from_config"},
-    "tachograph.artifacts": {"ArtifactVersion", "find_artifact", "list_artifacts"},
+    "tachograph.journal.artifacts": {"ArtifactVersion", "find_artifact", "list_artifacts"},
     "tachograph.black_box": {"resume_skipping"},
-    "tachograph.diagnostics.offline": {"diagnose"},
+    "tachograph.catalog.diagnosis": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunState"},

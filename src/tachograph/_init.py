@@ -16,12 +16,20 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
 from tachograph._base.guard import guard, warn
+from tachograph._base.settings import (
+    ONLINE,
+    Mode,
+    Settings,
+    convert_setting,
+    read_config,
+    resolve_mode,
+    resolve_settings,
+)
 from tachograph._base.typed import decode_json
 from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, loggers_in, start_run, watch_loggers
 from tachograph.records import check_run_name
-from tachograph.settings import ONLINE, Mode, Settings, convert_setting, read_config, resolve_mode, resolve_settings
 from tachograph.sinks import SINKS, SinkDriver, SinkProcess, read_tool_options, start_sinks
 
 if TYPE_CHECKING:

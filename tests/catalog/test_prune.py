@@ -17,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
-from tachograph.artifacts import ArtifactStore, collect_sources
 from tachograph.catalog import (
     Catalog,
     PruneError,
@@ -45,6 +44,7 @@ from tachograph.journal import (
     read_records,
     write_destination,
 )
+from tachograph.journal.artifacts import ArtifactStore, collect_sources
 from tachograph.reader import has_media, has_thumbnail, make_thumbnail, open_media
 from tests.cli.test_catalog_commands import listed, tacho
 from tests.media_files import media, picture, store, table_file

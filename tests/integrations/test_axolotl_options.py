@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 import tachograph
+from tachograph._base.settings import Settings
 from tachograph.exceptions import ConfigError
 from tachograph.integrations.axolotl import TachographArgs, TachographSwanLabArgs
 from tachograph.integrations.axolotl._options import FIELDS, check_fields, is_listed, read_options, run_config
-from tachograph.settings import Settings
 
 PLUGIN = "tachograph.integrations.axolotl.TachographPlugin"
 QUIET = {"tachograph_console": False, "tachograph_system_interval_s": 0, "tachograph_git": False}

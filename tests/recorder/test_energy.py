@@ -15,12 +15,12 @@ from click.testing import CliRunner
 import tachograph
 from tachograph._base import nvml as nvml_module
 from tachograph._base.nvml import GpuProbe
+from tachograph._base.settings import Settings
 from tachograph.cli._main import main
 from tachograph.journal import RunFolder, read_heartbeat
 from tachograph.reader import read
 from tachograph.recorder.collectors import energy as energy_module
 from tachograph.recorder.collectors.energy import EnergyMeter, energy_fields, read_rank_energy
-from tachograph.settings import Settings
 from tests.conftest import HANG_S, wait_for
 
 KWH_MJ = 3_600_000_000

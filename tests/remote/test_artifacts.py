@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
-from tachograph.artifacts import ArtifactStore, ArtifactVersion, collect_sources
 from tachograph.cli._main import main
 from tachograph.exceptions import ArtifactError
 from tachograph.journal import RunFolder
+from tachograph.journal.artifacts import ArtifactStore, ArtifactVersion, collect_sources
 from tachograph.remote import (
     RunSender,
     ServerArtifacts,

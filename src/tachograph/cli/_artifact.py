@@ -9,12 +9,12 @@ import msgspec
 import rich_click as click
 from rich.text import Text
 
-from tachograph.artifacts import ArtifactStore, ArtifactVersion, list_artifacts
+from tachograph._base.settings import resolve_settings
 from tachograph.cli._format import add_row, ago, json_text, new_console, new_table, plural, safe, size
 from tachograph.cli._options import json_option, log_dir_option, log_dirs_of
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ArtifactError
-from tachograph.settings import resolve_settings
+from tachograph.journal.artifacts import ArtifactStore, ArtifactVersion, list_artifacts
 
 if TYPE_CHECKING:
     from tachograph.remote import ServerArtifacts

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tachograph._base.settings import Settings, parse_switch
 from tachograph.catalog import (
     JUDGEMENTS,
     SIGNAL_ANNOTATION,
@@ -19,6 +20,7 @@ from tachograph.catalog import (
     export_cases,
     judgement_field,
 )
+from tachograph.catalog.diagnosis import Diagnosis, diagnose
 from tachograph.cli._dump import verdict_lines
 from tachograph.cli._files import write_file
 from tachograph.cli._format import add_row, duration, grid, json_text, new_console, new_table, number, plural, safe
@@ -28,12 +30,10 @@ from tachograph.cli._options import complete_run, json_option, log_dir_option, r
 from tachograph.cli._recording_problems import recording_problems
 from tachograph.cli._terminal import echo
 from tachograph.diagnostics import RULES, explain, looser_setting, resolve_signals, threshold_table
-from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.journal import RunState, find_run, list_runs
 from tachograph.reader import Alert, read
 from tachograph.records import SEVERITIES, severity_rank
-from tachograph.settings import Settings, parse_switch
 
 __all__ = ["alert_lines", "doctor"]
 

@@ -30,9 +30,9 @@ _MAX_SHOWN = 20
 )
 def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     """Show the disk usage of runs by part, project, tag and month. EXPR selects runs, as in tacho ls."""
-    from tachograph.artifacts import ArtifactStore, ClearedSpace, find_artifact_folders
     from tachograph.catalog import Catalog, disk_usage, list_trash, trash_folder
     from tachograph.catalog import parse_query as parse
+    from tachograph.journal.artifacts import ArtifactStore, ClearedSpace, find_artifact_folders
 
     rows = Catalog(log_dir).select(parse(" ".join(words)), columns=["project"], archived=None)
     sizes = {row.id: disk_usage(row.folder) for row in rows}

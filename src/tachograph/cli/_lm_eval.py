@@ -6,10 +6,10 @@ from pathlib import Path
 
 import rich_click as click
 
+from tachograph._base.settings import read_config
 from tachograph.cli._format import new_console
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError
-from tachograph.settings import read_config
 
 __all__ = ["lm_eval"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import rich_click as click
 
 from tachograph._base.config import find_section
+from tachograph._base.settings import read_config
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ConfigError
-from tachograph.settings import read_config
 from tachograph.sinks.notify import (
     CHANNELS,
     EVENTS,

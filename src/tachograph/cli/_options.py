@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import rich_click as click
 from click.shell_completion import CompletionItem
 
+from tachograph._base.settings import Settings
 from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import LogFolders, find_run, find_run_folders
-from tachograph.settings import Settings
 
 __all__ = [
     "complete_run",

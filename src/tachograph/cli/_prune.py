@@ -204,7 +204,7 @@ def _num_files(step: PruneStep) -> str:
 
 def _print_unused_artifacts(log_dir: str) -> None:
     """Print how much space the files of removed artifacts take; runs have no part in it."""
-    from tachograph.artifacts import ArtifactStore
+    from tachograph.journal.artifacts import ArtifactStore
 
     try:
         unused = ArtifactStore(log_dir).collect_garbage(is_dry_run=True)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from tachograph._base.settings import resolve_settings
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import ProgramNotFoundError
 from tachograph.journal import RunFolder, page_of_run, read_destination
-from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
     from tachograph.integrations.zero_code import LaunchResult

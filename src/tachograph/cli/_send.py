@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tachograph._base.settings import resolve_settings
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder, RunState, current_state, read_destination
 from tachograph.remote import (
@@ -24,7 +25,6 @@ from tachograph.remote import (
     stored_servers,
     unsent_bytes,
 )
-from tachograph.settings import resolve_settings
 from tachograph.sinks import lock_export
 
 __all__ = ["RunToSend", "Transfer", "find_runs_to_send", "send_runs", "read_transfers", "watch_runs"]

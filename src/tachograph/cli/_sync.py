@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import rich_click as click
 
+from tachograph._base.settings import resolve_settings
 from tachograph.cli._format import json_text, plural, safe, size
 from tachograph.cli._options import complete_run, json_option, log_dir_option, resolve_run
 from tachograph.cli._send import Transfer, find_runs_to_send, read_transfers, send_runs, watch_runs
 from tachograph.cli._terminal import echo
 from tachograph.journal import RunFolder, RunState, current_state, find_run, find_run_folders, list_runs
-from tachograph.settings import resolve_settings
 from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
 
 __all__ = ["sync"]

@@ -8,12 +8,12 @@ import msgspec
 import rich_click as click
 from rich.text import Text
 
+from tachograph._base.settings import resolve_settings
 from tachograph.cli._audit import audit_local_change
 from tachograph.cli._format import add_row, ago, json_text, new_console, new_table, plural, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, log_dirs_of, parse_duration
 from tachograph.cli._select import for_each_run, select_runs, where_option
 from tachograph.cli._terminal import echo
-from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
     from tachograph.catalog import RunRow

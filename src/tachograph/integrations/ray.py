@@ -17,12 +17,12 @@ import ray
 from ray.train import UserCallback
 
 from tachograph._base.guard import guard
+from tachograph._base.settings import resolve_settings
 from tachograph.exceptions import ConfigError
 from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions, name_from
 from tachograph.integrations._common.metrics import group_metrics
 from tachograph.recorder import Run
 from tachograph.records import check_run_name
-from tachograph.settings import resolve_settings
 
 __all__ = ["TachographCallback"]
 

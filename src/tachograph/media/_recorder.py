@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 from tachograph._base.guard import guard, reraise_from_signal_handler, suppress
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.settings import Settings
 from tachograph.journal import RunFolder
 from tachograph.media._snapshots import SnapshotError, memory_bytes, snapshot, wrap_bare
 from tachograph.media._values import ExponentCounts, Histogram, MediaValue
-from tachograph.settings import Settings
 
 __all__ = ["MediaRecorder", "RecordsMedia"]
 

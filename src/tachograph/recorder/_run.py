@@ -27,6 +27,7 @@ from tachograph._base.guard import faults, guard, reraise_from_signal_handler, s
 from tachograph._base.importing import import_on_first_use
 from tachograph._base.paths import absolute_path
 from tachograph._base.printable import safe_lines
+from tachograph._base.settings import Mode, Settings, resolve_mode
 from tachograph.black_box import BlackBox, DumpWriter, reason_word
 from tachograph.journal import Destination, RunFolder, remove_destination, write_destination
 from tachograph.reader import ParentRun
@@ -49,10 +50,9 @@ from tachograph.records import (
     is_array,
     to_plain,
 )
-from tachograph.settings import Mode, Settings, resolve_mode
 
 if TYPE_CHECKING:
-    from tachograph.artifacts import ArtifactVersion
+    from tachograph.journal.artifacts import ArtifactVersion
     from tachograph.media import MediaRecorder
     from tachograph.recorder.collectors.artifacts import PendingArtifact
     from tachograph.recorder.collectors.samples import SampleWatcher

@@ -14,6 +14,7 @@ from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.mesh import mesh_coordinates
+from tachograph._base.settings import Mode, Settings, resolve_mode
 from tachograph.black_box import BlackBox, DumpWriter, GpuErrors, MemoryReporter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
@@ -33,7 +34,6 @@ from tachograph.recorder.collectors.collectives import CollectiveCounter
 from tachograph.recorder.collectors.energy import energy_fields, read_rank_energy
 from tachograph.recorder.collectors.system import MemorySampler, SystemSampler
 from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
-from tachograph.settings import Mode, Settings, resolve_mode
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
 

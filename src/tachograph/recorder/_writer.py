@@ -25,6 +25,7 @@ from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard, suppress
 from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.settings import Settings
 from tachograph.black_box import BlackBox
 from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
 from tachograph.journal import read_rank_map, write_rank_map
@@ -47,7 +48,6 @@ from tachograph.recorder._rank_monitor import RankMonitor, explain_end, is_conse
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder.collectors.system import memory_fields
 from tachograph.records import RANK_MESH, Encodable, StepTable, encode
-from tachograph.settings import Settings
 
 __all__ = ["Writer"]
 

@@ -14,7 +14,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from tachograph._base.typed import convert, decode_json
-from tachograph.artifacts import (
+from tachograph.exceptions import ArtifactError, ConfigError
+from tachograph.journal.artifacts import (
     ArtifactFile,
     ArtifactVersion,
     check_artifact_name,
@@ -23,7 +24,6 @@ from tachograph.artifacts import (
     is_version,
     parse_reference,
 )
-from tachograph.exceptions import ArtifactError, ConfigError
 from tachograph.records import restore_non_finite
 from tachograph.remote._address import ServerAddress
 from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse

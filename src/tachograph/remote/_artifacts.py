@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from tachograph._base.files import open_to_read
-from tachograph.artifacts import ArtifactStore, ArtifactVersion, blob_path
 from tachograph.exceptions import ArtifactError
 from tachograph.journal import JournalFollower, RunFolder
+from tachograph.journal.artifacts import ArtifactStore, ArtifactVersion, blob_path
 from tachograph.records import ARTIFACT, decode, to_json
 from tachograph.remote._parts import FileToSend, PartSender, decode_answer
 from tachograph.remote._wire import MAX_BATCH_BYTES, ArtifactAnswer

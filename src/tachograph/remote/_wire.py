@@ -35,8 +35,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tachograph.artifacts import ArtifactVersion
 from tachograph.journal import Heartbeat, Request, RunFolder
+from tachograph.journal.artifacts import ArtifactVersion
 
 __all__ = [
     "BEFORE_BYTES",

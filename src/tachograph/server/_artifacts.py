@@ -13,8 +13,8 @@ from pathlib import Path
 from starlette.responses import Response
 
 from tachograph._base.files import open_to_read
-from tachograph.artifacts import ArtifactStore, ArtifactVersion, blob_path, find_artifact_folders
 from tachograph.exceptions import ArtifactError
+from tachograph.journal.artifacts import ArtifactStore, ArtifactVersion, blob_path, find_artifact_folders
 from tachograph.records import mark_non_finite, suggest_run_name
 from tachograph.server._artifact_models import (
     ArtifactContentQuery,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
+from tachograph._base.settings import resolve_settings
 from tachograph.journal import Request
 from tachograph.recorder import (
     BACKPRESSURE_SIZE,
@@ -19,7 +20,6 @@ from tachograph.recorder import (
     Run,
 )
 from tachograph.records import StepTable, decode, encode
-from tachograph.settings import resolve_settings
 from tachograph.testing._clock import FakeClock
 
 __all__ = ["MemoryRun"]

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tachograph._base.files import open_user_file
+from tachograph._base.settings import resolve_settings
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.settings import resolve_settings
 from tachograph.train._job import load
 
 if TYPE_CHECKING:

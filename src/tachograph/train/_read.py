@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.config import parse_yaml
+from tachograph._base.settings import read_config
 from tachograph.exceptions import ConfigError
-from tachograph.settings import read_config
 from tachograph.train._known_keys import IGNORED_TRL_OPTIONS, OFF_VALUES, OFFLOADING, OTHER_NAMES
 
 __all__ = ["apply_overrides", "clean_values", "read_values"]

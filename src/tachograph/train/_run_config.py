@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tachograph._base.settings import parse_sinks
 from tachograph.exceptions import ConfigError
-from tachograph.settings import parse_sinks
 from tachograph.train._config import TrainConfig
 
 __all__ = ["recorded_config", "run_name"]

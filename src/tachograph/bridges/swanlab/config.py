@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from tachograph._base.config import fields_of
+from tachograph._base.settings import parse_sinks, parse_switch
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.settings import parse_sinks, parse_switch
 
 __all__ = ["SWANLAB_MODES", "SwanLabConfig"]
 

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard, reraise_from_signal_handler
+from tachograph._base.settings import Settings
 from tachograph._init import init
 from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
 from tachograph.bridges.tensorboard.media_values import clips, figures, pictures, sound
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
-from tachograph.settings import Settings
 
 if TYPE_CHECKING:
     from tachograph.media import MediaValue

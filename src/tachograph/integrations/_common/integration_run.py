@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from tachograph._base import ranks
 from tachograph._base.guard import guard
+from tachograph._base.settings import Settings, resolve_settings
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.integrations._common.governor import RANK_PHASE_INTERVAL_S, OverheadGovernor
@@ -31,7 +32,6 @@ from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, current_run, latest_run
 from tachograph.records import check_run_name
-from tachograph.settings import Settings, resolve_settings
 from tachograph.spans import (
     ObservedIteration,
     Span,

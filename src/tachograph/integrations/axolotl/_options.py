@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tachograph._base.settings import convert_setting, parse_switch, settings_table
 from tachograph._init import check_setting
 from tachograph.bridges.swanlab.config import SwanLabConfig
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.records import check_run_name
-from tachograph.settings import convert_setting, parse_switch, settings_table
 
 __all__ = [
     "FIELDS",

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph._base.guard import guard
+from tachograph._base.settings import resolve_settings
 from tachograph.integrations._common.integration_run import IntegrationRun, Names, RunOptions, is_run
 from tachograph.integrations.lightning._facts import trainer_config, trainer_facts, trainer_version
 from tachograph.integrations.lightning._step_timer import StepTimer
 from tachograph.reader import ParentRun
 from tachograph.recorder import ObservedStep, Run, latest_run
 from tachograph.records import step_of
-from tachograph.settings import resolve_settings
 from tachograph.spans import Span, checkpoint_load, checkpoint_save, recorder_of
 
 __all__ = ["CHECKPOINT_KEY", "TrainerRun", "is_best"]

@@ -23,6 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
+from tachograph._base.settings import resolve_settings
 from tachograph.exceptions import TachographError
 from tachograph.integrations._common.governor import OverheadGovernor, timed_callback
 from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
@@ -33,7 +34,6 @@ from tachograph.integrations.transformers._facts import argument_facts, build_co
 from tachograph.integrations.transformers._loggers import time_loggers
 from tachograph.integrations.transformers._resume import log_parents, plan_run, read_run_file, write_run_file
 from tachograph.recorder import ObservedStep, Run
-from tachograph.settings import resolve_settings
 from tachograph.spans import (
     Span,
     SpanScope,

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.reentrant import ReentrantEvent
-from tachograph.artifacts import (
+from tachograph._base.settings import Mode, Settings, resolve_mode
+from tachograph.exceptions import ArtifactError, ConfigError
+from tachograph.journal import RunFolder
+from tachograph.journal.artifacts import (
     ArtifactStore,
     ArtifactVersion,
     PendingFile,
@@ -25,12 +28,9 @@ from tachograph.artifacts import (
     check_artifact_name,
     collect_sources,
 )
-from tachograph.exceptions import ArtifactError, ConfigError
-from tachograph.journal import RunFolder
 from tachograph.reader import ParentRun
 from tachograph.recorder._backend import Backend, Collector
 from tachograph.records import ARTIFACT, ARTIFACT_USED
-from tachograph.settings import Mode, Settings, resolve_mode
 
 if TYPE_CHECKING:
     from tachograph.remote import ServerArtifacts

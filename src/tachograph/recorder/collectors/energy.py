@@ -25,8 +25,8 @@ import psutil
 from tachograph._base import ranks
 from tachograph._base.guard import faults, suppress
 from tachograph._base.nvml import GpuProbe
+from tachograph._base.settings import Settings
 from tachograph.journal import RankHeartbeats, RunFolder
-from tachograph.settings import Settings
 
 __all__ = ["EnergyMeter", "energy_fields", "read_rank_energy"]
 

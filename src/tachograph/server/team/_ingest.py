@@ -27,9 +27,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tachograph._base.typed import decode_json
-from tachograph.artifacts import ArtifactStore
 from tachograph.exceptions import ArtifactError
 from tachograph.journal import ControlFileError, read_requests
+from tachograph.journal.artifacts import ArtifactStore
 from tachograph.remote import (
     MAX_ARTIFACT_FILES,
     MAX_BATCH_BYTES,

@@ -41,9 +41,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tachograph._base.files import create_file, make_folder
 from tachograph._base.typed import decode_json
 from tachograph._base.version import __version__
-from tachograph.artifacts import ArtifactStore, find_artifact_folders
 from tachograph.exceptions import ArtifactError, ServeError
 from tachograph.journal import RunFolder
+from tachograph.journal.artifacts import ArtifactStore, find_artifact_folders
 from tachograph.server._access import AccessGate
 from tachograph.server._app import create_dashboard
 from tachograph.server._change_note import CHANGE_NOTE, ChangeNote

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tachograph._base.settings import parse_switch
 from tachograph._base.typed import convert
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.records import MASK, mask_text
-from tachograph.settings import parse_switch
 from tachograph.sinks.notify._milestone import Milestone
 from tachograph.sinks.notify._secrets import Secret
 from tachograph.sinks.notify._settings import CHANNELS, EVENTS, EmailSettings, NotifySettings, env_name, unwrap_type

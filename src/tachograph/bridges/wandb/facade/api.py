@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn, overload
 
 from tachograph._base.guard import suppress
-from tachograph.artifacts import ArtifactVersion, list_artifacts
+from tachograph._base.settings import resolve_settings
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact, find_artifact
 from tachograph.bridges.wandb.facade.errors import CommError, NotAvailableError, UnsupportedError
 from tachograph.journal import list_runs
+from tachograph.journal.artifacts import ArtifactVersion, list_artifacts
 from tachograph.reader import RunHistory, read
 from tachograph.records import ARTIFACT, ARTIFACT_USED, METRIC_KINDS, finite_or_none, flatten, is_number, step_of
-from tachograph.settings import resolve_settings
 
 __all__ = ["LocalApi", "RecordedRun", "RecordedRuns"]
 

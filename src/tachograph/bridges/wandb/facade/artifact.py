@@ -24,17 +24,8 @@ import msgspec
 
 from tachograph._base.files import create_file
 from tachograph._base.guard import warn
+from tachograph._base.settings import resolve_settings
 from tachograph._base.typed import decode_json
-from tachograph.artifacts import (
-    ArtifactFile,
-    ArtifactStore,
-    ArtifactVersion,
-    PendingFile,
-    check_artifact_path,
-    collect_sources,
-    digest_of,
-    parse_reference,
-)
 from tachograph.bridges.drop_in import run_to_join
 from tachograph.bridges.wandb.facade.data_types import Table
 from tachograph.bridges.wandb.facade.errors import (
@@ -44,10 +35,19 @@ from tachograph.bridges.wandb.facade.errors import (
     WaitTimeoutError,
 )
 from tachograph.exceptions import ArtifactError
+from tachograph.journal.artifacts import (
+    ArtifactFile,
+    ArtifactStore,
+    ArtifactVersion,
+    PendingFile,
+    check_artifact_path,
+    collect_sources,
+    digest_of,
+    parse_reference,
+)
 from tachograph.recorder import Run
 from tachograph.recorder.collectors.artifacts import PendingArtifact, log_artifact, record_use
 from tachograph.records import to_json, to_plain
-from tachograph.settings import resolve_settings
 
 __all__ = ["ArtifactEntry", "LoggedArtifact", "find_artifact", "safe_artifact_name"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tachograph._base.settings import read_config
 from tachograph.bridges.wandb.facade.errors import Error, UsageError
 from tachograph.records import to_plain
-from tachograph.settings import read_config
 
 __all__ = ["ConfigChangeError", "RunConfig", "config_defaults", "parse_config"]
 

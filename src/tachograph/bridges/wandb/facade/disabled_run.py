@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from gc import is_tracked
 from typing import Any
 
-from tachograph.artifacts import ArtifactVersion
+from tachograph._base.settings import Settings
 from tachograph.bridges.wandb.facade.artifact import LoggedArtifact
 from tachograph.bridges.wandb.facade.run import WandbRun
 from tachograph.bridges.wandb.facade.summary import copy_value
+from tachograph.journal.artifacts import ArtifactVersion
 from tachograph.recorder import DisabledRun
-from tachograph.settings import Settings
 
 __all__ = ["DisabledWandbRun"]
 

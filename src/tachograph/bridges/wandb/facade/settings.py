@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.settings import parse_switch
+from tachograph._base.settings import parse_switch
 
 __all__ = ["VARIABLES", "WandbSettings", "is_disabled"]
 

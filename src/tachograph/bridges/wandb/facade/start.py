@@ -10,6 +10,7 @@ from typing import Any
 from tachograph._base import ranks
 from tachograph._base.config import find_section
 from tachograph._base.guard import guard, warn
+from tachograph._base.settings import Mode, Settings, parse_switch
 from tachograph._init import init as start
 from tachograph.bridges.drop_in import run_to_join
 from tachograph.bridges.wandb.facade.config import config_defaults, parse_config
@@ -23,7 +24,6 @@ from tachograph.journal import RunFolder, RunState, list_runs, read_records, sta
 from tachograph.reader import overview
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import suggest_run_name
-from tachograph.settings import Mode, Settings, parse_switch
 
 __all__ = ["active_run", "active_runs", "init", "on_run_start", "setup"]
 

@@ -13,9 +13,9 @@ import msgspec
 from tachograph._base.files import UnsafeFileError, make_folder, open_to_read, replacing
 from tachograph._base.guard import faults
 from tachograph._base.hashing import hash_blocks, read_blocks
-from tachograph.artifacts._names import check_artifact_path
-from tachograph.artifacts._sources import open_source
 from tachograph.exceptions import ArtifactError
+from tachograph.journal.artifacts._names import check_artifact_path
+from tachograph.journal.artifacts._sources import open_source
 
 __all__ = ["ArtifactFile", "ArtifactVersion", "blob_path", "is_sha256"]
 

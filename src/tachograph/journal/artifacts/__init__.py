@@ -1,14 +1,14 @@
 """Artifacts: files that are stored by their content, in versions, with the runs that made and used them."""
 
-from tachograph.artifacts._names import (
+from tachograph.journal.artifacts._names import (
     check_alias,
     check_artifact_name,
     check_artifact_path,
     is_version,
     parse_reference,
 )
-from tachograph.artifacts._sources import PendingFile, collect_sources
-from tachograph.artifacts._store import (
+from tachograph.journal.artifacts._sources import PendingFile, collect_sources
+from tachograph.journal.artifacts._store import (
     ArtifactStore,
     ClearedSpace,
     ReceivedVersion,
@@ -17,7 +17,7 @@ from tachograph.artifacts._store import (
     find_artifact_folders,
     list_artifacts,
 )
-from tachograph.artifacts._version import ArtifactFile, ArtifactVersion, blob_path, is_sha256
+from tachograph.journal.artifacts._version import ArtifactFile, ArtifactVersion, blob_path, is_sha256
 
 __all__ = [
     "ArtifactFile",

@@ -52,19 +52,19 @@ from tachograph._base.files import (
 )
 from tachograph._base.guard import faults, suppress
 from tachograph._base.hashing import hash_blocks
+from tachograph._base.settings import resolve_settings
 from tachograph._base.typed import decode_json
-from tachograph.artifacts._names import (
+from tachograph.exceptions import ArtifactError, did_you_mean
+from tachograph.journal.artifacts._names import (
     check_alias,
     check_artifact_name,
     check_artifact_path,
     is_version,
     parse_reference,
 )
-from tachograph.artifacts._sources import PendingFile, blocks_of, hash_content
-from tachograph.artifacts._version import ArtifactFile, ArtifactVersion, blob_path, is_sha256
-from tachograph.exceptions import ArtifactError, did_you_mean
+from tachograph.journal.artifacts._sources import PendingFile, blocks_of, hash_content
+from tachograph.journal.artifacts._version import ArtifactFile, ArtifactVersion, blob_path, is_sha256
 from tachograph.records import mask_mapping, restore_non_finite, to_json, to_plain
-from tachograph.settings import resolve_settings
 
 __all__ = [
     "ArtifactStore",

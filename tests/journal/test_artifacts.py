@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import tachograph
-from tachograph.artifacts import ArtifactStore, check_artifact_path, collect_sources
 from tachograph.catalog import Catalog, ancestors_of
 from tachograph.cli._main import main
 from tachograph.exceptions import ArtifactError
+from tachograph.journal.artifacts import ArtifactStore, check_artifact_path, collect_sources
 from tests.conftest import HANG_S, lines_of, wait_for
 
 
@@ -238,7 +238,7 @@ def test_garbage_is_only_what_no_version_has(store, logs):
 
 WRITER = """
     import sys
-    from tachograph.artifacts import ArtifactStore, collect_sources
+    from tachograph.journal.artifacts import ArtifactStore, collect_sources
     store, who = ArtifactStore(sys.argv[1]), sys.argv[2]
     print("ready", flush=True)
     sys.stdin.readline()

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tachograph._base.guard import faults
 from tachograph._base.hashing import BLOCK_BYTES, hash_blocks
-from tachograph.artifacts._names import check_artifact_path
 from tachograph.exceptions import ArtifactError
+from tachograph.journal.artifacts._names import check_artifact_path
 
 __all__ = ["PendingFile", "blocks_of", "collect_sources", "hash_content", "open_source"]
 
