@@ -197,6 +197,7 @@ def test_rebuild_and_reinstall_only_after_a_change(sources: Sources):
     assert log.read_text().splitlines()[3:] == [install, "run build"]
 
 
+@pytest.mark.slow
 def test_developer_packages_are_kept(sources: Sources):
     log = sources.add_npm()
     lock = sources.ui / "package-lock.json"

@@ -297,6 +297,7 @@ def test_serve_with_a_certificate_and_a_graceful_end(
     assert process.returncode in {0, -signal.SIGTERM}
 
 
+@pytest.mark.slow
 def test_check_reports_problems(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
     data = tmp_path / "data"
     command = [sys.executable, "-m", "tachograph", "serve", "--data", data, "--check"]

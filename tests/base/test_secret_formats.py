@@ -253,6 +253,7 @@ SURROUNDINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_secrets", [200, pytest.param(2_000, marks=pytest.mark.long)])
 def test_no_secret_leaks_into_a_run_or_usage_telemetry(num_secrets):
     """A generated text may lack a digit, or look like a word; thousands of examples contain such cases."""

@@ -42,6 +42,7 @@ LOADING = """
 """
 
 
+@pytest.mark.slow
 def test_exit_does_not_crash_threads_that_load_certificates():
     assert exit_codes(LOADING, "guarded", num_programs=6) == [0] * 6
 

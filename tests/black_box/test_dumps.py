@@ -26,6 +26,7 @@ def writer(tmp_path):
     return writer
 
 
+@pytest.mark.slow
 def test_request_writes_dump_and_record(logs):
     with tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0) as run:
         run.log(train_loss=1.0, step=7)

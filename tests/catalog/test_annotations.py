@@ -116,6 +116,7 @@ def test_files_of_two_actors_are_merged(folder, tmp_path, monkeypatch):
     assert read_annotations(folder).tags == {"one": True, "two": True}
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_lose_nothing(folder, tmp_path):
     code = (
         "import sys; from tachograph.catalog import annotate; from tachograph.journal import RunFolder\n"

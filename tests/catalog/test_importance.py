@@ -15,6 +15,7 @@ def explain(title, num_runs, seed=0):
     return ranking, {key.key: key for key in ranking.keys}, expected
 
 
+@pytest.mark.slow
 def test_shares_of_known_functions():
     for title, num_runs, tolerance in (
         ("Ishigami", 200, 0.1),
@@ -45,6 +46,7 @@ def test_pairs_are_found():
     assert keys["x3"].low == 0.0
 
 
+@pytest.mark.slow
 def test_noise_has_no_ranking():
     for num_runs in (8, 20, 60):
         answers = [explain("noise", num_runs, seed)[0] for seed in range(10)]

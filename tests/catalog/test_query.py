@@ -352,6 +352,7 @@ def test_evil_pattern_takes_little_longer_than_a_plain_one(pattern):
     assert processor_time_s(pattern, text) < 1_000 * processor_time_s("[b-z]+c", text)
 
 
+@pytest.mark.slow
 def test_expensive_pattern_stops_with_an_error():
     """The worst patterns for RE2 take a tenth of a second for each long text, so a query of many stops early."""
     generator = random.Random(1)

@@ -64,6 +64,7 @@ def start(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_commands_take_turns_and_are_compared(start, tmp_path):
     process = start("", "--slow", "--json")
     output, errors = process.communicate(timeout=HANG_S)
@@ -95,6 +96,7 @@ def test_failing_command_stops_with_its_output(start, tmp_path):
     assert "[3/6]" not in errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_complete_pairs(start, tmp_path):
     process = start("", "--wait")
     wait_for((tmp_path / "ready").exists, "the third program")

@@ -302,6 +302,7 @@ def test_ctrl_c_ends_the_demo_as_interrupted(logs):
     assert "interrupted" in tacho("show", "demo", "--log-dir", logs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_background", [False, True])
 def test_demo_with_a_dashboard_ends_its_training(logs, is_background):
     """A shell makes the jobs that a script starts in the background ignore Ctrl-C."""
@@ -355,6 +356,7 @@ def test_demo_trains_and_records_a_model(logs):
     assert "learning rate is too low" in tacho("note", "spirals-low-lr", "--log-dir", logs)
 
 
+@pytest.mark.slow
 def test_version_and_help_list_commands():
     assert tachograph.__version__ in tacho("--version")
     for command in ("ls", "show", "tail", "control", "demo"):

@@ -618,6 +618,7 @@ def test_interrupted_export_leaves_no_table(tmp_path, long_run, script, name, nu
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_failed_write_leaves_no_file(tmp_path, long_run):
     run, target = long_run(20_000), tmp_path / "out"
     target.mkdir()

@@ -49,6 +49,7 @@ def verdict_of(*arguments, margin=0.01, **options):
     return judge_differences(measure_quads(*make_arms(*arguments, **options)).differences, margin)
 
 
+@pytest.mark.slow
 def test_equal_arms_are_rarely_called_different():
     found = [verdict_of(seed, drift=0.3).direction for seed in range(200)]
     assert found.count("higher") <= 2

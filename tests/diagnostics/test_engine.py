@@ -304,6 +304,7 @@ def junk(source: random.Random, num: int) -> Iterator[Record]:
         yield record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_junk_records_never_raise(seed: int) -> None:
     engine = RuleEngine()
@@ -346,6 +347,7 @@ def alerts_on_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> l
     return alerts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_series_cause_no_error_and_no_flood(what: str) -> None:
     alerts = alerts_on_every_metric(HOSTILE[what])
@@ -603,6 +605,7 @@ def test_time_per_step_does_not_grow_with_the_run() -> None:
     assert min(took_s[-4:]) < 4 * min(took_s[:4])
 
 
+@pytest.mark.slow
 def test_number_of_cached_layouts_is_bounded() -> None:
     engine = RuleEngine()
     for at in range(300):

@@ -512,6 +512,7 @@ def test_shift_while_the_learning_rate_rises_is_for_information(source: random.R
     assert {alert[0]["severity"] for alert in alerts_of_rule(diagnose(records), "loss_shift")} <= {"info"}
 
 
+@pytest.mark.slow
 def test_noisy_loss_does_not_diverge() -> None:
     for seed in range(200):
         source = random.Random(seed)

@@ -181,6 +181,7 @@ def test_rank_is_compared_with_its_stage() -> None:
     assert [alert["evidence"]["rank"] for alert in alerts if alert["rule"] == "straggler"] == [1]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_about_healthy_jobs() -> None:
     for noise in NOISES[:-1]:
         for num_ranks, is_measured in ((2, True), (4, False), (8, True), (64, False)):

@@ -210,6 +210,7 @@ def test_killed_server_and_sender_lose_no_media(server, logs, script, monkeypatc
     assert "complete at" in CliRunner().invoke(main, ["sync", "--status", str(logs / "x")]).output
 
 
+@pytest.mark.slow
 def test_power_failure_of_the_server_loses_nothing(server, logs):
     """The disk of the server has less than was acknowledged, and ends in the middle of a line."""
     folder = make_run(logs)
@@ -492,6 +493,7 @@ def proxy(server: ServerProcess) -> Iterator[Proxy]:
     found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*ANY_REQUEST, *BATCHES])
 def test_bad_connection_does_not_change_the_copy(server, proxy, logs, fault):
     server.start()

@@ -74,6 +74,7 @@ def test_compressed_journal_has_the_same_bytes_everywhere(tmp_path):
         assert file.readlines() == plain.splitlines(keepends=True)
 
 
+@pytest.mark.slow
 def test_every_reader_gives_the_same_answers(tmp_path):
     folder = make_run(tmp_path / "a")
     records = list(read_records(folder.journal))
@@ -152,6 +153,7 @@ def test_changed_or_small_journals_are_left_alone(tmp_path):
     assert sorted(os.listdir(folder.path)) == ["metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     folder = make_run(tmp_path / "a")
     compress(folder)

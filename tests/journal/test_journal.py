@@ -450,6 +450,7 @@ def test_command_line_is_recorded_without_secrets(logs, script):
     assert sys.executable not in lines_of(logs / "x")[0]["command"]
 
 
+@pytest.mark.slow
 def test_two_threads_never_share_a_folder(logs):
     import threading
 

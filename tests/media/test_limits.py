@@ -74,6 +74,7 @@ def record_pictures(logs, num_steps, **settings):
     return lines, photos, stored_steps
 
 
+@pytest.mark.slow
 def test_thinning_keeps_first_newest_and_thumbnails(logs):
     lines, photos, stored_steps = record_pictures(logs, 30, media_max_mb=1)
     assert 0 in stored_steps and 29 in stored_steps and 2 < len(stored_steps) < 30

@@ -129,6 +129,7 @@ def test_next_attempt_continues_the_map() -> None:
     assert rows[2] == bytes(12) + bytes([USUAL])
 
 
+@pytest.mark.slow
 def test_map_of_large_journals_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "job")
     write_job(folder.path)

@@ -80,6 +80,7 @@ def reasons(part: dict[str, Any]) -> dict[str, str]:
     return {entry["path"]: entry["reason"] for entry in part["left_out"]}
 
 
+@pytest.mark.slow
 def test_a_run_captures_its_code(repository: Path):
     (repository / "helper.py").write_text("value = 2\napi_key = 'hunter2-0123456789'\n")
     (repository / "notes.yaml").write_text("lr: 1\n")

@@ -317,6 +317,7 @@ def test_invalid_request_is_answered_although_it_was_replaced(loop, logs):
     assert found[first["lr_scale"]] == found[first["profile_steps"]] == [("rejected", "cli")]
 
 
+@pytest.mark.slow
 def test_replaced_requests_do_not_overfill_the_control_file(tmp_path):
     folder = RunFolder(tmp_path)
     for number in range(1_000):

@@ -72,6 +72,7 @@ def costs_of(logs):
     return read(logs / "x").latest("event", "logger_costs")
 
 
+@pytest.mark.slow
 def test_cost_of_sinks_is_measured_and_reported_once(logs, few_steps, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path))
     sinks = ["tensorboard", {"swanlab": {"mode": "offline"}}]
@@ -97,6 +98,7 @@ def test_cost_of_sinks_is_measured_and_reported_once(logs, few_steps, capsys, tm
     assert "the sink tensorboard used" in lines[0] and f"measured over {event['num_steps']} steps" in lines[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_reported_that_cannot_be_measured(logs, few_steps, capsys):
     with tachograph.init("x", config={"use_comet": True, "use_mlflow": True}, log_dir=str(logs), **OPTIONS) as run:
         (costs,) = (one for one in run.collectors if isinstance(one, LoggerCosts))

@@ -418,6 +418,7 @@ def test_headers_of_a_batch_are_checked(team: Team, registered: str, changes: di
     assert (journal.read_bytes() if journal.exists() else b"") == (lines([step(1)]) if status == 200 else b"")
 
 
+@pytest.mark.slow
 def test_gzip_bomb_is_rejected_without_inflating_it(team: Team, registered: str):
     bomb = gzip.compress(b"0" * (256 << 20), 9)
     for size, status in (("1000", 400), (str(16 << 20), 400), (f"{1:012}{0:012}", 413)):

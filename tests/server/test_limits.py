@@ -155,6 +155,7 @@ def test_client_that_stops_reading_is_disconnected(server, logs):
         wait_for(lambda: not server.server.server_state.tasks)
 
 
+@pytest.mark.slow
 def test_pausing_client_gets_everything(logs, serve):
     write_long_run(logs, 200_000)
     server = serve(logs)

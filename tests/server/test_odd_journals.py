@@ -100,6 +100,7 @@ def reject(text):
     raise AssertionError(f"{text} is not JSON")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_no_route_fails_for_an_odd_journal(tmp_path, serve, seed):
     for number in range(4):

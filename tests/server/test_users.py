@@ -217,6 +217,7 @@ def test_token_file_is_private(state):
     assert os.listdir(path.parent) == ["token"]
 
 
+@pytest.mark.slow
 def test_servers_starting_together_agree_on_token(state):
     program = "from tachograph.server._token import load_token; input(); print(load_token())"
     started = [

@@ -139,6 +139,7 @@ def test_checkpoint_size_ignores_dangling_link(tacho_run, tmp_path):
     assert saved["checkpoint_size"] == 10
 
 
+@pytest.mark.slow
 def test_checkpoint_removed_while_it_is_recorded_is_no_fault(tacho_run, tmp_path, monkeypatch):
     """Trainers remove their last checkpoint when they save a better one, perhaps between two looks at it."""
     monkeypatch.setattr(os.path, "isfile", lambda path: True)
@@ -511,6 +512,7 @@ def test_interleaved_generators_keep_parents_shallow(tacho_run):
         assert depth(iteration) < 10
 
 
+@pytest.mark.slow
 def test_hanging_disk_bounds_buffer(logs, monkeypatch):
     release = threading.Event()
     with tachograph.init("x", log_dir=str(logs), buffer_size=4096, csv=False, **SETTINGS) as run:

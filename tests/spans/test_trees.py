@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,7 @@ def check_times(history: RunHistory, records: list[dict]) -> None:
         assert math.isclose(goodput.wall_s, wall_s, abs_tol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=3 * settings.default.max_examples)
 @given(
     program=PROGRAMS,

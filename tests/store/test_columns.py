@@ -130,6 +130,7 @@ def test_columns_match_the_lines_of_any_journal(journal):
         check(opened(folder), folder)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * settings.default.max_examples)
 @given(journals(), st.randoms(use_true_random=False), st.sampled_from([1, 200, 1_000]))
 def test_columns_match_when_read_in_parts_and_segments(journal, chance, segment_bytes):
@@ -195,6 +196,7 @@ def all_points(run):
     return [repr(point) for block in blocks for point in block]
 
 
+@pytest.mark.slow
 def test_long_journal_is_split_into_segments(tmp_path):
     chance = random.Random(1)
     values = [chance.choice([chance.gauss(0, 1), math.nan, 3]) for _ in range(20_000)]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tachograph.testing import MemoryRun
 
 
+@pytest.mark.slow
 def test_fixture_works_in_another_project(tmp_path):
     (tmp_path / "test_theirs.py").write_text(
         """
+import pytest
+
 import tachograph
 
 def train():

@@ -166,6 +166,7 @@ def extras(secret: str) -> dict[Any, Any]:
     return dict.fromkeys(keys, secret) | {"api_key": secret, "output_dir": secret, "$set": {"email": secret}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_field_passes_on_a_secret(canary: Canary, name: str) -> None:
     fields = list(SCHEMAS[name].fields.items())
@@ -200,6 +201,7 @@ def test_no_exact_number_is_sent(canary: Canary) -> None:
 # Configs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_config_is_read_by_map_only(canary: Canary) -> None:
     """Configs as dicts, objects and dataclasses, read by paths and by functions."""
 

@@ -217,6 +217,7 @@ def check(canary: Canary) -> set[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_report_contains_nothing_of_the_exception(canary: Canary) -> None:
     made = (raised(error, secret) for secret in SECRETS for error in errors(secret))
     canary.send(made, lambda manager, error: manager.send_error(error), **OWN)

@@ -85,6 +85,7 @@ def silent_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
 def test_no_endpoint_delays_exit(
     make_receiver: Callable[[], PostHogReceiver], refusing: str, silent_port: str, tmp_path: Path, linger_s: float
