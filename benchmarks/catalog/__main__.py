@@ -18,7 +18,10 @@ from benchmarks.catalog.peers import NUM_KEYS, NUM_METRICS, PEERS, make_runs, ti
 from benchmarks.child import ChildError, measure_in_child, temporary_folder
 from benchmarks.measure import Spread
 from benchmarks.report import Report, time_text
+from tachograph._base.clock import SystemClock
 from tachograph.catalog import Catalog, describe_fields, sort_rows
+from tachograph.journal import LogFolders, RunScan
+from tachograph.store import Store
 
 _NUM_ROUNDS = 9
 _QUESTIONS = {
@@ -28,6 +31,13 @@ _QUESTIONS = {
     "filter": "filter by a metric",
     "sort": "sort by a metric",
 }
+
+
+class _LaterClock(SystemClock):
+    """An hour ahead: runs that were just written have rested for long."""
+
+    def wall_s(self) -> float:
+        return super().wall_s() + 3_600
 
 
 def _call_stat(logs: Path) -> None:
@@ -48,6 +58,9 @@ def _measure_ours(report: Report, num_runs: int) -> None:
         report.add_row("read all metrics once, no cache", time_text(1e9 * time_s(lambda: catalog.rows(is_full=True))))
         at_step_s = time_s(lambda: catalog.select("metric3@10<0.03"))
         report.add_row("filter by a value at a step, the first time", time_text(1e9 * at_step_s))
+        scan = RunScan(LogFolders(logs), _LaterClock())
+        store = Store(logs, known_overview=catalog.known_overview, scan=scan)
+        polled = Catalog(logs, scan=scan)
         subjects: dict[str, Callable[[], object]] = {
             "list again": catalog.rows,
             "filter by config and metric": lambda: catalog.select("metric3.min<0.03 config.key1>0.5"),
@@ -55,6 +68,7 @@ def _measure_ours(report: Report, num_runs: int) -> None:
             "sort by a metric": lambda: sort_rows(catalog.rows(is_full=True), "metric3.mean"),
             "list all fields with their values": lambda: describe_fields(catalog.rows(is_full=True)),
             "list in a new process, from the index": lambda: Catalog(logs).rows(),
+            "poll of a dashboard, all runs ended long ago": lambda: (store.runs(), polled.rows()),
             "list without the index, from summaries": lambda: Catalog(logs, uses_index=False).rows(),
         }
         for title, subject in subjects.items():

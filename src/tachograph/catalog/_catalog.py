@@ -52,6 +52,7 @@ from tachograph.journal import (
     FoundRun,
     LogFolders,
     RunFolder,
+    RunScan,
     RunState,
     infer_writer_state,
     is_linked_out,
@@ -91,6 +92,13 @@ class _CacheEntry(msgspec.Struct):
     annotated_ns: int
     is_saved: bool
     """Whether the index on disk has it."""
+    found: FoundRun | None = None
+    """The run as it was when it was looked at last, if its state can change only with its files; else None."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state of the run can change only with its files."""
+        return self.row.summary.has_end or self.row.summary.overview.state is RunState.CRASHED
 
 
 class _Listing:
@@ -131,6 +139,7 @@ class Catalog:
         *log_dirs: str | os.PathLike[str],
         uses_index: bool = True,
         open_run: Callable[[RunFolder], StoredRun] = StoredRun,
+        scan: RunScan | None = None,
     ) -> None:
         """Open log folders.
 
@@ -138,9 +147,11 @@ class Catalog:
             log_dirs: the folders.
             uses_index: whether to load and store the index.
             open_run: returns a run to summarise; by default one that nothing else uses.
+            scan: finds the runs of these folders; by default one that nothing else uses.
         """
         self._open_run = open_run
         self.folders = LogFolders(*log_dirs)
+        self._scan = RunScan(self.folders) if scan is None else scan
         self.log_dirs = self.folders.log_dirs
         self._uses_index = uses_index
         self._lock = threading.RLock()
@@ -190,10 +201,10 @@ class Catalog:
                 self._look()
             if is_full:
                 self._complete(list(step_values), deadline_s)
-            if self._uses_index:
-                for log_dir in self.log_dirs:
-                    self._save_index(log_dir)
             if self._found_rows() != self._listing.unsorted_rows:  # compares identities
+                if self._uses_index:
+                    for log_dir in self.log_dirs:
+                        self._save_index(log_dir)
                 self._link_children()
                 self._listing = _Listing(self._found_rows())
             return self._listing
@@ -211,11 +222,15 @@ class Catalog:
         """Look at all runs."""
         self._looked_s, self._is_outdated = time.monotonic(), False
         current: dict[str, dict[str, _CacheEntry]] = {log_dir: {} for log_dir in self.log_dirs}
-        for run in self.folders.find():
-            entry = self._look_at(run.log_dir, run.name, run.path, run.journal)
-            if entry is not None:
+        for run in self._scan.find():
+            entry = self._row_cache[run.log_dir].get(run.name)
+            if entry is None or entry.found is not run:
+                entry = self._look_at(run.log_dir, run.name, run.path, run.journal)
+                if entry is None:
+                    continue
                 self._set_id(entry, run.id)
-                current[run.log_dir][run.name] = entry
+                entry.found = run if entry.is_final else None  # it may rest
+            current[run.log_dir][run.name] = entry
         self._row_cache = current
 
     def _set_id(self, entry: _CacheEntry, run_id: str) -> None:
@@ -224,8 +239,13 @@ class Catalog:
             entry.row.id = run_id
 
     def outdate(self) -> None:
-        """Look at all runs the next time, because this process changed some."""
+        """Look at the runs the next time, however old the rows may be, because some changed."""
         self._is_outdated = True
+
+    def outdate_row(self, row: RunRow) -> None:
+        """Look at a run the next time, because this process changed it, even if nothing was recorded for long."""
+        self._scan.wake(row.log_dir, row.name)
+        self.outdate()
 
     def known_overview(self, run: FoundRun) -> RunOverview | None:
         """Return the overview of an ended run whose journal has not changed since it was read; else None."""
@@ -428,7 +448,7 @@ class Catalog:
             return self._read_row(log_dir, name, RunFolder(path), key, annotated_ns)
         row = entry.row
         summary, annotations = row.summary, row.annotations
-        if not summary.has_end and summary.overview.state is not RunState.CRASHED:  # which is final
+        if not entry.is_final:
             summary = self._with_state(row.folder, summary)
         if entry.annotated_ns != annotated_ns:
             annotations = read_annotations(row.folder) if annotated_ns else Annotations()

@@ -79,6 +79,7 @@ from tachograph.journal._rank_journals import (
     split_by_rank,
 )
 from tachograph.journal._rank_map_file import read_rank_map, write_rank_map
+from tachograph.journal._run_scan import RunScan
 
 __all__ = [
     "Appender",
@@ -112,6 +113,7 @@ __all__ = [
     "RankJournal",
     "Request",
     "RunFolder",
+    "RunScan",
     "RunState",
     "TAIL_BYTES",
     "announce_dashboard",

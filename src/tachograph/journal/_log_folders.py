@@ -23,11 +23,20 @@ from tachograph.exceptions import RunNotFoundError
 from tachograph.journal._files import stat_journal
 from tachograph.journal._folder import RunFolder
 
-__all__ = ["MAX_RUN_DEPTH", "FoundRun", "LogFolders", "find_below", "find_run_folders", "is_linked_out"]
+__all__ = [
+    "MAX_OTHER_FOLDERS",
+    "MAX_RUN_DEPTH",
+    "FoundRun",
+    "LogFolders",
+    "find_below",
+    "find_run_folders",
+    "is_linked_out",
+    "list_folder",
+]
 
 MAX_RUN_DEPTH = 6
 """How many folders deep runs are looked for below a log folder."""
-_MAX_OTHER_FOLDERS = 20_000
+MAX_OTHER_FOLDERS = 20_000
 """The number of folders without a journal that are searched, in case of a log folder that contains everything."""
 _FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
 
@@ -62,7 +71,7 @@ class LogFolders:
         if not self.labels:
             return runs
         counts = Counter(run.name for run in runs)
-        return [run._replace(id=self._id(run.log_dir, run.name, is_unique=counts[run.name] == 1)) for run in runs]
+        return [run._replace(id=self.id_among(run.log_dir, run.name, is_unique=counts[run.name] == 1)) for run in runs]
 
     def resolve(self, run_id: str) -> tuple[str, str, RunFolder] | None:
         """Return log folder, name and folder of a run, or None if there is none; never one outside of the folders.
@@ -88,9 +97,10 @@ class LogFolders:
         if not self.labels:
             return name
         others = (other for other in self.log_dirs if other != log_dir)
-        return self._id(log_dir, name, is_unique=not any(find_below(other, name) for other in others))
+        return self.id_among(log_dir, name, is_unique=not any(find_below(other, name) for other in others))
 
-    def _id(self, log_dir: str, name: str, *, is_unique: bool) -> str:
+    def id_among(self, log_dir: str, name: str, *, is_unique: bool) -> str:
+        """Return the id of a run, given whether no other log folder has a run of its name."""
         # A name that looks like an id with a label needs its label, too.
         has_label = name.partition(":")[0] in self.labels.values() and ":" in name
         return name if is_unique and not has_label else f"{self.labels[log_dir]}:{name}"
@@ -103,22 +113,30 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
     while folders_to_scan:
         folder, prefix, depth = folders_to_scan.pop()
         try:
-            with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if _may_be_run(entry))
+            entries = list_folder(folder)
         except faults(OSError):
             continue
-        for name in names:
-            path = f"{folder}/{name}"
+        for name, path, _ in entries:
             try:
                 journal = stat_journal(path + "/metrics.jsonl")
             except faults(OSError, ValueError):
                 # A folder of runs, perhaps.
                 num_other_folders += 1
-                if depth < MAX_RUN_DEPTH and num_other_folders <= _MAX_OTHER_FOLDERS and not os.path.islink(path):
+                if depth < MAX_RUN_DEPTH and num_other_folders <= MAX_OTHER_FOLDERS and not os.path.islink(path):
                     folders_to_scan.append((path, f"{prefix}{name}/", depth + 1))
                 continue
             if stat.S_ISREG(journal.st_mode):
                 yield f"{prefix}{name}", path, journal
+
+
+def list_folder(folder: str) -> list[tuple[str, str, int]]:
+    """Return name, path and inode of each folder in a folder that may be a run or contain runs, by name.
+
+    Raises:
+        OSError: if the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        return sorted((entry.name, f"{folder}/{entry.name}", entry.inode()) for entry in entries if _may_be_run(entry))
 
 
 def find_below(log_dir: str, name: str) -> RunFolder | None:

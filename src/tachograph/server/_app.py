@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tachograph._base.typed import convert, decode_json, field_types
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
+from tachograph.journal import LogFolders, RunScan
 from tachograph.server._access import OPEN_PATHS, Access, AccessGate, check_json, is_loopback
 from tachograph.server._change_note import change_note_of
 from tachograph.server._errors import ApiError, error_response
@@ -124,8 +125,13 @@ def create_dashboard(
         needs_identity: Reject requests to the API whose identity the access gate did not find out.
     """
     log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
-    store = Store(*log_dirs, known_overview=lambda run: catalog.known_overview(run))  # noqa: PLW0108 - defined below
-    catalog = Catalog(*log_dirs, open_run=store.share)
+    scan = RunScan(LogFolders(*log_dirs))
+    store = Store(
+        *log_dirs,
+        known_overview=lambda run: catalog.known_overview(run),  # noqa: PLW0108 - defined below
+        scan=scan,
+    )
+    catalog = Catalog(*log_dirs, open_run=store.share, scan=scan)
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:

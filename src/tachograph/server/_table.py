@@ -188,8 +188,7 @@ def build_annotations(row: RunRow) -> AnnotationsView:
 
 def annotate_run(catalog: Catalog, row: RunRow, request: AnnotationRequest, by: str = "") -> AnnotationResult:
     """Change the annotations of a run; `by` is who does, if not the user of this process."""
-    undo = _annotate(row, request.changes, by)
-    catalog.outdate()
+    undo = _annotate(catalog, row, request.changes, by)
     return AnnotationResult(build_annotations(row), undo)
 
 
@@ -225,7 +224,7 @@ def _act(catalog: Catalog, request: BulkRequest, name: str, by: str) -> RunResul
         row = catalog.row(name)
         if request.action == "trash":
             return RunResult(name, name=trash_run(row.log_dir, row.name, is_forced=request.force, by=by).id)
-        return RunResult(name, undo=_annotate(row, request.changes, by))
+        return RunResult(name, undo=_annotate(catalog, row, request.changes, by))
     except TachographError as error:
         return RunResult(name, error=str(getattr(error, "strerror", None) or error))
 
@@ -237,7 +236,7 @@ def _restore(catalog: Catalog, name: str) -> str:
     return catalog.folders.id_of(home, restore_run(home, name))
 
 
-def _annotate(row: RunRow, changes: Sequence[AnnotationChange], by: str) -> list[AnnotationChange]:
+def _annotate(catalog: Catalog, row: RunRow, changes: Sequence[AnnotationChange], by: str) -> list[AnnotationChange]:
     """Write changes; return those that undo them."""
     before = read_annotations(row.folder)
     plain_changes = [
@@ -248,6 +247,7 @@ def _annotate(row: RunRow, changes: Sequence[AnnotationChange], by: str) -> list
         if "global_step" in change:  # JSON does not distinguish 3 and 3.0
             change["global_step"] = int(change["global_step"])
     applied_ops = annotate(row.folder, plain_changes, by=by)
+    catalog.outdate_row(row)
     return [AnnotationChange(**change) for change in inverse_ops(before, row.summary.overview.tags, applied_ops)]
 
 

@@ -10,6 +10,7 @@ so until a resume writes to its journal.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import weakref
@@ -25,6 +26,7 @@ from tachograph.journal import (
     Heartbeat,
     LogFolders,
     RunFolder,
+    RunScan,
     RunState,
     infer_writer_state,
     is_linked_out,
@@ -56,6 +58,8 @@ class _ListedRun(NamedTuple):
     signature: _Signature
     overview: RunOverview
     heartbeat: Heartbeat | None
+    found: FoundRun | None = None
+    """The run as it was when it was listed last, if its state can change only with its files: it may rest."""
 
 
 class Store:
@@ -65,19 +69,24 @@ class Store:
         self,
         *log_dirs: str | os.PathLike[str],
         known_overview: Callable[[FoundRun], RunOverview | None] = lambda run: None,
+        scan: RunScan | None = None,
     ) -> None:
         """Open log folders.
 
         Args:
             log_dirs: the folders.
             known_overview: returns the overview of an ended run if it was read before; called with a lock held.
+            scan: finds the runs of these folders; by default one that nothing else uses.
         """
         self.folders = LogFolders(*log_dirs)
+        self._scan = RunScan(self.folders) if scan is None else scan
         self._known_overview = known_overview
         self._this_process = this_process()
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._listed_runs: dict[str, _ListedRun] = {}
+        self._unsorted: list[RunOverview] = []
+        self._sorted: list[RunOverview] = []
         self._open_runs: OrderedDict[str, StoredRun] = OrderedDict()
         self._shared_runs: weakref.WeakValueDictionary[str, StoredRun] = weakref.WeakValueDictionary()
         self._compared_ids: set[str] = set()
@@ -90,10 +99,20 @@ class Store:
         The name of an overview is the id of the run.
         """
         with self._listing_lock:
-            runs = {run.path: self._list_run(run) for run in self.folders.find()}
-            self._listed_runs = {path: run for path, run in runs.items() if run is not None}
-            overviews = [run.overview for run in self._listed_runs.values()]
-        return sorted(overviews, key=lambda overview: (-(overview.started or 0.0), overview.name))
+            listed_runs: dict[str, _ListedRun] = {}
+            for run in self._scan.find():
+                listed_run = self._listed_runs.get(run.path)
+                if listed_run is None or listed_run.found is not run:
+                    listed_run = self._list_run(run)
+                    if listed_run is None:
+                        continue
+                listed_runs[run.path] = listed_run
+            self._listed_runs = listed_runs
+            overviews = [listed_run.overview for listed_run in listed_runs.values()]
+            if len(overviews) != len(self._unsorted) or not all(map(operator.is_, overviews, self._unsorted)):
+                self._unsorted = overviews
+                self._sorted = sorted(overviews, key=lambda overview: (-(overview.started or 0.0), overview.name))
+            return list(self._sorted)
 
     def open(self, run_id: str) -> StoredRun:
         """Return a run by its id.
@@ -168,7 +187,7 @@ class Store:
         if listed_run.overview.name != run.id:
             listed_run = listed_run._replace(overview=msgspec.structs.replace(listed_run.overview, name=run.id))
         if listed_run.overview.state not in _CHANGEABLE_STATES:
-            return listed_run
+            return listed_run._replace(found=run)
         state = infer_writer_state(listed_run.overview.process, listed_run.heartbeat, self._this_process)
         if state is listed_run.overview.state:
             return listed_run
