@@ -49,16 +49,16 @@ class _SubFolder(NamedTuple):
 
 
 class _Folder:
-    """The folders in a folder, and the runs among them."""
+    """The folders in a folder, and the resting runs among them."""
 
-    __slots__ = ("changed_ns", "is_settled", "read_at", "runs", "sub_folders")
+    __slots__ = ("changed_ns", "is_settled", "read_at", "resting_runs", "sub_folders")
 
     def __init__(self, sub_folders: list[_SubFolder], changed_ns: int, clock: Clock) -> None:
         self.sub_folders = sub_folders
         self.changed_ns = changed_ns
         self.read_at = clock.steady_s()
         self.is_settled = clock.wall_s() - changed_ns / 1e9 >= _MIN_SETTLED_S
-        self.runs: dict[str, tuple[FoundRun, float]] = {}
+        self.resting_runs: dict[str, tuple[FoundRun, float]] = {}
         """By name: the run as it was found, and until when it rests."""
 
 
@@ -93,11 +93,11 @@ class RunScan:
 
     def wake(self, log_dir: str, name: str) -> None:
         """Look at a run in the next call of `find`, whether it rests or not."""
-        path, _, entry_name = f"{log_dir}/{name}".rpartition("/")
+        path, _, folder_name = f"{log_dir}/{name}".rpartition("/")
         with self._lock:
             folder = self._folders.get(path)
-            if folder is not None and entry_name in folder.runs:
-                folder.runs[entry_name] = folder.runs[entry_name][0], 0.0
+            if folder is not None:
+                folder.resting_runs.pop(folder_name, None)
 
     def _find_below(self, log_dir: str, runs: list[FoundRun], folders: dict[str, _Folder]) -> None:
         """Add the runs below a folder, also in nested folders."""
@@ -112,31 +112,29 @@ class RunScan:
             if folder is None:
                 continue
             folders[path] = folder
-            resting = folder.runs
-            for turn, entry in enumerate(folder.sub_folders):
-                run, rests_until = resting.get(entry.name, (None, 0.0))
-                if run is not None and rests_until > now_s:
-                    runs.append(run)
-                    continue
+            resting_runs = folder.resting_runs
+            for turn, (folder_name, folder_path, _) in enumerate(folder.sub_folders):
+                rest = resting_runs.get(folder_name)
+                if rest is not None:
+                    if rest[1] > now_s:
+                        runs.append(rest[0])
+                        continue
+                    del resting_runs[folder_name]
                 try:
-                    journal = stat_journal(entry.path + "/metrics.jsonl")
+                    journal = stat_journal(folder_path + "/metrics.jsonl")
                 except faults(OSError, ValueError):
-                    resting.pop(entry.name, None)
                     num_other_folders += 1
-                    is_link = os.path.islink(entry.path)
+                    is_link = os.path.islink(folder_path)
                     if depth < MAX_RUN_DEPTH and num_other_folders <= MAX_OTHER_FOLDERS and not is_link:
-                        folders_to_scan.append((entry.path, f"{prefix}{entry.name}/", depth + 1))
+                        folders_to_scan.append((folder_path, f"{prefix}{folder_name}/", depth + 1))
                     continue
-                if not stat.S_ISREG(journal.st_mode):
-                    resting.pop(entry.name, None)
-                    continue
-                name = prefix + entry.name
-                run = FoundRun(name if run is None else run.id, log_dir, name, entry.path, journal)
-                rest_s = 0.0
-                if journal.st_mtime < quiet_before_s:
-                    rest_s = _MIN_REST_S + (_MAX_REST_S - _MIN_REST_S) * (turn % _NUM_TURNS) / _NUM_TURNS
-                resting[entry.name] = run, now_s + rest_s
-                runs.append(run)
+                if stat.S_ISREG(journal.st_mode):
+                    name = prefix + folder_name
+                    run = FoundRun(name, log_dir, name, folder_path, journal)
+                    runs.append(run)
+                    if journal.st_mtime < quiet_before_s:
+                        rest_s = _MIN_REST_S + (_MAX_REST_S - _MIN_REST_S) * (turn % _NUM_TURNS) / _NUM_TURNS
+                        resting_runs[folder_name] = run, now_s + rest_s
 
     def _open_folder(self, path: str, now_s: float) -> _Folder | None:
         """Return a folder with the folders in it as they are now; None if it cannot be read."""
@@ -151,10 +149,10 @@ class RunScan:
             return None
         if folder is not None:
             inodes = {entry.name: entry.inode for entry in folder.sub_folders}
-            new.runs = {
-                entry.name: folder.runs[entry.name]
+            new.resting_runs = {
+                entry.name: folder.resting_runs[entry.name]
                 for entry in new.sub_folders
-                if entry.name in folder.runs and inodes[entry.name] == entry.inode
+                if entry.name in folder.resting_runs and inodes[entry.name] == entry.inode
             }
         return new
 
@@ -163,7 +161,9 @@ class RunScan:
         run_id = self._log_folders.id_among(run.log_dir, run.name, is_unique=is_unique)
         if run.id == run_id:
             return run
-        folder, _, name = run.path.rpartition("/")
+        path, _, folder_name = run.path.rpartition("/")
         run = run._replace(id=run_id)
-        self._folders[folder].runs[name] = run, self._folders[folder].runs[name][1]
+        resting_runs = self._folders[path].resting_runs
+        if folder_name in resting_runs:
+            resting_runs[folder_name] = run, resting_runs[folder_name][1]
         return run

@@ -58,8 +58,8 @@ class _ListedRun(NamedTuple):
     signature: _Signature
     overview: RunOverview
     heartbeat: Heartbeat | None
-    found: FoundRun | None = None
-    """The run as it was when it was listed last, if its state can change only with its files: it may rest."""
+    is_final: bool
+    """Whether the state can change only with a file."""
 
 
 class Store:
@@ -85,6 +85,7 @@ class Store:
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._listed_runs: dict[str, _ListedRun] = {}
+        self._final_runs: dict[str, FoundRun] = {}
         self._unsorted: list[RunOverview] = []
         self._sorted: list[RunOverview] = []
         self._open_runs: OrderedDict[str, StoredRun] = OrderedDict()
@@ -100,14 +101,18 @@ class Store:
         """
         with self._listing_lock:
             listed_runs: dict[str, _ListedRun] = {}
+            final_runs: dict[str, FoundRun] = {}
             for run in self._scan.find():
-                listed_run = self._listed_runs.get(run.path)
-                if listed_run is None or listed_run.found is not run:
+                path = run.path
+                listed_run = self._listed_runs.get(path)
+                if listed_run is None or self._final_runs.get(path) is not run:  # else it rests
                     listed_run = self._list_run(run)
                     if listed_run is None:
                         continue
-                listed_runs[run.path] = listed_run
-            self._listed_runs = listed_runs
+                listed_runs[path] = listed_run
+                if listed_run.is_final:
+                    final_runs[path] = run
+            self._listed_runs, self._final_runs = listed_runs, final_runs
             overviews = [listed_run.overview for listed_run in listed_runs.values()]
             if len(overviews) != len(self._unsorted) or not all(map(operator.is_, overviews, self._unsorted)):
                 self._unsorted = overviews
@@ -186,12 +191,13 @@ class Store:
             return self._read_run(run, signature)
         if listed_run.overview.name != run.id:
             listed_run = listed_run._replace(overview=msgspec.structs.replace(listed_run.overview, name=run.id))
-        if listed_run.overview.state not in _CHANGEABLE_STATES:
-            return listed_run._replace(found=run)
+        if listed_run.is_final:
+            return listed_run
         state = infer_writer_state(listed_run.overview.process, listed_run.heartbeat, self._this_process)
         if state is listed_run.overview.state:
             return listed_run
-        return listed_run._replace(overview=msgspec.structs.replace(listed_run.overview, state=state))
+        overview = msgspec.structs.replace(listed_run.overview, state=state)
+        return listed_run._replace(overview=overview, is_final=state not in _CHANGEABLE_STATES)
 
     def _read_run(self, run: FoundRun, signature: _Signature) -> _ListedRun | None:
         folder = RunFolder(run.path)
@@ -207,7 +213,7 @@ class Store:
         if overview.size_bytes < signature.journal[2]:
             # The journal could not be read, perhaps only for now: read it again the next time.
             signature = _Signature((0, 0, 0, 0), None)
-        return _ListedRun(signature, overview, heartbeat)
+        return _ListedRun(signature, overview, heartbeat, overview.state not in _CHANGEABLE_STATES)
 
 
 def _matches_heartbeat(overview: RunOverview, heartbeat: Heartbeat | None) -> bool:
