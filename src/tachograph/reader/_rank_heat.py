@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.journal import RankJournal, RunFolder, list_rank_journals, read_rank_map
+from tachograph.journal import RankJournal, RunFolder, journal_size, list_rank_journals, read_rank_map
 from tachograph.reader._rank_lines import rank_of_host_line, read_ends_of_journal
 from tachograph.reader._ranks import mesh_of_line
 from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_ROWS, rank_map_codes
@@ -63,7 +62,7 @@ def _size_bytes(journals: list[RankJournal]) -> int:
     num_bytes = 0
     for journal in journals:
         with suppress(OSError):
-            num_bytes += os.stat(journal.path).st_size
+            num_bytes += journal_size(journal.path)
     return num_bytes
 
 
