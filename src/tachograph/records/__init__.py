@@ -43,7 +43,7 @@ from tachograph.records._rank_map import (
     RankMap,
     rank_map_codes,
 )
-from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, window_times
+from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, merge_windows, window_times
 from tachograph.records._signals import (
     LOSS_NAMES,
     SIGNALS,
@@ -137,6 +137,7 @@ __all__ = [
     "plain_name",
     "restore_non_finite",
     "severity_rank",
+    "merge_windows",
     "rank_map_codes",
     "result_name_in",
     "signal_of",

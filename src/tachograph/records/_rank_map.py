@@ -32,6 +32,8 @@ class RankMap(msgspec.Struct, frozen=True, kw_only=True):
     last_iteration: int
     cells: dict[str, bytes]
     """The compressed codes of `own`, `wait` and `data`, row by row; see `rank_map_codes`."""
+    has_merged_windows: bool = False
+    """Whether old windows in the files of the ranks were merged, so that this map has more detail."""
 
     @property
     def num_rows(self) -> int:

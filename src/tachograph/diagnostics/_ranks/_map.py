@@ -28,6 +28,7 @@ class RankMapBuilder:
         self._cells = _empty_cells(0)
         self._first = self._last = -1
         self._width = 0
+        self._has_merged_windows = False
         if earlier is not None:
             self._continue(earlier)
 
@@ -41,6 +42,7 @@ class RankMapBuilder:
             cells[:, : earlier.num_columns] = numpy.frombuffer(code or b"", numpy.uint8).reshape(earlier.num_rows, -1)
         self._first, self._last = earlier.first_iteration, earlier.last_iteration
         self._width = earlier.iterations_per_column
+        self._has_merged_windows = earlier.has_merged_windows
 
     def add(self, window: ScoredWindow) -> None:
         """Add a window; merged ones repeat others and are ignored."""
@@ -83,6 +85,7 @@ class RankMapBuilder:
                 quantity: zlib.compress(cells[:, :num_columns].tobytes(), 1)
                 for quantity, cells in zip(RANK_MAP_QUANTITIES, self._cells, strict=True)
             },
+            has_merged_windows=self._has_merged_windows,
         )
 
     def _grow(self, world_size: int) -> None:
