@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tachograph import diagnose
 from tachograph.cli._main import main
-from tachograph.journal import RunFolder, list_rank_journals, split_by_rank
+from tachograph.journal import RunFolder, list_rank_journals, read_rank_map, split_by_rank
 from tachograph.reader import read, read_ranks
 from tests.conftest import HANG_S, Script, reserve_port, wait_for, whole_lines
 from tests.remote.conftest import Team
@@ -122,6 +122,7 @@ def test_slow_rank_of_other_machine_is_named(start_job: StartJob, team: Team, tm
         program.ok()
     wait_for(lambda: [str(view.state) for view in read_ranks(copy)] == ["finished"] * 4, "the last records")
     assert [path.name for path in (tmp_path / "host-1").iterdir()] == [".tacho-nodes"]
+    assert read_rank_map(copy) == read_rank_map(RunFolder(tmp_path / "host-0" / "job")) is not None
     # The same records in a folder that all machines share lead to the same alerts.
     shared = RunFolder(tmp_path / "shared" / "job")
     shared.ranks.mkdir(parents=True)

@@ -26,6 +26,13 @@ from tachograph.catalog._media import (
     pack_media,
     parse_media_filter,
 )
+from tachograph.catalog._merge_ranks import (
+    MergePlan,
+    WindowMerger,
+    list_mergeable_journals,
+    merge_rank_windows,
+    plan_merge,
+)
 from tachograph.catalog._summary import journal_key, load_summary, save_summary
 from tachograph.catalog._thin import StepThinner, thin_run
 from tachograph.catalog._trash import trash_run
@@ -36,6 +43,7 @@ from tachograph.journal import (
     RunState,
     compress_journal,
     current_state,
+    journal_size,
     lock_run_folder,
     open_journal,
     read_destination,
@@ -48,6 +56,7 @@ __all__ = ["ACTIONS", "ActionError", "Freed", "RunAction", "parse_action"]
 ACTIONS: dict[str, str] = {
     "drop_rebuildable": "delete what can be made again: cached columns, `metrics.csv`, files of the TensorBoard sink",
     "gzip": "compress the journals",
+    "merge_ranks": "merge old windows of ranks other than 0, to a minute or ten; not in the last hour or around alerts",
     "drop_traces": "delete traces of torch's profiler and stacks",
     "pack_media": "pack pictures and other media into one file, `media.zip`",
     "thin_media": "replace pictures by thumbnails, except at the first and the newest step of each name",
@@ -59,7 +68,7 @@ _SAMPLE_BYTES = 1 << 20
 _MIN_WINDOW, _MAX_WINDOW = 2, 1_000_000
 
 
-_LOSSY_ACTIONS = {"drop_traces", "thin_media", "drop_media", "thin", "trash"}
+_LOSSY_ACTIONS = {"merge_ranks", "drop_traces", "thin_media", "drop_media", "thin", "trash"}
 """Actions that a run which is marked for sending has to wait for."""
 
 
@@ -113,6 +122,8 @@ class RunAction(NamedTuple):
         if self.name == "gzip":
             samples = [_sample_gzip(path) for path in _plain_journals(folder)]
             return Freed(sum(samples), len(samples))
+        if self.name == "merge_ranks":
+            return _sample_merge(folder)
         if self.name == "thin":
             return Freed(_sample_thin(folder, self.window), 1)
         if self.name == "trash":
@@ -148,6 +159,8 @@ class RunAction(NamedTuple):
             return estimate
         if self.name == "gzip":
             return _gzip(folder, name, is_forced=is_forced)
+        if self.name == "merge_ranks":
+            return _merge_ranks(folder, name, is_forced=is_forced)
         if self.name == "thin":
             return _thin(log_dir, folder, name, self.window)
         if self.name == "pack_media":
@@ -305,6 +318,46 @@ def _gzip(folder: RunFolder, name: str, *, is_forced: bool) -> Freed:
     if summary is not None and num_files:
         save_summary(folder, msgspec.structs.replace(summary, journal=journal_key(stat_journal(folder.journal))))
     return Freed(num_freed_bytes, num_files)
+
+
+def _sample_merge(folder: RunFolder) -> Freed:
+    """Return about how many bytes merging would free: the share of windows of rank 0 that it would remove.
+
+    None, if it would remove nothing from parts of the first, the last and the largest file.
+    """
+    plan = plan_merge(folder)
+    journals = list_mergeable_journals(folder) if plan is not None and plan.remaining_share < 1 else []
+    if plan is None or not journals:
+        return Freed(0, 0)
+    num_bytes = sum(stat_journal(journal.path).st_size for journal in journals)
+    largest = max(journals, key=lambda journal: journal_size(journal.path))
+    num_files = sum(_merged_share(journal.path, plan) < 1 for journal in (journals[0], journals[-1], largest))
+    return Freed(round(num_bytes * (1 - plan.remaining_share)), len(journals)) if num_files else Freed(0, 0)
+
+
+def _merged_share(path: Path, plan: MergePlan) -> float:
+    """Return how much of a file would be left, as a share of two parts of it."""
+    size = journal_size(path)
+    num_read = num_left = 0
+    with open_journal(path) as file:
+        for offset in {0, size // 2}:
+            file.seek(offset)
+            merger = WindowMerger(plan)
+            for line in file.readlines(_SAMPLE_BYTES):
+                num_read += len(line)
+                num_left += sum(map(len, merger.add(line)))
+            num_left += sum(map(len, merger.finish()))
+    return num_left / num_read if num_read else 1.0
+
+
+def _merge_ranks(folder: RunFolder, name: str, *, is_forced: bool) -> Freed:
+    if current_state(folder) in {RunState.CRASHED, RunState.STALE}:
+        raise ActionError(f"{name!r} has no end, so it may be resumed; only windows of ended runs are merged")
+    if any(rank.rank and rank.state is RunState.RUNNING for rank in read_ranks(folder)):
+        raise ActionError(f"a rank of {name!r} is still being recorded")
+    _check_sinks(folder, name)
+    _check_space(folder.journal, max((journal_size(each.path) for each in list_mergeable_journals(folder)), default=0))
+    return Freed(*merge_rank_windows(folder, lambda: _allowing(folder, name, is_forced=is_forced)))
 
 
 def _sample_thin(folder: RunFolder, window: int) -> int:

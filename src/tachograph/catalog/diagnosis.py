@@ -14,7 +14,7 @@ from tachograph.catalog import SIGNAL_ANNOTATION, read_annotations
 from tachograph.diagnostics import SIGNALS, RuleEngine, is_rank_record, resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.importers import describe, read_log
-from tachograph.journal import RunFolder, RunState, find_run, list_rank_journals, read_records
+from tachograph.journal import RunFolder, RunState, find_run, list_rank_journals, read_rank_map, read_records
 from tachograph.reader import Alert, AlertHistory, RankView, crash_reason, overview, read_ranks, worst_first
 from tachograph.records import METRIC_KINDS, STALL_RULES, finite_or_none, freeze, is_frozen, plain_name, to_plain
 
@@ -61,6 +61,9 @@ def diagnose(
 ) -> Diagnosis:
     """Run the rules over everything that was recorded, as they would have run at the time.
 
+    If old windows of ranks were merged (`tacho prune --do merge_ranks`), the recorded alerts are returned instead; with
+    `rules`, these run without the windows of other ranks.
+
     Args:
         source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
             `trainer_state.json` of another tool; or records, whose values are converted as `Run.log` does.
@@ -83,9 +86,35 @@ def diagnose(
     if folder is not None:
         thresholds = resolve_rules({**_rules_of_run(folder), **(rules or {})})
         signal_names = resolve_signals(_with_remembered(signals or {}, folder))
-    engine, history, num_records = RuleEngine(thresholds, signals=signal_names), AlertHistory(), 0
+    engine, history = RuleEngine(thresholds, signals=signal_names), AlertHistory()
+    has_merged_windows = _has_merged_windows(folder)
+    all_records = _with_other_ranks(records, folder, with_windows=not has_merged_windows)
+    if has_merged_windows and not rules:
+        num_records = _add_recorded_alerts(all_records, engine, history)
+    else:
+        num_records = _judge(all_records, engine, history, thresholds)
+    diagnosis = Diagnosis(
+        name, history.alerts(), engine.signals, num_records, history.num_opened, other_metrics=engine.other_metrics
+    )
+    if folder is not None:
+        run = overview(folder)
+        diagnosis.state, diagnosis.reason = run.state, run.reason
+        if run.state is RunState.CRASHED and not run.reason:
+            diagnosis.reason = crash_reason(folder) or None
+        diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state.is_failure]
+    return diagnosis
+
+
+def _judge(
+    records: Iterable[tuple[int, dict[str, Any]]],
+    engine: RuleEngine,
+    history: AlertHistory,
+    thresholds: Mapping[str, Any],
+) -> int:
+    """Run the rules over the records of all ranks; return their number."""
+    num_records = 0
     has_recorded_hang = False
-    for rank, record in _with_other_ranks(records, folder):
+    for rank, record in records:
         num_records += 1
         if rank:
             for alert in engine.observe_rank(rank, record):
@@ -100,16 +129,24 @@ def diagnose(
         for alert in engine.observe(record):
             if alert["rule"] != "hang" or not has_recorded_hang:
                 history.add(alert)
-    diagnosis = Diagnosis(
-        name, history.alerts(), engine.signals, num_records, history.num_opened, other_metrics=engine.other_metrics
-    )
-    if folder is not None:
-        run = overview(folder)
-        diagnosis.state, diagnosis.reason = run.state, run.reason
-        if run.state is RunState.CRASHED and not run.reason:
-            diagnosis.reason = crash_reason(folder) or None
-        diagnosis.failed_ranks = [view for view in read_ranks(folder)[1:] if view.state.is_failure]
-    return diagnosis
+    return num_records
+
+
+def _add_recorded_alerts(
+    records: Iterable[tuple[int, dict[str, Any]]], engine: RuleEngine, history: AlertHistory
+) -> int:
+    """Add the alerts that rank 0 has recorded, and find the signals; return the number of records.
+
+    Rules would judge merged windows in another way, and a straggler explains alerts of other rules.
+    """
+    num_records = 0
+    for rank, record in records:
+        num_records += 1
+        if not rank:
+            engine.observe(record)
+            if record["event"] in {"start", "alert"}:
+                history.add(record)
+    return num_records
 
 
 def _open_source(
@@ -128,10 +165,15 @@ def _open_source(
         return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source), None
 
 
+def _has_merged_windows(folder: RunFolder | None) -> bool:
+    rank_map = read_rank_map(folder) if folder is not None else None
+    return rank_map is not None and rank_map.has_merged_windows
+
+
 def _with_other_ranks(
-    records: Iterable[dict[str, Any]], folder: RunFolder | None
+    records: Iterable[dict[str, Any]], folder: RunFolder | None, *, with_windows: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of all ranks in the order of their times, each with its rank; of other ranks only windows."""
+    """Yield the records of all ranks in the order of their times, each with its rank; see `is_rank_record`."""
     journals = list_rank_journals(folder) if folder is not None else []
     if not journals:
         yield from ((0, record) for record in records)
@@ -139,7 +181,8 @@ def _with_other_ranks(
     streams = [_timed(0, records)]
     for journal in journals:
         rank = None if journal.is_host else journal.number
-        streams.append(_timed(rank, filter(is_rank_record, read_records(journal.path))))
+        rank_records = filter(is_rank_record, read_records(journal.path))
+        streams.append(_timed(rank, (each for each in rank_records if with_windows or each["event"] != "rank")))
     for _, rank, record in heapq.merge(*streams, key=lambda item: item[0]):
         yield rank, record
 

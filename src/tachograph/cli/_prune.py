@@ -33,8 +33,9 @@ _MAX_SHOWN = 50
     "--do",
     "actions",
     metavar="ACTION,...",
-    help="Actions for these runs: drop_rebuildable, gzip, drop_traces, pack_media, thin_media, drop_media, thin:N or "
-    "trash. thin_media and drop_media take options: drop_media:kind=video+audio:older=30d:larger=10MB:all.",
+    help="Actions for these runs: drop_rebuildable, gzip, merge_ranks, drop_traces, pack_media, thin_media, "
+    "drop_media, thin:N or trash. thin_media and drop_media take options: "
+    "drop_media:kind=video+audio:older=30d:larger=10MB:all.",
 )
 @click.option(
     "--media",

@@ -78,7 +78,7 @@ from tachograph.journal._rank_journals import (
     mark_rank,
     split_by_rank,
 )
-from tachograph.journal._rank_map_file import read_rank_map, write_rank_map
+from tachograph.journal._rank_map_file import MAX_RANK_MAP_BYTES, read_rank_map, write_rank_map
 from tachograph.journal._run_scan import RunScan
 
 __all__ = [
@@ -99,6 +99,7 @@ __all__ = [
     "LOG_EVERY_MIN",
     "LogFolders",
     "MAX_HOST_RANKS",
+    "MAX_RANK_MAP_BYTES",
     "MAX_RUN_DEPTH",
     "NOT_CONTROLS",
     "NodeFacts",

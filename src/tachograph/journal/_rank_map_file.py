@@ -10,9 +10,9 @@ from tachograph._base.typed import decode_json
 from tachograph.journal._folder import RunFolder
 from tachograph.records import RankMap
 
-__all__ = ["read_rank_map", "write_rank_map"]
+__all__ = ["MAX_RANK_MAP_BYTES", "read_rank_map", "write_rank_map"]
 
-_MAX_BYTES = 4 << 20
+MAX_RANK_MAP_BYTES = 4 << 20
 
 
 def write_rank_map(folder: RunFolder, rank_map: RankMap) -> None:
@@ -28,6 +28,6 @@ def write_rank_map(folder: RunFolder, rank_map: RankMap) -> None:
 def read_rank_map(folder: RunFolder) -> RankMap | None:
     """Return the map of a run; None if it has none, or a damaged one."""
     try:
-        return decode_json(read_small(folder.rank_map, _MAX_BYTES, below=folder.path), RankMap)
+        return decode_json(read_small(folder.rank_map, MAX_RANK_MAP_BYTES, below=folder.path), RankMap)
     except faults(OSError, msgspec.MsgspecError):
         return None

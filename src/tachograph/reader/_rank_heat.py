@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from tachograph._base.guard import suppress
-from tachograph.journal import RankJournal, RunFolder, list_rank_journals, read_rank_map
+from tachograph.journal import RankJournal, RunFolder, journal_size, list_rank_journals, read_rank_map
 from tachograph.reader._rank_lines import rank_of_host_line, read_ends_of_journal
 from tachograph.reader._ranks import mesh_of_line
-from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_ROWS, rank_map_codes
+from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_ROWS, RankMap, rank_map_codes
 
 __all__ = ["RankHeat", "read_rank_heat"]
 
@@ -48,12 +47,14 @@ _INDEX = {"own": 0, "wait": 2, "data": 4}
 def read_rank_heat(folder: RunFolder, quantity: Quantity = "own") -> RankHeat | None:
     """Return the matrix of a run; None if no rank has recorded windows.
 
-    A rank is compared with the ranks of the same pipeline stage. Large journals are not read: rank 0 keeps the matrix
-    of the whole run while it compares the ranks. Without that, the end of such journals is read.
+    A rank is compared with the ranks of the same pipeline stage. Large journals are not read, nor journals in which
+    windows were merged: rank 0 keeps the matrix of the whole run while it compares the ranks. Without that, the end of
+    large journals is read.
     """
     journals = [RankJournal(0, False, folder.journal), *list_rank_journals(folder)]
-    if _size_bytes(journals) > _MAP_FROM_BYTES:
-        heat = _read_map(folder, quantity)
+    rank_map = read_rank_map(folder)
+    if rank_map is not None and (rank_map.has_merged_windows or _size_bytes(journals) > _MAP_FROM_BYTES):
+        heat = _heat_of(rank_map, quantity)
         if heat is not None:
             return heat
     return _read_journals(folder, journals, quantity)
@@ -63,14 +64,13 @@ def _size_bytes(journals: list[RankJournal]) -> int:
     num_bytes = 0
     for journal in journals:
         with suppress(OSError):
-            num_bytes += os.stat(journal.path).st_size
+            num_bytes += journal_size(journal.path)
     return num_bytes
 
 
-def _read_map(folder: RunFolder, quantity: Quantity) -> RankHeat | None:
-    rank_map = read_rank_map(folder)
-    cells = rank_map.codes_of(quantity) if rank_map is not None else None
-    if rank_map is None or cells is None:
+def _heat_of(rank_map: RankMap, quantity: Quantity) -> RankHeat | None:
+    cells = rank_map.codes_of(quantity)
+    if cells is None:
         return None
     ranks = list(range(0, rank_map.world_size, rank_map.ranks_per_row))
     return RankHeat(ranks, rank_map.first_iteration, rank_map.last_iteration, rank_map.num_columns, cells)

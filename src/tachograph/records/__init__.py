@@ -36,8 +36,14 @@ from tachograph.records._kinds import (
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
-from tachograph.records._rank_map import RANK_MAP_COLUMNS, RANK_MAP_ROWS, RankMap, rank_map_codes
-from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, window_times
+from tachograph.records._rank_map import (
+    RANK_MAP_COLUMNS,
+    RANK_MAP_QUANTITIES,
+    RANK_MAP_ROWS,
+    RankMap,
+    rank_map_codes,
+)
+from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, merge_windows, window_times
 from tachograph.records._signals import (
     LOSS_NAMES,
     SIGNALS,
@@ -87,6 +93,7 @@ __all__ = [
     "PARENT",
     "POINT_KINDS",
     "RANK_MAP_COLUMNS",
+    "RANK_MAP_QUANTITIES",
     "RANK_MAP_ROWS",
     "RANK_MESH",
     "PhaseTime",
@@ -130,6 +137,7 @@ __all__ = [
     "plain_name",
     "restore_non_finite",
     "severity_rank",
+    "merge_windows",
     "rank_map_codes",
     "result_name_in",
     "signal_of",

@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RANK_MAP_COLUMNS", "RANK_MAP_ROWS", "RankMap", "rank_map_codes"]
+__all__ = ["RANK_MAP_COLUMNS", "RANK_MAP_QUANTITIES", "RANK_MAP_ROWS", "RankMap", "rank_map_codes"]
 
 RANK_MAP_ROWS = 500
 RANK_MAP_COLUMNS = 480
+RANK_MAP_QUANTITIES = ("own", "wait", "data")
 
 _LOW, _HIGH = -0.1, 0.5
 _MAX_CODE = 255
+_MAX_ITERATION = 1 << 62
 
 
 class RankMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +32,23 @@ class RankMap(msgspec.Struct, frozen=True, kw_only=True):
     last_iteration: int
     cells: dict[str, bytes]
     """The compressed codes of `own`, `wait` and `data`, row by row; see `rank_map_codes`."""
+    has_merged_windows: bool = False
+    """Whether old windows in the files of the ranks were merged, so that this map has more detail."""
 
     @property
     def num_rows(self) -> int:
         """The number of rows that its ranks take."""
         return -(-self.world_size // max(self.ranks_per_row, 1))
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its numbers fit together, and the cells of all quantities are there."""
+        width = self.iterations_per_column
+        if width < 1 or not 0 <= self.first_iteration <= self.last_iteration < _MAX_ITERATION:
+            return False
+        if (self.last_iteration - self.first_iteration) // width + 1 != self.num_columns:
+            return False
+        return all(self.codes_of(quantity) is not None for quantity in RANK_MAP_QUANTITIES)
 
     def codes_of(self, quantity: str) -> bytes | None:
         """Return the codes of a quantity, row by row; None if they are missing or damaged."""

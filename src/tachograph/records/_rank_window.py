@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
 from tachograph.records._values import finite_or_none
 
-__all__ = ["PhaseTime", "RankWindow", "WindowTimes", "window_times"]
+__all__ = ["PhaseTime", "RankWindow", "WindowTimes", "merge_windows", "window_times"]
 
 _QUANTITIES = ("own", "wait", "data", "forward", "backward", "optimizer")
 _MS = 1e3
@@ -49,6 +50,8 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The number of collectives called so far, if `wait` is the time inside of them."""
     time: float | None = None
     """When it ended, in Unix seconds."""
+    num_windows: int = 1
+    """How many windows were merged into this one."""
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields of the record, without `event` and `time`. Times are in ms, to four significant digits."""
@@ -64,6 +67,8 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
             fields["max"] = [float(f"{self.longest_own_s * _MS:.4g}"), self.longest_iteration]
         if self.collective is not None:
             fields["seq"] = self.collective
+        if self.num_windows > 1:
+            fields["windows"] = self.num_windows
         return fields
 
     @classmethod
@@ -85,7 +90,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
         match record.get("max"):
             case [value, int(iteration)] if (longest_ms := finite_or_none(value)) is not None:
                 longest_iteration = iteration
-        collective = record.get("seq")
+        collective, num_windows = record.get("seq"), record.get("windows")
         return cls(
             last_iteration=last,
             num_iterations=count,
@@ -93,6 +98,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
             longest_iteration=longest_iteration,
             collective=collective if isinstance(collective, int) else None,
             time=finite_or_none(record.get("time")),
+            num_windows=num_windows if isinstance(num_windows, int) and num_windows > 1 else 1,
             own=phases["own"],
             wait=phases.get("wait"),
             data=phases.get("data"),
@@ -100,6 +106,36 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
             backward=phases.get("backward"),
             optimizer=phases.get("optimizer"),
         )
+
+
+def merge_windows(windows: Sequence[RankWindow]) -> RankWindow:
+    """Return one window for consecutive windows of a rank, all of which measured the same quantities.
+
+    The median is the mean of the medians, weighted by iterations, which has about the same error as the median of all
+    iterations. The same holds for the deviation, which says how much iterations differ within a window.
+    """
+    last = windows[-1]
+    num_iterations = sum(window.num_iterations for window in windows)
+    phases: dict[str, Any] = {}
+    for name in _QUANTITIES:
+        times: list[PhaseTime | None] = [getattr(window, name) for window in windows]
+        weighted = [(time, window.num_iterations) for time, window in zip(times, windows, strict=True) if time]
+        if len(weighted) == len(windows):
+            phases[name] = PhaseTime(
+                sum(time.median_s * weight for time, weight in weighted) / num_iterations,
+                sum(time.mad_s * weight for time, weight in weighted) / num_iterations,
+            )
+    longest = max(windows, key=lambda window: -1.0 if window.longest_own_s is None else window.longest_own_s)
+    return RankWindow(
+        last_iteration=last.last_iteration,
+        num_iterations=num_iterations,
+        longest_own_s=longest.longest_own_s,
+        longest_iteration=longest.longest_iteration,
+        collective=last.collective,
+        time=last.time,
+        num_windows=sum(window.num_windows for window in windows),
+        **phases,
+    )
 
 
 class WindowTimes(NamedTuple):

@@ -92,6 +92,9 @@ class NodeSender(RunSender):
     def _send_files(self) -> None:
         """Do nothing: the other files belong to rank 0."""
 
+    def _send_rank_map(self, flush: bool) -> None:
+        """Do nothing: rank 0 keeps the map."""
+
     def _send_media(self) -> float | None:
         """Do nothing: media belongs to rank 0."""
         return None

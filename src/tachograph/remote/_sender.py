@@ -15,6 +15,9 @@ a minute, and tries again for ever, because the journal is the queue:
 - 413: send less at once. 429 and 503: wait as long as the server says.
 - 401 and 403: the key was revoked or lacks a scope. Wait for a minute: the key may be replaced in the meantime.
 
+The map of all ranks, which rank 0 replaces again and again, is sent whole: at most once per minute, when a run is
+registered, and at the end.
+
 Media files and artifacts follow the records that name them, see `_media` and `_artifacts`. Whenever a batch of a
 journal is due, it comes first, and a part of a media file comes before a part of an artifact.
 
@@ -25,6 +28,7 @@ failure, after which the sender waits.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import time
@@ -53,6 +57,7 @@ from tachograph.journal import (
     open_journal,
     read_heartbeat,
     read_node_facts,
+    read_rank_map,
     this_process,
     write_requests,
 )
@@ -61,7 +66,7 @@ from tachograph.remote._artifacts import ArtifactSender, artifact_lag_bytes
 from tachograph.remote._connection import Connection, ConnectionFailedError, ServerResponse, printable
 from tachograph.remote._media import MediaSender, media_lag_bytes
 from tachograph.remote._node_relay import NodeRelay
-from tachograph.remote._parts import FilesPausedError
+from tachograph.remote._parts import FilesPausedError, is_unknown_route
 from tachograph.remote._wire import (
     BEFORE_BYTES,
     MAX_BATCH_BYTES,
@@ -104,6 +109,8 @@ _RELAY_INTERVAL_S = 1.0
 _MAX_FORWARDED = 100_000
 _MAX_BEAT_RANKS = 1_000
 """A beat every five seconds then states each of 4,000 ranks often enough to be seen as running."""
+_RANK_MAP_INTERVAL_S = 60.0
+"""How often to send the map of all ranks while it changes: of a large job, it has a megabyte."""
 
 
 class SendState(msgspec.Struct):
@@ -201,6 +208,11 @@ class RunSender:
         self._waiting_since_s: dict[str, float] = {}
         self._sent_file_bytes: dict[str, int] = {}
         """The number of bytes that the server has of each other file."""
+        self._sent_map_version: tuple[int, int, int] | None = None
+        """Inode, time and size of the map of all ranks that was sent."""
+        self._rank_map_at_s = 0.0
+        """When to send the next map."""
+        self._accepts_rank_map = True
         self._unsent_bytes: dict[str, int] = {}
         """The bytes that are left to send of each journal; 0 if only a part of a line is left."""
         self._rejected_journals: set[str] = set()
@@ -241,6 +253,7 @@ class RunSender:
             due = [key for key, path in _journals(self.folder).items() if self._send_journal(key, path, flush)]
             if not due and (flush or self._clock() - self._last_beat_s >= self._limits.beat_interval_s):
                 self._send_files()
+                self._send_rank_map(flush)
             files_wait_s = None if due else self._send_media_and_artifacts()
             senders = (self._media, self._artifacts)
             has_all_files = all(each.is_complete(self.state.have.get("0", 0)) for each in senders)
@@ -302,6 +315,7 @@ class RunSender:
         self.state.run = printable(reply.run, 300)
         self.state.have = {key: max(0, have) for key, have in reply.have.items() if key in keys}
         self._sent_file_bytes = {path: max(0, have) for path, have in reply.files.items()}
+        self._sent_map_version, self._rank_map_at_s, self._accepts_rank_map = None, 0.0, True
         self._set_control_version(reply.control_version)
         self._is_registered = True
 
@@ -395,6 +409,34 @@ class RunSender:
                 if reply.have < have + len(data):
                     raise RetryError("the server did not store a part of a file", None)
                 self._sent_file_bytes[path] = reply.have
+
+    def _send_rank_map(self, flush: bool) -> None:
+        """Replace the map of all ranks on the server if it has changed; a damaged one is skipped."""
+        now_s = self._clock()
+        if not self._accepts_rank_map or (now_s < self._rank_map_at_s and not flush):
+            return
+        try:
+            file_info = os.stat(self.folder.rank_map)
+        except FileNotFoundError:
+            return
+        version = (file_info.st_ino, file_info.st_mtime_ns, file_info.st_size)
+        if version == self._sent_map_version:
+            return
+        rank_map = read_rank_map(self.folder)
+        if rank_map is not None and rank_map.is_valid:
+            data = msgspec.json.encode(rank_map)
+            headers = {
+                "Content-Type": "application/json",
+                "Content-Encoding": "gzip",
+                "Tacho-Bytes": str(len(data)),
+                "Tacho-Sha256": hash_bytes(data),
+            }
+            response = self._connection.request("PUT", f"{ROUTE}/{self._run_id}/rank-map", _compress(data), headers)
+            if is_unknown_route(response):  # a server of an earlier version
+                self._accepts_rank_map = False
+            elif response.status not in {400, 413}:
+                self._check(response)
+        self._sent_map_version, self._rank_map_at_s = version, now_s + _RANK_MAP_INTERVAL_S
 
     def _send_media_and_artifacts(self) -> float | None:
         """Send a part of a file; return the seconds until the next part, None if there is nothing to send."""

@@ -7,6 +7,7 @@ A run is sent as the bytes of its journals:
   number are the journal of a host.
 - `PUT …/runs/{id}/files/{path}?offset=N` appends to another file of the run: its console output, captured code,
   annotations or a trace.
+- `PUT …/runs/{id}/rank-map` replaces the map of all ranks, which rank 0 keeps; see `RankMap`.
 - `PUT …/runs/{id}/media` names media files of the run. The server adds the ones in the project to the run, and returns
   which ones are missing, and how many bytes it has of each.
 - `PUT …/blobs/{sha256}?run=ID&ext=webp&offset=N&size=M` sends a part of such a file.

@@ -137,6 +137,7 @@ TABLE = [
     Row(f"PUT /api/v1/ingest/blobs/{'0' * 64}", "write", 400, 400, {}, "ingest blobs"),
     Row(f"HEAD /api/v1/ingest/blobs/{'0' * 64}?run=ID", "write", 404, 403, None, "ingest blobs"),
     Row(f"PUT /api/v1/ingest/blobs/{'0' * 64}?run=ID&ext=png&offset=0&size=9", "write", 400, 403, {}, "ingest blobs"),
+    Row("PUT /api/v1/ingest/runs/ID/rank-map", "write", 413, 403, {}, "ingest rank map"),
     Row("PUT /api/v1/ingest/runs/ID/media", "write", 200, 403, {"files": []}, "ingest media"),
     Row("PUT /api/v1/ingest/runs/ID/artifacts", "write", 400, 403, ARTIFACT, "ingest artifacts"),
     Row("PUT /api/v1/ingest/nothing", "write", 404, 404, {}, "ingest"),

@@ -13,11 +13,9 @@ import numpy
 
 from tachograph.diagnostics._ranks._labels import group_medians
 from tachograph.diagnostics._ranks._scores import ScoredWindow
-from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_ROWS, RankMap, rank_map_codes
+from tachograph.records import RANK_MAP_COLUMNS, RANK_MAP_QUANTITIES, RANK_MAP_ROWS, RankMap, rank_map_codes
 
 __all__ = ["RankMapBuilder"]
-
-_QUANTITIES = ("own", "wait", "data")
 
 
 class RankMapBuilder:
@@ -30,22 +28,21 @@ class RankMapBuilder:
         self._cells = _empty_cells(0)
         self._first = self._last = -1
         self._width = 0
+        self._has_merged_windows = False
         if earlier is not None:
             self._continue(earlier)
 
     def _continue(self, earlier: RankMap) -> None:
-        codes = [earlier.codes_of(quantity) for quantity in _QUANTITIES]
-        width = earlier.iterations_per_column
-        if None in codes or width < 1 or earlier.first_iteration < 0:
+        if not earlier.is_valid:
             return
-        if (earlier.last_iteration - earlier.first_iteration) // width + 1 != earlier.num_columns:
-            return
+        codes = [earlier.codes_of(quantity) for quantity in RANK_MAP_QUANTITIES]
         self._world_size, self._ranks_per_row = earlier.world_size, earlier.ranks_per_row
         self._cells = _empty_cells(earlier.num_rows)
         for cells, code in zip(self._cells, codes, strict=True):
             cells[:, : earlier.num_columns] = numpy.frombuffer(code or b"", numpy.uint8).reshape(earlier.num_rows, -1)
         self._first, self._last = earlier.first_iteration, earlier.last_iteration
-        self._width = width
+        self._width = earlier.iterations_per_column
+        self._has_merged_windows = earlier.has_merged_windows
 
     def add(self, window: ScoredWindow) -> None:
         """Add a window; merged ones repeat others and are ignored."""
@@ -63,7 +60,7 @@ class RankMapBuilder:
         self._last = max(self._last, last)
         rows, column = window.ranks // self._ranks_per_row, (last - self._first) // self._width
         stages = window.labels.stage[window.ranks] + 1
-        for cells, quantity in zip(self._cells, _QUANTITIES, strict=True):
+        for cells, quantity in zip(self._cells, RANK_MAP_QUANTITIES, strict=True):
             values = window.own_s if quantity == "own" else window.column(quantity)
             is_measured = numpy.isfinite(values)
             values, stage = values[is_measured], stages[is_measured]
@@ -86,8 +83,9 @@ class RankMapBuilder:
             last_iteration=self._last,
             cells={
                 quantity: zlib.compress(cells[:, :num_columns].tobytes(), 1)
-                for quantity, cells in zip(_QUANTITIES, self._cells, strict=True)
+                for quantity, cells in zip(RANK_MAP_QUANTITIES, self._cells, strict=True)
             },
+            has_merged_windows=self._has_merged_windows,
         )
 
     def _grow(self, world_size: int) -> None:
@@ -107,4 +105,4 @@ class RankMapBuilder:
 
 
 def _empty_cells(num_rows: int) -> numpy.typing.NDArray[numpy.uint8]:
-    return numpy.zeros((len(_QUANTITIES), num_rows, RANK_MAP_COLUMNS), numpy.uint8)
+    return numpy.zeros((len(RANK_MAP_QUANTITIES), num_rows, RANK_MAP_COLUMNS), numpy.uint8)

@@ -52,10 +52,12 @@ from tachograph.journal import (
     journal_size,
     list_rank_journals,
     lock_run_folder,
+    read_rank_map,
     restore_journal,
     uptime_s,
+    write_rank_map,
 )
-from tachograph.records import suggest_run_name
+from tachograph.records import RankMap, suggest_run_name
 from tachograph.remote import (
     BEFORE_BYTES,
     MAX_BEAT_BYTES,
@@ -328,6 +330,27 @@ class RunCopy:
                 return max(size, offset + len(data))
             finally:
                 os.close(fd)
+
+    def store_rank_map(self, rank_map: RankMap) -> None:
+        """Replace the map of all ranks, unless the stored one is newer.
+
+        Raises:
+            CopyError: if the map is damaged.
+            OSError: if it cannot be written; the old map is unchanged.
+        """
+        if not rank_map.is_valid:
+            raise InvalidBatchError("the map of the ranks is damaged")
+        with self._mutex:
+            stored_map = read_rank_map(self.folder)
+            # A map only grows, so a shorter one with the same beginning was on its way for long.
+            is_late = (
+                stored_map is not None
+                and stored_map.is_valid
+                and stored_map.first_iteration == rank_map.first_iteration
+                and stored_map.last_iteration > rank_map.last_iteration
+            )
+            if not is_late:
+                write_rank_map(self.folder, rank_map)
 
     def store_beat(self, beat: Beat, skew_s: float | None = None) -> None:
         """Store the heartbeat of the trainer with the time of the server, by which all readers judge its age.

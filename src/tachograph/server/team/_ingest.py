@@ -28,8 +28,9 @@ from starlette.types import Receive, Scope, Send
 
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ArtifactError
-from tachograph.journal import ControlFileError, read_requests
+from tachograph.journal import MAX_RANK_MAP_BYTES, ControlFileError, read_requests
 from tachograph.journal.artifacts import ArtifactStore
+from tachograph.records import RankMap
 from tachograph.remote import (
     MAX_ARTIFACT_FILES,
     MAX_BATCH_BYTES,
@@ -80,7 +81,9 @@ INGEST_PREFIX = "/api/v1/ingest/"
 _MAX_BODY_BYTES = MAX_BATCH_BYTES + (64 << 10)
 _MAX_JSON_BYTES = 256 << 10
 _NUM_THREADS = 4
-_RUN = re.compile(r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|media|artifacts|files/([^/]+/[^/]+)))?")
+_RUN = re.compile(
+    r"/api/v1/ingest/runs/([^/]+)(?:/(journal/([^/]+)|beat|media|artifacts|rank-map|files/([^/]+/[^/]+)))?"
+)
 _JOBS = "/api/v1/ingest/jobs"
 _BLOB = re.compile(r"/api/v1/ingest/blobs/([^/]+)")
 _BLOB_PARAMETERS = {
@@ -177,8 +180,10 @@ class IngestApp:
         if part == "artifacts":
             body = await _read_body(receive, headers, MAX_BATCH_BYTES)
             return await self._in_thread(self._receive_artifact, run_id, body, key)
-        offset = _parse_offset(scope)
+        offset = _parse_offset(scope) if part != "rank-map" else 0
         body = await _read_body(receive, headers, _MAX_BODY_BYTES)
+        if part == "rank-map":
+            return await self._in_thread(self._store_rank_map, run_id, body, key, headers)
         if path is not None:
             return await self._in_thread(self._append_to_file, run_id, path, offset, body, key, headers)
         return await self._in_thread(self._append, run_id, check_journal(rank), offset, body, key, headers)
@@ -332,6 +337,15 @@ class IngestApp:
         have = copy.append_to_file(path, offset, data)
         self._count(key, data, body)
         return _json(BatchAnswer(have))
+
+    def _store_rank_map(self, run_id: str, body: bytes, key: AccessKey, headers: Headers) -> Response:
+        copy = self._copies.open(run_id, key.name, key.project)
+        data = _plain_bytes(body, headers)
+        if len(data) > MAX_RANK_MAP_BYTES:
+            raise ApiError(413, "too_large", f"the map exceeds {MAX_RANK_MAP_BYTES} bytes")
+        copy.store_rank_map(_parse(data, RankMap))
+        self._count(key, data, body)
+        return _json(BatchAnswer())
 
     def _check_room(self, key: AccessKey, num_bytes: int) -> None:
         if key.max_bytes is not None and not self._copies.usage.has_room(key.name, num_bytes, key.max_bytes):
