@@ -38,7 +38,7 @@ GROUPS = (
         "Log media",
         "See [media](media.md).",
         "tachograph",
-        "Image Table Histogram Text Markdown Html Video Audio ConfusionMatrix PRCurve File",
+        "Image Table Histogram Text Markdown Html Video Audio Points ConfusionMatrix PRCurve File",
     ),
     Group(
         "Read and diagnose runs",

@@ -54,6 +54,16 @@ def table_file(run: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**store(run, data, "jsonl.gz"), "columns": columns, "num_rows": len(rows)}
 
 
+def points(run: Path, rows: Any, **fields: Any) -> dict[str, Any]:
+    """Store points, a list of rows with 3, 4, 6 or 7 numbers; return their item."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    array = np.asarray(rows, "<f4") if rows else np.empty((0, 3), "<f4")
+    np.save(buffer, array)
+    return {**store(run, buffer.getvalue(), "npy"), "num_points": len(array), **fields}
+
+
 def png_bomb(width: int, height: int) -> bytes:
     """Return a small PNG that claims to have many pixels, all of them there."""
 

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from benchmarks.compare.logs import read_loss_groups, read_speed_groups, synthetic_runs
 from tachograph.comparison import (
-    Points,
     RunEvidence,
+    SeriesPoints,
     StepClock,
     TooShort,
     compare_groups,
@@ -55,7 +55,7 @@ def _judge_speed(first: Group, second: Group, effect: float) -> str:
 
 def _judge_loss(first: Group, second: Group, effect: float) -> str:
     curves = [run.loss for run in first]
-    raised = [Points(run.loss.steps, (1 + effect) * run.loss.values) for run in second]
+    raised = [SeriesPoints(run.loss.steps, (1 + effect) * run.loss.values) for run in second]
     found = measure_loss(curves, raised)
     result = judge_losses(found.first, found.second, found, found.margin, 0.99)
     return "unknown" if result is None else result[0].direction

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tachograph.comparison import Points, RunEvidence, StepClock
+from tachograph.comparison import RunEvidence, SeriesPoints, StepClock
 
 __all__ = ["read_loss_groups", "read_speed_groups", "synthetic_runs"]
 
@@ -26,9 +26,9 @@ def _read(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
             yield run, list(rows)
 
 
-def _points(rows: list[dict[str, str]], name: str) -> Points:
+def _points(rows: list[dict[str, str]], name: str) -> SeriesPoints:
     found = {int(row["step"]): float(row[name]) for row in rows if row.get(name)}
-    return Points(np.array(list(found), dtype=np.float64), np.array(list(found.values())))
+    return SeriesPoints(np.array(list(found), dtype=np.float64), np.array(list(found.values())))
 
 
 def read_speed_groups(folder: Path) -> list[list[RunEvidence]]:
@@ -76,7 +76,7 @@ def read_loss_groups(folder: Path) -> list[list[RunEvidence]]:
     return groups
 
 
-def _start_alike(first: Points, second: Points) -> bool:
+def _start_alike(first: SeriesPoints, second: SeriesPoints) -> bool:
     high = min(first.steps[-1], second.steps[-1])
     if max(first.steps[-1], second.steps[-1]) > 1.5 * high:
         return False
@@ -85,7 +85,7 @@ def _start_alike(first: Points, second: Points) -> bool:
     return bool(np.isfinite(a).all() and np.isfinite(b).all() and (np.abs(np.log(b / a)) < _NEAR).all())
 
 
-def _means(curve: Points, edges: np.ndarray) -> list[float]:
+def _means(curve: SeriesPoints, edges: np.ndarray) -> list[float]:
     parts = (curve.between(low, high).values for low, high in itertools.pairwise(edges))
     return [float(part.mean()) if len(part) and part.mean() > 0 else float("nan") for part in parts]
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.compare.logs import read_loss_groups, read_speed_groups, synthetic_runs
-from tachograph.comparison import Points, RunEvidence, StepClock, compare_groups, student_quantile
+from tachograph.comparison import RunEvidence, SeriesPoints, StepClock, compare_groups, student_quantile
 
 __all__: list[str] = []
 
@@ -78,7 +78,7 @@ def _bootstrap(random: np.random.Generator, first: np.ndarray, second: np.ndarra
 
 
 def _raise(runs: Sequence[RunEvidence], effect: float) -> list[RunEvidence]:
-    return [replace(run, loss=Points(run.loss.steps, (1 + effect) * run.loss.values)) for run in runs]
+    return [replace(run, loss=SeriesPoints(run.loss.steps, (1 + effect) * run.loss.values)) for run in runs]
 
 
 def _divide(runs: list[RunEvidence], sizes: Design, effect: float) -> Trial:
@@ -97,8 +97,8 @@ def _draw_real(groups: Sequence[list[RunEvidence]]) -> Draw:
     return draw
 
 
-def _draw_synthetic(curves: Sequence[Points], spread: float, *, is_heavy: bool = False) -> Draw:
-    def make(random: np.random.Generator, curve: Points, name: str) -> RunEvidence:
+def _draw_synthetic(curves: Sequence[SeriesPoints], spread: float, *, is_heavy: bool = False) -> Draw:
+    def make(random: np.random.Generator, curve: SeriesPoints, name: str) -> RunEvidence:
         logs = np.log(curve.values)
         width = max(5, len(logs) // 20) | 1
         padded = np.pad(logs, width // 2, mode="edge")
@@ -108,10 +108,10 @@ def _draw_synthetic(curves: Sequence[Points], spread: float, *, is_heavy: bool =
         shuffled = (rest[starts[:, None] + np.arange(_BLOCK)]).ravel()[: len(rest)]
         values = np.exp(trend + shuffled)
         first, last = curve.steps[0], curve.steps[-1]
-        final_loss = Points(curve.steps, values).between(last - 0.1 * (last - first), last).values.mean()
+        final_loss = SeriesPoints(curve.steps, values).between(last - 0.1 * (last - first), last).values.mean()
         level = random.standard_t(3) / np.sqrt(3) if is_heavy else random.normal()
         # Nothing but this level separates the final losses of runs.
-        return RunEvidence(name, name, loss=Points(curve.steps, values * np.exp(spread * level) / final_loss))
+        return RunEvidence(name, name, loss=SeriesPoints(curve.steps, values * np.exp(spread * level) / final_loss))
 
     def draw(random: np.random.Generator, sizes: Design, effect: float) -> Iterator[Trial]:
         for number in range(_NUM_TRIALS):
@@ -122,7 +122,7 @@ def _draw_synthetic(curves: Sequence[Points], spread: float, *, is_heavy: bool =
     return draw
 
 
-def _draw_trainings(curves: Sequence[Points], spread: float, other_spread: float) -> Draw:
+def _draw_trainings(curves: Sequence[SeriesPoints], spread: float, other_spread: float) -> Draw:
     """Draw two trainings whose seeds differ by other amounts; every second earlier run is one of each."""
     draws = [_draw_synthetic(curves, each) for each in (spread, other_spread)]
 

@@ -139,6 +139,7 @@ def log_media(logs, sink):
         run.log({"val/sample@1": pictures, "broken": tachograph.Image(np.zeros(3))}, step=5)
         run.log({"note": tachograph.Markdown("**bold**"), "page": tachograph.Html("<b>hi</b>")}, step=6)
         run.log({"said": tachograph.Text("naïve"), "voice": tachograph.Audio(np.zeros(80), rate=8000)}, step=6)
+        run.log({"scan": tachograph.Points(np.zeros((2, 3)))}, step=6)
         run.log({"eval": tachograph.Table(rows=[{"a": math.nan, "picture": tachograph.Image(pixels)}])}, step=7)
         run.log({"eval": tachograph.Table(rows=rows)}, step=8)
         run.log_completions([{"prompt": "p"}], step=9)
@@ -162,6 +163,7 @@ def test_mlflow_receives_media_if_asked(client, logs):
     assert files["media/page/6.html"] == b"<b>hi</b>"
     assert files["media/said/6.txt"] == "naïve".encode()
     assert files["media/voice/6.wav"].startswith(b"RIFF")
+    assert np.load(io.BytesIO(files["media/scan/6.npy"])).shape == (2, 3)
     ids = stored.info.experiment_id, [stored.info.run_id]
     assert len(client.load_table(ids[0], "media/eval/8.json", ids[1])) == 1_000
     table = json.loads(files["media/eval/7.json"])

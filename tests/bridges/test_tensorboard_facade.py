@@ -271,11 +271,13 @@ def test_pictures_clips_and_sounds_are_recorded(logs):
         )
         writer.add_video("clip", torch.rand(1, 3, 3, 8, 8), 7, fps=2)
         writer.add_audio("sound", torch.zeros(1, 80), 7, sample_rate=8000)
+        vertices = torch.arange(24.0).reshape(2, 4, 3)
+        writer.add_mesh("mesh", vertices, torch.full((2, 4, 3), 9, dtype=torch.uint8), global_step=7)
         writer.add_pr_curve("curve", np.array([0, 1, 1]), np.array([0.1, 0.9, 0.4]), 8)
     media = {record["name"]: record for record in lines_of(logs / "x") if record["event"] == "media"}
     assert {name: (record["kind"], record["global_step"], len(record["items"])) for name, record in media.items()} == {
         "picture": ("image", 5, 1), "grey": ("image", 5, 1), "batch": ("image", 6, 2), "boxes": ("image", 6, 1),
-        "clip": ("video", 7, 1), "sound": ("audio", 7, 1), "curve": ("pr_curve", 8, 1),
+        "clip": ("video", 7, 1), "sound": ("audio", 7, 1), "mesh": ("points", 7, 2), "curve": ("pr_curve", 8, 1),
     }  # fmt: skip
     assert not [item for record in media.values() for item in record["items"] if "problem" in item]
     sizes = {
@@ -283,7 +285,18 @@ def test_pictures_clips_and_sounds_are_recorded(logs):
     }
     assert sizes == {(6, 4)}
     assert media["boxes"]["items"][0]["boxes"] == [{"x": 1, "y": 1, "width": 2, "height": 1, "label": "cat"}]
+    assert [item["bounds"][0] for item in media["mesh"]["items"]] == [[0, 1, 2], [12, 13, 14]]
+    assert media["mesh"]["items"][0]["columns"][3:] == ["red", "green", "blue"]
     assert events(logs / "x", "not_recorded") == []
+
+
+def test_meshes_of_a_wrong_shape_are_counted(logs):
+    with SummaryWriter("runs/x") as writer:
+        writer.add_mesh("flat", torch.zeros(4, 3))
+        writer.add_mesh("few", torch.zeros(2, 4, 3), colors=torch.zeros(1, 4, 3))
+        writer.add_mesh("none", None)
+    (counted,) = events(logs / "x", "not_recorded")
+    assert counted["add_mesh"] == 3
 
 
 def test_figure_is_closed(logs, monkeypatch):

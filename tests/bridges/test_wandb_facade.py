@@ -311,7 +311,7 @@ def test_pictures_sounds_and_pages_are_recorded(logs, tmp_path, caplog):
         table = wandb.Table(columns=["prompt", "picture"], data=[["a", wandb.Image(np.zeros((2, 2)))]])
         run.log({"table": table})
         table.add_data("b", wandb.Image(np.ones((2, 2))))
-        run.log({"table": table, "points": wandb.Object3D(np.zeros((4, 3))), "broken": wandb.Image(None)})
+        run.log({"table": table, "molecule": wandb.Molecule("x"), "broken": wandb.Image(None)})
     media = media_of(logs / "x")
     (item,) = media["picture"]["items"]
     assert (media["picture"]["kind"], media["picture"]["global_step"], item["caption"]) == ("image", 0, "white")
@@ -331,8 +331,39 @@ def test_pictures_sounds_and_pages_are_recorded(logs, tmp_path, caplog):
     assert [[row["prompt"] for row in table_rows] for table_rows in rows_of_tables] == [["a"], ["b"]]
     assert rows_of_tables[0][0]["picture"]["media"] == "image"
     (counted,) = events(logs / "x", "not_recorded")
-    assert (counted["Object3D"], counted["Image"]) == (1, 1)
+    assert (counted["Molecule"], counted["Image"]) == (1, 1)
     assert [values for _, values in rows(logs / "x")] == [{"loss": 1.0}]
+
+
+def test_points_are_recorded(logs, tmp_path):
+    rows = np.arange(12.0).reshape(4, 3)
+    (tmp_path / "scan.pts.json").write_text('{"type": "lidar/beta", "points": [[1, 2, 3], [4, NaN, 6]]}')
+    (tmp_path / "mesh.obj").write_text("v 0 0 0")
+    with wandb.init(name="x") as run:
+        cloud = wandb.Object3D(rows, caption="four")
+        rows[:] = 0  # the points are a copy
+        lidar = {"type": "lidar/beta", "points": [[0, 1, 2, 7]], "boxes": np.array([{"corners": []}])}
+        run.log({
+            "cloud": cloud,
+            "lidar": [wandb.Object3D(lidar), wandb.Object3D.from_point_cloud(points=[[0, 1, 2, 9, 9, 9]])],
+            "file": wandb.Object3D(str(tmp_path / "scan.pts.json")),
+            "mesh": wandb.Object3D.from_file(str(tmp_path / "mesh.obj")),
+            "numpy": wandb.Object3D.from_numpy(np.zeros((2, 5))),
+            "none": wandb.Object3D(None),
+        })  # fmt: skip
+    media = media_of(logs / "x")
+    kinds = {name: record["kind"] for name, record in media.items()}
+    assert kinds == dict.fromkeys(["cloud", "lidar", "file", "numpy"], "points") | {"mesh": "file"}
+    (item,) = media["cloud"]["items"]
+    assert (item["bounds"], item["caption"]) == ([[0, 1, 2], [9, 10, 11]], "four")
+    category, coloured = media["lidar"]["items"]
+    assert category["columns"][3:] == ["value"] and category["labels"]["7"] == "7"
+    assert coloured["columns"][3:] == ["red", "green", "blue"]
+    assert (media["file"]["items"][0]["num_points"], media["file"]["items"][0]["nonfinite"]) == (1, 1)
+    assert media["mesh"]["items"][0]["file_name"] == "mesh.obj"
+    assert "(2, 5)" in media["numpy"]["items"][0]["problem"]
+    (counted,) = events(logs / "x", "not_recorded")
+    assert counted["Object3D"] == 1
 
 
 def test_figures_are_drawn_when_they_are_created(logs):

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import wait_for_fit
 from tests.conftest import wait_for
-from tests.media_files import histograms, image, media, picture, png_bomb, store, table_file
+from tests.media_files import histograms, image, media, picture, png_bomb, points, store, table_file
 from tests.store import END, START, append, step, write
 
 ATTACK = b"""<!doctype html><p id=p>waiting</p><script>
@@ -428,6 +428,152 @@ def test_tables_are_compared_over_steps_and_runs(page: Page, dashboard: Callable
     expect(cell.locator("[data-table-diff]")).to_contain_text("2 changed 1 added 1 removed from m only here: extra")
     expect(cell.locator("thead th").last).to_have_text("extra")  # only one of the runs has it
     wait_for_fit(page)
+
+
+COUNT_COLOURS = """canvas => {
+  const {width, height} = canvas;
+  const context = new OffscreenCanvas(width, height).getContext('2d', {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  const {data} = context.getImageData(0, 0, width, height);
+  const counts = {red: 0, green: 0, left: 0, right: 0, sum: 0};
+  for (let at = 0; at < data.length; at += 4) {
+    if (data[at + 3] !== 255 || Math.floor(at / 4 / width) > 0.8 * height) continue;  // the axes are at the bottom
+    counts.red += data[at] === 250 && data[at + 1] === 0;
+    counts.green += data[at] === 0 && data[at + 1] === 250;
+    counts[at / 4 % width < width / 2 ? 'left' : 'right'] += 1;
+    counts.sum += at;
+  }
+  return counts;
+}"""
+
+
+def test_points_are_turned_zoomed_and_coloured(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    side = [(x / 9, y / 9, z / 9) for x in range(10) for y in range(10) for z in range(10)]
+    coloured = [[(*at, 1, 250, 0, 0) for at in side], [(*at, at[0] > 0.5, 0, 250, 0) for at in side]]
+    facts = {"labels": {"0": "car", "1": "tree"}, "sampled_from": 5000, "nonfinite": 3}
+    records = [media("scan", "points", number * 10, points(run, rows, **facts)) for number, rows in enumerate(coloured)]
+    pair = [points(run, side[:400], caption=f"frame {index}", meta={"seed": index}) for index in range(2)]
+    plain = [media("pair", "points", 10, *pair), media("none", "points", 10, points(run, []))]
+    write(run, [START, *records, *plain, END])
+    page.goto(dashboard().url + "#/run/m/media")
+    section = page.locator("[data-media=scan]")
+    canvas = section.get_by_role("application")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"^scan 0: 1.?000 points\. Arrow keys turn"))
+
+    def count(name: str) -> int:
+        return int(canvas.evaluate(COUNT_COLOURS)[name])
+
+    wait_for(lambda: count("green") > 1000, "the points have their colours")
+    expect(section).to_contain_text("thinned from")
+    expect(section).to_contain_text("3 left out: NaN or infinite")
+    assert count("red") == 0
+    first_sum = count("sum")
+    canvas.focus()
+    page.keyboard.press("ArrowLeft")
+    wait_for(lambda: count("sum") != first_sum, "the cloud turns")
+    expect(section.locator("[data-shown-step]")).to_have_text("step 10")  # the arrow did not change the step
+    page.keyboard.press("ArrowRight")
+    wait_for(lambda: count("sum") == first_sum, "the cloud turns back")
+    num_pixels = count("green")
+    page.keyboard.press("+")
+    wait_for(lambda: count("green") > num_pixels, "the cloud is larger")
+    page.keyboard.press("0")
+    wait_for(lambda: count("sum") == first_sum, "the whole cloud")
+    canvas.hover()
+    page.mouse.wheel(0, -300)
+    wait_for(lambda: count("green") > num_pixels, "the wheel zooms")
+    page.keyboard.press("0")
+    wait_for(lambda: count("sum") == first_sum, "the whole cloud")
+    box = canvas.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2 + 80, box["y"] + box["height"] / 2 + 30, steps=3)
+    page.mouse.up()
+    wait_for(lambda: count("sum") != first_sum, "dragging turns the cloud")
+    canvas.dblclick()
+    wait_for(lambda: count("sum") == first_sum, "the whole cloud")
+    page.keyboard.down("Shift")
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] / 2, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    wait_for(lambda: count("right") > 10 * count("left"), "the cloud is moved to the right")
+    canvas.dblclick()
+    wait_for(lambda: count("sum") == first_sum, "the whole cloud")
+
+    choice = section.get_by_label("Colour of scan 0")
+    expect(choice.locator("option")).to_have_text(["own colour", "category", "height (z)"])
+    choice.select_option("category")
+    wait_for(lambda: count("green") == 0 and count("sum") == first_sum, "colours of the categories")
+    expect(section.locator(".entry")).to_have_text(["car", "tree"])
+    choice.select_option("height")
+    expect(section.locator(".entry")).to_have_text(re.compile("z 0.*1"))
+    choice.select_option("colour")
+    page.get_by_label("Step number").fill("0")
+    page.get_by_label("Step number").press("Enter")
+    wait_for(lambda: count("red") > 1000 and count("green") == 0, "the points of the other step")
+
+    page.get_by_role("button", name="Latest").click()
+    for index in range(2):  # a cloud is loaded while it is in view
+        figure = page.locator(f"[data-media=pair] figure[data-item='{index}']")
+        figure.scroll_into_view_if_needed()
+        expect(figure.locator("[data-points='400'] canvas")).to_be_visible()
+    expect(page.locator("[data-media=pair] figcaption")).to_have_text(["frame 0", "frame 1"])
+    page.locator("[data-media=none]").scroll_into_view_if_needed()
+    expect(page.locator("[data-media=none]")).to_contain_text("No points.")
+    page.set_viewport_size({"width": 400, "height": 800})
+    section.scroll_into_view_if_needed()
+    wait_for(lambda: count("green") > 1000 and (canvas.bounding_box() or box)["width"] < 400, "a narrow canvas")
+    wait_for_fit(page)
+    with page.expect_download() as download:
+        section.get_by_role("link", name=re.compile("^Download")).click()
+    assert download.value.suggested_filename.endswith(".npy")
+
+    page.set_viewport_size({"width": 1280, "height": 800})
+    write(logs / "n", [{**START, "run_name": "n"}, media("scan", "points", 5, points(logs / "n", side[:9])), END])
+    page.goto(page.url.partition("#")[0] + "#/compare/media?run=m&run=n")
+    page.get_by_label("Name").select_option("scan")
+    expect(page.locator("[data-media-grid=scan] [data-points]")).to_have_count(2)
+
+
+def test_broken_points_say_why(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    run = logs / "m"
+    good = points(run, [[0, 0, 0], [1, 1, 1]], caption="good")
+    whole = (run / "media" / good["sha256"][:2] / f"{good['sha256']}.npy").read_bytes()
+    huge_header = whole.replace(b"(2, 3)", b"(9999999999, 3)")
+    broken = {
+        "cut": store(run, whole[:-5], "npy"),
+        "huge": store(run, huge_header, "npy"),
+        "html": store(run, ATTACK, "npy"),
+        "picture": store(run, picture(), "npy"),
+        "objects": store(run, whole.replace(b"<f4", b"|O "), "npy"),
+        "flood": {**store(run, b"\x93NUMPY", "npy"), "bytes": 1 << 40},
+        "lost": {"sha256": "e" * 64, "ext": "npy", "bytes": 9},
+        "odd facts": {**good, "num_points": "x", "labels": [1], "columns": {}, "sampled_from": "y", "caption": None},
+    }
+    items = [{**fields, "num_points": 2, "caption": name} for name, fields in broken.items()]
+    write(run, [START, media("odd", "points", 1, good, *items), END])
+    page.goto(dashboard().url + "#/run/m/media")
+    for caption, reason in {
+        "cut": "it must have",
+        "huge": "does not describe rows of float32",
+        "html": "no .npy file",
+        "picture": "no .npy file",
+        "objects": "does not describe rows of float32",
+        "flood": "too large",
+        "lost": "not in the run folder",
+    }.items():
+        figure = page.locator("[data-media=odd] figure").filter(has=page.get_by_text(caption, exact=True))
+        figure.scroll_into_view_if_needed()
+        expect(figure).to_contain_text(reason)
+        if caption != "lost":
+            expect(figure.get_by_role("alert")).to_contain_text(broken[caption]["sha256"][:12])
+    odd = page.locator("[data-media=odd] figure").filter(has=page.get_by_text("odd facts", exact=True))
+    odd.scroll_into_view_if_needed()
+    expect(odd.locator("[data-points='2'] canvas")).to_be_visible()
+    assert page.evaluate("window.attacked") is None
 
 
 @pytest.mark.complains  # about the pictures that cannot be decoded, and the attempts of the page in the frame

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from tachograph.comparison import Points, RunEvidence, StepClock
+from tachograph.comparison import RunEvidence, SeriesPoints, StepClock
 
 __all__ = ["make_run", "training_curve"]
 
 
-def training_curve(seed: int, num_steps: int = 2_000, *, batches: int = 0, level: float = 1.0) -> Points:
+def training_curve(seed: int, num_steps: int = 2_000, *, batches: int = 0, level: float = 1.0) -> SeriesPoints:
     """Make a loss that falls; runs with the same `batches` rise and fall together, with noise by their seed."""
     steps = np.arange(num_steps, dtype=np.float64)
     trend = 2.0 + 4.0 * np.exp(-steps / (num_steps / 5))
     of_batches = np.random.default_rng(1_000 + batches).normal(0.0, 0.1, num_steps)
     of_seed = np.random.default_rng(seed).normal(0.0, 0.005, num_steps)
-    return Points(steps, level * (trend + of_batches + of_seed))
+    return SeriesPoints(steps, level * (trend + of_batches + of_seed))
 
 
 def make_run(

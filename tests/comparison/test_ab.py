@@ -14,7 +14,7 @@ from tachograph.comparison import (
     ArmRun,
     ArmSwitch,
     EqualWeightsLevel,
-    Points,
+    SeriesPoints,
     TooShort,
     add_equal_weights,
     judge_differences,
@@ -42,7 +42,7 @@ def make_arms(seed=0, *, effect=0.0, num_steps=480, block=10, drift=0.0, noise=0
     switches += [ArmSwitch(step - 1.0, arms[step]) for step in range(1, num_steps) if arms[step] != arms[step - 1]]
     ends = np.arange(stride, num_steps, stride)
     means = [seconds[end - stride + 1 : end + 1].mean() for end in ends]
-    return [switches], Points(ends.astype(float), np.array(means))
+    return [switches], SeriesPoints(ends.astype(float), np.array(means))
 
 
 def verdict_of(*arguments, margin=0.01, **options):
@@ -77,7 +77,7 @@ def test_too_little_says_what_is_missing():
     with pytest.raises(TooShort, match=r"a record covers 10 steps and a block 10.*log_every=1.*block=22"):
         measure_quads(*make_arms(num_steps=2_000, stride=10))
     with pytest.raises(TooShort, match="no times of steps"):
-        measure_quads([[ArmSwitch(0.0, 0)]], Points(np.empty(0), np.empty(0)))
+        measure_quads([[ArmSwitch(0.0, 0)]], SeriesPoints(np.empty(0), np.empty(0)))
 
 
 def test_windows_inside_blocks_are_enough():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tachograph.comparison import Points, find_changes, judge_history
+from tachograph.comparison import SeriesPoints, find_changes, judge_history
 from tests.comparison.evidence import make_run
 
 NUM_RUNS = 50
@@ -66,7 +66,7 @@ def test_validation_losses_at_the_same_steps_are_a_series():
     def night(number, level=1.0, steps=(100, 200, 300, 400), **fields):
         random = np.random.default_rng(number)
         values = level * (2.0 - np.array(steps) / 1000) * np.exp(random.normal(0.0, 0.002, len(steps)))
-        curve = Points(np.array(steps, dtype=np.float64), fields.pop("values", values))
+        curve = SeriesPoints(np.array(steps, dtype=np.float64), fields.pop("values", values))
         config = {"dataset": fields.pop("dataset", "c4")}
         return replace(make_run(f"night-{number}", seed=number, val_loss=curve, config=config), started=float(number))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tachograph.comparison import Points, compare_groups, have_same_batches
+from tachograph.comparison import SeriesPoints, compare_groups, have_same_batches
 from tests.comparison.evidence import make_run, training_curve
 
 
@@ -27,7 +27,7 @@ def judged(first, second, **options):
 def changed(curve, at, factor):
     values = curve.values.copy()
     values[at] *= factor
-    return Points(curve.steps, values)
+    return SeriesPoints(curve.steps, values)
 
 
 def test_identical_curves():
@@ -41,13 +41,13 @@ def test_one_bit_at_a_step():
     curve = training_curve(1)
     values = curve.values.copy()
     values[700] = np.nextafter(values[700], 10)
-    _, metric = judged([curve], [Points(curve.steps, values)])
+    _, metric = judged([curve], [SeriesPoints(curve.steps, values)])
     assert (metric.verdict, metric.onset_step) == ("identical_until", 700)
 
 
 def test_rounding_only():
     curve = training_curve(1)
-    _, metric = judged([curve], [Points(curve.steps, curve.values * (1 + 1e-7))])
+    _, metric = judged([curve], [SeriesPoints(curve.steps, curve.values * (1 + 1e-7))])
     assert metric.verdict == "rounding"
 
 
@@ -66,7 +66,7 @@ def test_curves_that_part_are_judged_by_their_end():
 def test_same_batches_are_recognised():
     assert have_same_batches([training_curve(seed) for seed in range(4)])
     assert not have_same_batches([training_curve(1), training_curve(2, batches=1)])
-    sparse = [Points(curve.steps[::50], curve.values[::50]) for curve in map(training_curve, range(2))]
+    sparse = [SeriesPoints(curve.steps[::50], curve.values[::50]) for curve in map(training_curve, range(2))]
     assert not have_same_batches(sparse)
 
 
@@ -145,8 +145,10 @@ def test_repeats_with_one_seed_count_once():
 
 
 def test_losses_below_zero_are_compared_by_difference():
-    first = [Points(curve.steps, -curve.values) for curve in (training_curve(seed) for seed in range(3))]
-    second = [Points(curve.steps, -1.2 * curve.values) for curve in (training_curve(9 + seed) for seed in range(3))]
+    first = [SeriesPoints(curve.steps, -curve.values) for curve in (training_curve(seed) for seed in range(3))]
+    second = [
+        SeriesPoints(curve.steps, -1.2 * curve.values) for curve in (training_curve(9 + seed) for seed in range(3))
+    ]
     _, metric = judged(first, second)
     assert not metric.is_relative
     assert metric.verdict == "better"
@@ -196,7 +198,7 @@ def test_validation_that_disagrees_gives_no_headline():
             make_run(
                 f"{name}{seed}",
                 loss=training_curve(seed, level=level),
-                val_loss=Points(steps, other * (2 + 100 / steps)),
+                val_loss=SeriesPoints(steps, other * (2 + 100 / steps)),
             )
             for seed in range(start, start + 3)
         ]
@@ -245,7 +247,7 @@ def test_what_is_judged_decides_what_is_comparable():
 
 def _both_losses(seed):
     steps = np.arange(0.0, 1_000.0, 100.0)
-    return {"loss": training_curve(seed, 1_000), "val_loss": Points(steps, 2.0 + 1e-3 * np.sin(steps + seed))}
+    return {"loss": training_curve(seed, 1_000), "val_loss": SeriesPoints(steps, 2.0 + 1e-3 * np.sin(steps + seed))}
 
 
 def test_padded_vocabulary_of_one_tokenizer_is_comparable():

@@ -48,6 +48,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "png"),
     "matroska": (b"\x1a\x45\xdf\xa3" + bytes(100), "mkv"),
     "text": (b"plain words", "txt"),
+    "points": (b"\x93NUMPY\x01\x00" + bytes(120), "npy"),
 }
 TYPES = {
     "png": "image/png",

@@ -87,6 +87,10 @@ MEDIA = """
         run.log({"train_loss": 1.0, "samples": pictures, "voice": tacho.Audio(np.zeros(80), rate=8000)}, step=3)
         run.log({"note": tacho.Markdown("**bold**"), "broken": tacho.Image(np.zeros(3))}, step=4)
         run.log({"reward": tacho.Histogram([1.0, 2.0], bins=2), "page": tacho.Html("<b>hi</b>")}, step=4)
+        scan, colors = np.arange(8.0).reshape(2, 4), np.full((2, 3), 9, np.uint8)
+        run.log({"scan": tacho.Points(scan, colors=colors), "value": tacho.Points(scan)}, step=4)
+        clouds = [tacho.Points(scan, labels=["a"], caption="first"), tacho.Points(np.c_[scan[:, :3], colors])]
+        run.log({"clouds": clouds}, step=4)
         run.log({"eval": tacho.Table(rows=[{"prompt": "a", "score": 0.5}])}, step=5)
         rows = [{"n": number, "picture": pictures[0] if number < 2 else None} for number in range(1_500)]
         run.log({"many": tacho.Table(rows=rows)}, step=6)
@@ -127,7 +131,14 @@ def test_wandb_receives_media_if_asked(logs, script):
         "samples": "image",
         "voice": "audio",
         "page": "html",
+        "scan": "points",
+        "value": "points",
+        "clouds": "points",
     }
+    columns = {name: [len(item["columns"]) for item in media[name]["items"]] for name in ("scan", "value", "clouds")}
+    assert columns == {"scan": [6], "value": [3], "clouds": [4, 6]}
+    assert media["clouds"]["items"][0]["caption"] == "first"
+    assert media["scan"]["items"][0]["bounds"] == [[0, 1, 2], [4, 5, 6]]
     assert [item.get("caption") for item in media["samples"]["items"]] == ["a fox", "a wolf"]
     assert not [item for line in media.values() for item in line["items"] if "problem" in item]
     assert report.left_out["table-file"] == 2

@@ -57,7 +57,7 @@ __all__ = [
 Publishing = Callable[[], contextlib.AbstractContextManager[bool]]
 """Yields whether the run may be changed, and keeps others from recording it meanwhile."""
 
-_DROPPED_KINDS = ("image", "video", "audio", "html", "plotly", "file")
+_DROPPED_KINDS = ("image", "video", "audio", "points", "html", "plotly", "file")
 _FILTER_KINDS = (*_DROPPED_KINDS, "table")
 _OLD_S = 86_400.0
 

@@ -46,7 +46,7 @@ _MAX_SHOWN = 50
     "--kind",
     "kinds",
     metavar="KIND,...",
-    help="With --media: only image, video, audio, html, plotly, file or table. By default all but tables.",
+    help="With --media: only image, video, audio, points, html, plotly, file or table. By default all but tables.",
 )
 @click.option("--older-than", metavar="AGE", help="With --media: only media that were logged longer ago, such as 30d.")
 @click.option("--larger-than", metavar="SIZE", help="With --media: only files of at least this size, such as 10MB.")

@@ -14,7 +14,7 @@ from tachograph.comparison._comparable import Comparability, ConfigChange, check
 from tachograph.comparison._compare import compare_groups
 from tachograph.comparison._earlier import earlier_rows, similar_rows
 from tachograph.comparison._equal_weights import EqualWeightsLevel, add_equal_weights, judge_equal_weights
-from tachograph.comparison._evidence import Points, RunEvidence, StepClock
+from tachograph.comparison._evidence import RunEvidence, SeriesPoints, StepClock
 from tachograph.comparison._gate import CHECKED_METRICS, CheckResult, check_run, junit_error, junit_report
 from tachograph.comparison._groups import training_key
 from tachograph.comparison._history import HistoryChange, HistoryReport, judge_history
@@ -71,7 +71,7 @@ __all__ = [
     "Judgement",
     "MetricVerdict",
     "Noise",
-    "Points",
+    "SeriesPoints",
     "QuadLevels",
     "RunEvidence",
     "StepClock",

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tachograph.comparison._evidence import Floats, Points
+from tachograph.comparison._evidence import Floats, SeriesPoints
 from tachograph.comparison._judge import EQUAL_CONFIDENCE, POWER_Z, Judgement, conclude, quantile_for
 from tachograph.comparison._speed import TooShort
 
@@ -107,7 +107,7 @@ def _count_needed(size: float, sd: float, limit: float, confidence: float, count
     return high
 
 
-def measure_quads(switches: Sequence[Sequence[ArmSwitch]], times: Points) -> QuadLevels:
+def measure_quads(switches: Sequence[Sequence[ArmSwitch]], times: SeriesPoints) -> QuadLevels:
     """Measure the differences between the arms of a run.
 
     Args:

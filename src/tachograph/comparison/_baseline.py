@@ -27,7 +27,7 @@ from tachograph._base.typed import decode_json
 from tachograph.catalog import describes_training, is_seed
 from tachograph.comparison._comparable import COMPARED_FACTS, decides_comparability, describes_model
 from tachograph.comparison._compare import compare_groups
-from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
+from tachograph.comparison._evidence import RankLevel, RunEvidence, SeriesPoints, StepClock, no_points
 from tachograph.comparison._loss import block_means, have_same_batches
 from tachograph.comparison._report import GATED_METRICS
 from tachograph.comparison._speed import TooShort, steady_edges
@@ -364,7 +364,7 @@ def _to_evidence(baseline: Baseline, run: BaselineRun) -> RunEvidence:
         config={name: value for name, value in config.items() if value is not None},
         clock=StepClock(np.empty(0), np.empty(0)) if run.times is None else _clock(run.times),
         loss=no_points() if run.loss is None else _curve(run.loss),
-        val_loss=Points(validations[:, 0], validations[:, 1]),
+        val_loss=SeriesPoints(validations[:, 0], validations[:, 1]),
         batches=window,
         memory=run.memory,
         rank_memory={kind: RankLevel(*level) for kind, level in run.rank_memory.items()},
@@ -401,7 +401,7 @@ def _clock(times: BlockTimes) -> StepClock:
     return StepClock(np.concatenate([[times.first], edges]), np.concatenate([[0.0], passed_s]))
 
 
-def _block_losses(curve: Points) -> BlockLosses | None:
+def _block_losses(curve: SeriesPoints) -> BlockLosses | None:
     finite_points = curve.finite
     if len(finite_points.steps) < 2:
         return None
@@ -411,15 +411,15 @@ def _block_losses(curve: Points) -> BlockLosses | None:
     return BlockLosses(first=first, last=last, num_points=len(finite_points.steps), blocks=blocks)
 
 
-def _curve(loss: BlockLosses) -> Points:
+def _curve(loss: BlockLosses) -> SeriesPoints:
     """Return as many points in each block as a comparison needs, if the run had enough of them."""
     each = _POINTS_PER_BLOCK if loss.num_points >= _MIN_POINTS else max(1, loss.num_points // len(loss.blocks))
     means = np.array([np.nan if mean is None else mean for mean in loss.blocks], dtype=np.float64)
     values = np.repeat(means, each)
-    return Points(np.linspace(loss.first, loss.last, len(values)), values).finite
+    return SeriesPoints(np.linspace(loss.first, loss.last, len(values)), values).finite
 
 
-def _stretch(loss: Points) -> BatchLosses | None:
+def _stretch(loss: SeriesPoints) -> BatchLosses | None:
     """Return losses that tell whether other runs see the same batches: consecutive ones after the first fall."""
     finite_points = loss.finite
     start = len(finite_points.steps) // 5
@@ -433,11 +433,11 @@ def _stretch(loss: Points) -> BatchLosses | None:
     return BatchLosses(first=float(steps[0]), every=float(gaps[0]), values=list(map(_short, values.tolist())))
 
 
-def _points(losses: BatchLosses | None) -> Points:
+def _points(losses: BatchLosses | None) -> SeriesPoints:
     if losses is None:
         return no_points()
     values = np.array(losses.values, dtype=np.float64)
-    return Points(losses.first + losses.every * np.arange(len(values), dtype=np.float64), values)
+    return SeriesPoints(losses.first + losses.every * np.arange(len(values), dtype=np.float64), values)
 
 
 def _short(value: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tachograph.comparison._comparable import Comparability, check_comparable
-from tachograph.comparison._evidence import Points, RunEvidence, memory_level, memory_of
+from tachograph.comparison._evidence import RunEvidence, SeriesPoints, memory_level, memory_of
 from tachograph.comparison._groups import group_by_seed, independent_runs, seeds_of, training_key
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._loss import (
@@ -301,18 +301,20 @@ class _Maker:
             for keys in keys_of_sides
         ]
 
-    def _recorded_losses(self) -> tuple[list[Points], list[Points]]:
+    def _recorded_losses(self) -> tuple[list[SeriesPoints], list[SeriesPoints]]:
         first, second = (
             [run.loss if run.batches is None else run.batches for run in runs] for runs in (self._a, self._b)
         )
         return first, second
 
-    def _at_equal_samples(self, curves: tuple[list[Points], list[Points]]) -> tuple[list[Points], list[Points]]:
+    def _at_equal_samples(
+        self, curves: tuple[list[SeriesPoints], list[SeriesPoints]]
+    ) -> tuple[list[SeriesPoints], list[SeriesPoints]]:
         sizes = self._comparable.samples_per_step
         if sizes is None:
             return curves
         first, second = (
-            [Points(curve.steps * size, curve.values) for curve in side]
+            [SeriesPoints(curve.steps * size, curve.values) for curve in side]
             for side, size in zip(curves, sizes, strict=True)
         )
         return first, second
@@ -320,7 +322,7 @@ class _Maker:
     def _judge_loss(
         self,
         metric: MetricVerdict,
-        curves: tuple[list[Points], list[Points]],
+        curves: tuple[list[SeriesPoints], list[SeriesPoints]],
         refusal: str | None,
         measure: Callable[[], LossLevels],
     ) -> None:
@@ -458,7 +460,7 @@ def _add_agreement(metric: MetricVerdict, agreement: Agreement, margin: float) -
         metric.notes.append(f"differences up to {agreement.largest_difference:.1e}")
 
 
-def _broken_losses(runs: Sequence[RunEvidence], curves: Sequence[Points]) -> list[str]:
+def _broken_losses(runs: Sequence[RunEvidence], curves: Sequence[SeriesPoints]) -> list[str]:
     """Return which curves end with NaN or infinity, and since when."""
     notes = []
     for run, curve in zip(runs, curves, strict=True):

@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Points", "RankLevel", "RunEvidence", "StepClock", "memory_level", "memory_of", "no_points"]
+__all__ = ["Floats", "SeriesPoints", "RankLevel", "RunEvidence", "StepClock", "memory_level", "memory_of", "no_points"]
 
 Floats = npt.NDArray[np.float64]
 
 
-class Points(NamedTuple):
+class SeriesPoints(NamedTuple):
     """A metric over the steps of a run, each step once and in order; NaN and infinities included."""
 
     steps: Floats
     values: Floats
 
-    def between(self, low: float, high: float) -> Points:
+    def between(self, low: float, high: float) -> SeriesPoints:
         """Return the points in a range of steps."""
         first, end = np.searchsorted(self.steps, (low, high), side="left")
         end = int(np.searchsorted(self.steps, high, side="right"))
-        return Points(self.steps[first:end], self.values[first:end])
+        return SeriesPoints(self.steps[first:end], self.values[first:end])
 
     @property
-    def finite(self) -> Points:
+    def finite(self) -> SeriesPoints:
         """The points with a finite value."""
         is_finite = np.isfinite(self.values)
-        return self if is_finite.all() else Points(self.steps[is_finite], self.values[is_finite])
+        return self if is_finite.all() else SeriesPoints(self.steps[is_finite], self.values[is_finite])
 
 
 class StepClock(NamedTuple):
@@ -46,7 +46,7 @@ class StepClock(NamedTuple):
         return np.interp(steps, self.steps, self.passed_s)
 
     @staticmethod
-    def of(times: Points) -> StepClock:
+    def of(times: SeriesPoints) -> StepClock:
         """Sum up the seconds per step; a record covers the steps since the one before."""
         if len(times.steps) < 2:
             return StepClock(np.empty(0), np.empty(0))
@@ -66,9 +66,9 @@ class RankLevel(NamedTuple):
     """The number of ranks with readings."""
 
 
-def no_points() -> Points:
+def no_points() -> SeriesPoints:
     """Return a metric without points."""
-    return Points(np.empty(0), np.empty(0))
+    return SeriesPoints(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class RunEvidence:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The config, with dotted names."""
     clock: StepClock = field(default_factory=lambda: StepClock(np.empty(0), np.empty(0)))
-    loss: Points = field(default_factory=no_points)
-    val_loss: Points = field(default_factory=no_points)
-    batches: Points | None = None
+    loss: SeriesPoints = field(default_factory=no_points)
+    val_loss: SeriesPoints = field(default_factory=no_points)
+    batches: SeriesPoints | None = None
     """Losses of consecutive steps as they were recorded, if the rest is known only as means over blocks of steps."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """`device_allocated`, `device_reserved` and `host`, in bytes; of rank 0."""

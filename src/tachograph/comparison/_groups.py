@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tachograph.catalog import describes_training, is_repeat_key, is_seed
-from tachograph.comparison._evidence import Points, RunEvidence, StepClock
+from tachograph.comparison._evidence import RunEvidence, SeriesPoints, StepClock
 
 __all__ = ["group_by_seed", "independent_runs", "seeds_of", "training_key"]
 
@@ -112,12 +112,12 @@ def _join(parts: Sequence[RunEvidence]) -> RunEvidence:
     )
 
 
-def _continue(curves: Sequence[Points]) -> Points:
+def _continue(curves: Sequence[SeriesPoints]) -> SeriesPoints:
     curve_so_far = curves[0]
     for curve in curves[1:]:
         if len(curve.steps):
             before = curve_so_far.steps < curve.steps[0]
-            curve_so_far = Points(
+            curve_so_far = SeriesPoints(
                 np.concatenate([curve_so_far.steps[before], curve.steps]),
                 np.concatenate([curve_so_far.values[before], curve.values]),
             )

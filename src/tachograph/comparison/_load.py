@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tachograph.catalog import flatten_config
-from tachograph.comparison._evidence import Points, RankLevel, RunEvidence, StepClock, no_points
+from tachograph.comparison._evidence import RankLevel, RunEvidence, SeriesPoints, StepClock, no_points
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
 from tachograph.reader import Goodput, read_rank_samples
@@ -136,7 +136,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
         )
 
 
-def _losses(run: StoredRun) -> tuple[Points, Points]:
+def _losses(run: StoredRun) -> tuple[SeriesPoints, SeriesPoints]:
     """Return the training loss and the validation loss."""
     names = loss_names_in(run.metric_names)[:1]
     validation = _first_named(run.metric_names, "val_loss")
@@ -168,7 +168,7 @@ def _first_named(names: list[str], signal: str) -> str | None:
     return min(candidates)[1] if candidates else None
 
 
-def _points(run: StoredRun, name: str) -> Points:
+def _points(run: StoredRun, name: str) -> SeriesPoints:
     """Return the points of a metric in the order of their steps; of several at one step, the last one."""
     points = run.latest_points(name)
     if points is None:
@@ -178,7 +178,7 @@ def _points(run: StoredRun, name: str) -> Points:
         order = np.argsort(steps, kind="stable")
         is_last = np.append(np.diff(steps[order]) > 0, True)
         steps, values = steps[order][is_last], values[order][is_last]
-    return Points(steps, values)
+    return SeriesPoints(steps, values)
 
 
 def _clock(run: StoredRun) -> StepClock:
@@ -191,7 +191,7 @@ def _clock(run: StoredRun) -> StepClock:
     return StepClock.of(load_step_times(run))
 
 
-def load_step_times(run: StoredRun) -> Points:
+def load_step_times(run: StoredRun) -> SeriesPoints:
     """Read the seconds per step that were recorded; a record covers the steps since the one before.
 
     Raises:
@@ -202,7 +202,7 @@ def load_step_times(run: StoredRun) -> Points:
     if name is None:
         return no_points()
     times = _points(run, name)
-    return Points(times.steps, times.values / 1000) if name.endswith("_ms") else times
+    return SeriesPoints(times.steps, times.values / 1000) if name.endswith("_ms") else times
 
 
 def _memory(run: StoredRun, names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -255,5 +255,5 @@ def _median_since_half(readings: list[tuple[float, float]], end_s: float) -> flo
     return float(np.median(values[np.searchsorted(times, sample_times, side="right") - 1]))
 
 
-def _spans_steps(points: Points) -> bool:
+def _spans_steps(points: SeriesPoints) -> bool:
     return len(points.steps) > 1 and bool(points.steps[-1] - points.steps[0] >= _MIN_MEMORY_STEPS)

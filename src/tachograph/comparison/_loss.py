@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tachograph.comparison._blocks import Onset, find_onset
-from tachograph.comparison._evidence import Floats, Points
+from tachograph.comparison._evidence import Floats, SeriesPoints
 from tachograph.comparison._judge import Judgement, Noise, Side, judge, judge_sides, learned_noise, measure_side
 from tachograph.comparison._speed import TooShort
 from tachograph.comparison._spread import EarlierSpread, spread_of_earlier
@@ -93,7 +93,7 @@ class LossLevels(NamedTuple):
     """What earlier runs show of each group, if these are different trainings."""
 
 
-def agree(first: Points, second: Points) -> Agreement | None:
+def agree(first: SeriesPoints, second: SeriesPoints) -> Agreement | None:
     """Compare two curves step by step, or return None if they have too few steps in common."""
     common, a, b = _common(first, second)
     if len(common) < _MIN_COMMON:
@@ -112,7 +112,7 @@ def agree(first: Points, second: Points) -> Agreement | None:
     return Agreement(kind, float(common[at]), float(relative[at]), largest, float(relative[-1]), digits)
 
 
-def _common(first: Points, second: Points) -> tuple[Floats, Floats, Floats]:
+def _common(first: SeriesPoints, second: SeriesPoints) -> tuple[Floats, Floats, Floats]:
     """Return the steps that both curves have, and the values of both there."""
     if np.array_equal(first.steps, second.steps):
         return first.steps, first.values, second.values
@@ -125,12 +125,12 @@ def _num_digits(values: Floats) -> int:
     return max((len(f"{value!r}".lstrip("-0.").split("e")[0].replace(".", "")) for value in sample.tolist()), default=0)
 
 
-def have_same_batches(curves: Sequence[Points]) -> bool:
+def have_same_batches(curves: Sequence[SeriesPoints]) -> bool:
     """Return whether runs saw the same batches: their losses then go up and down at the same steps."""
     return all(_rise_together(curves[0], other) for other in curves[1:])
 
 
-def _rise_together(first: Points, second: Points) -> bool:
+def _rise_together(first: SeriesPoints, second: SeriesPoints) -> bool:
     common, a, b = _common(first, second)
     begin = max(len(common) // 10, len(common) - _MAX_BATCHES)
     common, a, b = common[begin:], a[begin:], b[begin:]
@@ -145,11 +145,11 @@ def _rise_together(first: Points, second: Points) -> bool:
 
 
 def measure_loss(
-    first: Sequence[Points],
-    second: Sequence[Points],
+    first: Sequence[SeriesPoints],
+    second: Sequence[SeriesPoints],
     *,
     is_same_data: bool | None = None,
-    earlier: Sequence[Sequence[Points]] = (),
+    earlier: Sequence[Sequence[SeriesPoints]] = (),
     seed_spread: float | None = None,
 ) -> LossLevels:
     """Measure the final training losses of two groups of runs.
@@ -208,7 +208,7 @@ def _find_onset(block_levels: Floats, num_first: int, edges: Floats, levels: Los
     return find_onset(first, second, edges[:-1][is_known], noise, levels.margin)
 
 
-def block_means(curve: Points, edges: Floats) -> Floats:
+def block_means(curve: SeriesPoints, edges: Floats) -> Floats:
     """Return the mean of each block, NaN where there is no value."""
     block = np.searchsorted(edges, curve.steps, side="right") - 1
     block[curve.steps == edges[-1]] = len(edges) - 2
@@ -221,11 +221,11 @@ def block_means(curve: Points, edges: Floats) -> Floats:
 
 
 def measure_final(
-    first: Sequence[Points],
-    second: Sequence[Points],
+    first: Sequence[SeriesPoints],
+    second: Sequence[SeriesPoints],
     *,
     is_same_data: bool,
-    earlier: Sequence[Sequence[Points]] = (),
+    earlier: Sequence[Sequence[SeriesPoints]] = (),
     seed_spread: float | None = None,
 ) -> LossLevels:
     """Measure the mean of the last three validations that all runs have at the same steps.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tachograph.comparison._evidence import Floats, Points, RunEvidence
+from tachograph.comparison._evidence import Floats, RunEvidence, SeriesPoints
 
 __all__ = ["overlay_svg", "step_times"]
 
@@ -21,15 +21,15 @@ _MAX_POINTS = 400
 _COLORS = ("#3b6fb6", "#d9632a")
 
 
-def step_times(run: RunEvidence) -> Points:
+def step_times(run: RunEvidence) -> SeriesPoints:
     """Return the time of each step in milliseconds."""
     steps = run.clock.steps
     if len(steps) < 2:
-        return Points(np.empty(0), np.empty(0))
-    return Points(steps[1:], 1000 * np.diff(run.clock.passed_s) / np.diff(steps))
+        return SeriesPoints(np.empty(0), np.empty(0))
+    return SeriesPoints(steps[1:], 1000 * np.diff(run.clock.passed_s) / np.diff(steps))
 
 
-def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[str], *, x_title: str) -> str:
+def overlay_svg(title: str, groups: Sequence[Sequence[SeriesPoints]], names: Sequence[str], *, x_title: str) -> str:
     """Draw the curves of groups: each run as a thin line through the means of equal parts of its steps."""
     lines = [[(_bin_means(curve.finite)) for curve in curves if len(curve.finite.steps) > 1] for curves in groups]
     every = [line for side in lines for line in side]
@@ -79,14 +79,14 @@ def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[
     return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
 
 
-def _bin_means(curve: Points) -> Points:
+def _bin_means(curve: SeriesPoints) -> SeriesPoints:
     """Return the mean of each of at most 400 parts of a curve."""
     count = len(curve.steps)
     if count <= _MAX_POINTS:
         return curve
     starts = np.linspace(0, count, _MAX_POINTS + 1).astype(int)[:-1]
     sizes = np.diff(np.append(starts, count))
-    return Points(np.add.reduceat(curve.steps, starts) / sizes, np.add.reduceat(curve.values, starts) / sizes)
+    return SeriesPoints(np.add.reduceat(curve.steps, starts) / sizes, np.add.reduceat(curve.values, starts) / sizes)
 
 
 def _grid_line(x1: float, y1: float, x2: float, y2: float) -> str:

@@ -134,6 +134,7 @@ class MediaImport:
     def _read_and_store(self, file: ImportedFile, kind: str) -> dict[str, Any]:
         from tachograph.media._pictures import size_of_file, sniff
         from tachograph.media._pixels import MAX_PIXELS
+        from tachograph.media._values import Points
 
         data = file.read()
         if data is None:
@@ -142,6 +143,8 @@ class MediaImport:
             return {"problem": f"a file of more than {MAX_FILE_BYTES >> 20} MB"}
         if kind in {"text", "markdown"}:
             return self._store_text(data, kind)
+        if kind == "points":
+            return self._builder.build(Points(data))[0]
         ext = "html" if kind == "html" else sniff(data[:16])
         if kind != "html" and ext not in _EXTS.get(kind, set()):
             return {"problem": f"a file that is no {kind}, or of an unknown type"}

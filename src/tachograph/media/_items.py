@@ -23,6 +23,7 @@ from tachograph.media._pictures import (
     sniff,
 )
 from tachograph.media._pixels import MAX_PIXELS, class_numbers, frames_of, pictures_of
+from tachograph.media._points import encode_points, parse_rows
 from tachograph.media._snapshots import ArrayCopy, FileAt, SnapshotError, is_pil_image
 from tachograph.media._store import MediaStore, StoredFile, has_file_changed, hash_file, open_user_file_to_read
 from tachograph.media._tables import table_fields
@@ -35,6 +36,7 @@ from tachograph.media._values import (
     Markdown,
     MediaValue,
     Plotly,
+    Points,
     PRCurve,
     Table,
     Text,
@@ -108,6 +110,8 @@ class ItemBuilder:
             return [self._video(value)]
         if isinstance(value, Audio):
             return [self._audio(value)]
+        if isinstance(value, Points):
+            return [self._points(value)]
         if isinstance(value, ConfusionMatrix):
             return [confusion_matrix(read_array(value.data), read_array(value.y_pred), value.labels)]
         if isinstance(value, PRCurve):
@@ -230,6 +234,17 @@ class ItemBuilder:
             **facts,
             **({"clipped": sound.num_clipped} if sound.num_clipped else {}),
         }
+
+    def _points(self, points: Points) -> Item:
+        colors = None if points.colors is None else read_array(points.colors)
+        data = points.data
+        if isinstance(data, (FileAt, bytes)):
+            change = _change_of(data) if isinstance(data, FileAt) else {}
+            rows = parse_rows(data if isinstance(data, bytes) else _read_file(data))
+        else:
+            change, rows = {}, read_array(data)
+        cloud = encode_points(rows, colors, points.labels)
+        return {**self._add(cloud.data, "npy").fields, **cloud.fields, **change}
 
     def _encoded_file(self, data: FileAt | bytes, exts: set[str], facts: Item, *, is_linked: bool = False) -> Item:
         """Store an encoded file as it is, if its first bytes say that it is of an expected type."""

@@ -27,6 +27,7 @@ from tachograph.media._values import (
     Image,
     MediaValue,
     Plotly,
+    Points,
     PRCurve,
     Table,
     Video,
@@ -124,6 +125,8 @@ def _data_of(value: MediaValue) -> list[Any]:
         parts.append(value.y_pred)
     if isinstance(value, PRCurve):
         parts.append(value.scores)
+    if isinstance(value, Points) and value.colors is not None:
+        parts.append(value.colors)
     return parts
 
 
@@ -186,6 +189,9 @@ def snapshot(value: MediaValue) -> MediaValue:
         result.data = None if result.data is None else _copy_data(result.data)
         if result.counts is not None:
             result.counts, result.edges = _copy_data(result.counts), _copy_data(result.edges)
+    elif isinstance(result, Points):
+        result.data = _look_at(result.data) if isinstance(result.data, str) else _copy_data(result.data)
+        result.colors = None if result.colors is None else _copy_data(result.colors)
     elif isinstance(result, (Audio, Video)) and isinstance(result.data, str):
         result.data = _look_at(result.data)
     else:
@@ -228,7 +234,7 @@ def _copy_data(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         if data and hasattr(data[0], "shape"):  # such as a list of frames
             return [_copy_data(part) for part in data]
-        return list(data)
+        return [list(part) if isinstance(part, list) else part for part in data]
     if is_pil_image(data):
         return _copy_pil(data)
     if not hasattr(data, "shape"):
@@ -311,6 +317,8 @@ def _copy_cell(cell: Any) -> Any:
     if type(cell) in _PLAIN_CELLS:
         return cell
     media = wrap_bare(cell)
+    if isinstance(media, Points):
+        return "points cannot be a cell; log them under a name of their own"
     if media is not None:
         try:
             return snapshot(media)

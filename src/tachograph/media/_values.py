@@ -24,6 +24,7 @@ __all__ = [
     "MediaValue",
     "PRCurve",
     "Plotly",
+    "Points",
     "Table",
     "Text",
     "Video",
@@ -196,6 +197,48 @@ class Audio(MediaValue):
         super().__init__(data, caption, meta)
         self.rate = None if rate is None else int(_check_positive("rate", rate, 10_000_000))
         self.layout = _check_choice("layout", layout, AUDIO_LAYOUTS)
+
+
+class Points(MediaValue):
+    """A cloud of points in space, for `Run.log`; the dashboard turns and zooms it.
+
+    At most 300,000 points are stored: more are thinned evenly, and the record counts them. So it does with points that
+    are left out because they are NaN or infinite.
+
+    Args:
+        data: an array, a tensor or a list of N × 3 numbers (x, y and z), N × 4 (x, y, z and a value), or N × 6 (x, y,
+            z, and red, green and blue from 0 to 255); or the path or the bytes of a file with one: `.npy`, or JSON. The
+            z axis points up.
+        caption: a text for people.
+        colors: a colour for each point, N × 3: integers from 0 to 255, or floats from 0 to 1.
+        labels: the names of categories by their numbers, ``{1: "car", 2: "tree"}``, or a list of names from 0 on. With
+            labels, a fourth column is a category; without them, it is a number on a scale of colours.
+        meta: anything else that describes the points, such as ``seed=42``.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+
+    Example:
+        >>> run.log({"scan": tacho.Points(xyz, colors=rgb, caption="frame 12")}, step=step)
+    """
+
+    kind = "points"
+
+    def __init__(
+        self,
+        data: Any,
+        caption: str | None = None,
+        *,
+        colors: Any = None,
+        labels: Mapping[Any, str] | Sequence[str] | None = None,
+        **meta: Any,
+    ) -> None:
+        _check_data("Points", data, "an array, a tensor or a list of rows, a path or bytes")
+        if colors is not None and (isinstance(colors, (str, bytes)) or not hasattr(colors, "__len__")):
+            raise TypeError(f"colors: expected an array or a list of colours, got {type(colors).__name__}")
+        super().__init__(data, caption, meta)
+        self.colors = colors
+        self.labels = _check_label_names(labels)
 
 
 class Text(MediaValue):
@@ -524,10 +567,15 @@ def _check_masks(masks: Any) -> dict[str, tuple[Any, dict[str, str]]]:
             data, labels = mask["data"], mask.get("labels") or {}
         if not hasattr(data, "shape") and not hasattr(data, "getbands"):
             raise TypeError(f"masks[{name!r}]: expected an array, got {type(data).__name__}")
-        if not isinstance(labels, Mapping):
-            labels = dict(enumerate(_check_labels(labels) or ()))
-        checked_masks[str(name)] = (data, {str(number): str(label) for number, label in labels.items()})
+        checked_masks[str(name)] = (data, _check_label_names(labels))
     return checked_masks
+
+
+def _check_label_names(labels: Any) -> dict[str, str]:
+    """Return the names of categories by their numbers."""
+    if not isinstance(labels, Mapping):
+        labels = dict(enumerate(_check_labels(labels) or ()))
+    return {str(number): str(label) for number, label in labels.items()}
 
 
 def _as_collection(rows: Any) -> Any:

@@ -52,8 +52,8 @@ class MediaNameView(msgspec.Struct, kw_only=True):
 
     name: str
     kind: str
-    """`image`, `video`, `audio`, `text`, `markdown`, `html`, `plotly`, `table`, `confusion_matrix`, `pr_curve`, `file`
-    or another kind."""
+    """`image`, `video`, `audio`, `points`, `text`, `markdown`, `html`, `plotly`, `table`, `confusion_matrix`,
+    `pr_curve`, `file` or another kind."""
     steps: list[int]
     """The steps with items, ascending; thinned out if there are very many."""
     num_steps: int

@@ -178,7 +178,11 @@ def test_media_of_trackers_is_recorded(tacho, python):
         masked = wandb.Image(Image.new("RGB", (4, 4)), masks=mask)
         table = wandb.Table(columns=["a", "picture"], data=[[1, masked], [2, None]])
         wandb.log({{"page": wandb.Html("<b>x</b>"), "table": table, "masked": masked}})
-        wandb.log({{"molecule": wandb.Object3D(np.zeros((3, 3)))}})
+        scan = np.array([[0, 1, 2], [3, 4, 5.0]])
+        wandb.log({{"scan": wandb.Object3D(scan), "lidar": wandb.Object3D({{"type": "lidar/beta", "points": scan}})}})
+        open("m.pdb", "w").write("HEADER")
+        wandb.log({{"molecule": wandb.Molecule("m.pdb")}})
+        writer.add_mesh("mesh", torch.ones(1, 4, 3), global_step=2)
         writer.add_images("batch", np.zeros((2, 4, 4, 3), np.uint8), 1, dataformats="NHWC")
         writer.add_audio("sound", torch.zeros(1, 100), 1, sample_rate=8000)
         writer.close()
@@ -191,7 +195,7 @@ def test_media_of_trackers_is_recorded(tacho, python):
     media: dict[str, list[Any]] = {}
     for record in watched.records("train", "media"):
         media.setdefault(record["name"], []).append((record["global_step"], record["kind"], record["items"]))
-    assert set(media) == {"early", "samples", "page", "table", "masked", "batch", "sound"}
+    assert set(media) == {"early", "samples", "page", "table", "masked", "batch", "sound", "scan", "lidar", "mesh"}
     assert [(step, [item["caption"] for item in items]) for step, _, items in media["samples"]] == [
         (0, ["0", "0"]),
         (1, ["1", "1"]),
@@ -210,12 +214,18 @@ def test_media_of_trackers_is_recorded(tacho, python):
         "masked": ("image", 1),
         "batch": ("image", 2),
         "sound": ("audio", 1),
+        "scan": ("points", 1),
+        "lidar": ("points", 1),
+        "mesh": ("points", 1),
     }
+    for name in ("scan", "lidar"):
+        assert media[name][0][2][0]["bounds"] == [[0, 1, 2], [3, 4, 5]]
+    assert media["mesh"][0][0] == 2 and media["mesh"][0][2][0]["num_points"] == 4
     assert media["masked"][0][2][0]["masks"]["p"]["labels"] == {"1": "fox"}
     assert [row["a"] for row in media["table"][0][2][0]["rows"]] == [1, 2]
     assert media["table"][0][2][0]["rows"][0]["picture"]["media"] == "image"
     (left_out,) = [event for event in watched.records("train", "event") if event["name"] == "not_recorded"]
-    assert left_out["wandb.Object3D"] == 1
+    assert left_out["wandb.Molecule"] == 1
 
 
 @pytest.mark.parametrize(

@@ -842,8 +842,8 @@ export interface MediaPage {
 /** The media of one name, without the items. */
 export interface MediaNameView {
   name: string;
-  /** `image`, `video`, `audio`, `text`, `markdown`, `html`, `plotly`, `table`, `confusion_matrix`, `pr_curve`, `file`
-or another kind. */
+  /** `image`, `video`, `audio`, `points`, `text`, `markdown`, `html`, `plotly`, `table`, `confusion_matrix`,
+`pr_curve`, `file` or another kind. */
   kind: string;
   /** The steps with items, ascending; thinned out if there are very many. */
   steps: number[];

@@ -38,6 +38,22 @@ test("items are parsed without trust", () => {
   expect(fileOf({ sha256, ext: "png", kept: false })).toBe(null);
 });
 
+test("facts of points are parsed without trust", () => {
+  const points = (fields: Record<string, unknown>) => parseItem(fields, { ...record(1), kind: "points" }, 0);
+  const facts = {
+    num_points: 4,
+    sampled_from: 9,
+    nonfinite: 2,
+    labels: { 1: "car" },
+    columns: ["x", "y", "z", "value"],
+  };
+  expect(points(facts).points).toEqual({ numPoints: 4, sampledFrom: 9, numNonFinite: 2, labels: { 1: "car" } });
+  expect(points(facts).table).toBe(null);
+  const odd = points({ num_points: "x", sampled_from: {}, nonfinite: null, labels: [1] });
+  expect(odd.points).toEqual({ numPoints: 0, sampledFrom: null, numNonFinite: 0, labels: {} });
+  expect(parseItem(facts, record(1), 0).points).toBe(null);
+});
+
 test("the later record of a step counts, by prompt", () => {
   const steps = itemsByStep([
     record(5, { index: 0, caption: "later" }),

@@ -47,7 +47,19 @@ export interface MediaItem {
   path: string | null;
   table: { columns: string[]; rows: TableRow[] | null; numRows: number } | null;
   matrix: { labels: string[]; counts: number[][] } | null;
+  points: PointFacts | null;
   curves: Curve[];
+}
+
+/** What a record says of a cloud of points beside its file. */
+export interface PointFacts {
+  numPoints: number;
+  /** The number of points before they were thinned; null if all were stored. */
+  sampledFrom: number | null;
+  /** Points that were left out because they are NaN or infinite. */
+  numNonFinite: number;
+  /** The names of categories; empty if the fourth column is a number. */
+  labels: Record<string, string>;
 }
 
 export interface Curve {
@@ -113,8 +125,11 @@ export function parseItem(fields: Record<string, unknown>, record: MediaRecordVi
     fileName: textOf(fields["file_name"]),
     path: textOf(fields["path"]),
     table:
-      columns.length || rows ? { columns, rows, numRows: numberOf(fields["num_rows"]) ?? rows?.length ?? 0 } : null,
+      record.kind !== "points" && (columns.length || rows)
+        ? { columns, rows, numRows: numberOf(fields["num_rows"]) ?? rows?.length ?? 0 }
+        : null,
     matrix: Array.isArray(fields["counts"]) ? { labels, counts: fields["counts"].map(numbersOf) } : null,
+    points: record.kind === "points" ? pointFacts(fields) : null,
     curves: listOf(fields["curves"])
       .filter(isObject)
       .map((curve) => ({
@@ -123,6 +138,16 @@ export function parseItem(fields: Record<string, unknown>, record: MediaRecordVi
         recall: numbersOf(curve["recall"]),
         averagePrecision: numberOf(curve["average_precision"]),
       })),
+  };
+}
+
+function pointFacts(fields: Record<string, unknown>): PointFacts {
+  const labels = isObject(fields["labels"]) ? Object.entries(fields["labels"]) : [];
+  return {
+    numPoints: numberOf(fields["num_points"]) ?? 0,
+    sampledFrom: numberOf(fields["sampled_from"]),
+    numNonFinite: numberOf(fields["nonfinite"]) ?? 0,
+    labels: Object.fromEntries(labels.map(([id, label]) => [id, scalarText(label)])),
   };
 }
 

@@ -55,7 +55,7 @@ def media_files(record: dict[str, Any], folder: RunFolder | None, step: int, tim
         elif item.kind in _EXTS:
             data = item.data or str(item.fields.get("text", "")).encode("utf-8", "backslashreplace")
             yield MlflowFile(f"{path}.{_EXTS[item.kind]}", data)
-        elif item.kind in {"audio", "video"} and item.data:
+        elif item.kind in {"audio", "video", "points"} and item.data:
             yield MlflowFile(f"{path}.{item.fields['ext']}", item.data)
 
 

@@ -2,8 +2,8 @@
 
 The first writer starts a run named after its folder, or joins the run that is being recorded. Writers opened while
 another one is open join its run; their tags get the name of their folder as a prefix. The run ends with the last
-writer. Scalars, text, histograms, hyperparameters, pictures, figures, clips and sounds are recorded. Graphs and the
-like are only counted.
+writer. Scalars, text, histograms, hyperparameters, pictures, figures, clips, sounds and the points of meshes are
+recorded. Graphs and the like are only counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tachograph._base.guard import guard, reraise_from_signal_handler
 from tachograph._base.settings import Settings
 from tachograph._init import init
 from tachograph.bridges.drop_in import UnrecordedCalls, as_scalar, histogram, log_histogram, run_to_join
-from tachograph.bridges.tensorboard.media_values import clips, figures, pictures, sound
+from tachograph.bridges.tensorboard.media_values import clips, figures, pictures, points, sound
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 
@@ -349,6 +349,19 @@ class SummaryWriter:
 
         self._add_media("add_pr_curve", tag, build, global_step)
 
+    def add_mesh(
+        self,
+        tag: str,
+        vertices: Any,
+        colors: Any = None,
+        faces: Any = None,
+        config_dict: Any = None,
+        global_step: int | None = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Record the vertices of meshes as points: arrays of meshes × vertices × 3. Faces are not recorded."""
+        self._add_media("add_mesh", tag, lambda: points(vertices, colors), global_step)
+
     def _add_media(self, method: str, tag: str, build: Callable[[], Any], global_step: int | None) -> None:
         """Record media. Data that cannot be recorded are counted; the calls of a program never raise."""
         try:
@@ -368,7 +381,6 @@ class SummaryWriter:
     add_embedding = _count_calls("add_embedding")
     add_event = _count_calls("add_event")  # of `file_writer`, as the next one
     add_graph = _count_calls("add_graph")
-    add_mesh = _count_calls("add_mesh")
     add_onnx_graph = _count_calls("add_onnx_graph")
     add_openvino_graph = _count_calls("add_openvino_graph")
     add_pr_curve_raw = _count_calls("add_pr_curve_raw")

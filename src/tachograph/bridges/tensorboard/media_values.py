@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
 
-__all__ = ["clips", "figures", "pictures", "sound"]
+__all__ = ["clips", "figures", "pictures", "points", "sound"]
 
 
 def pictures(
@@ -75,6 +75,21 @@ def sound(samples: Any, rate: int) -> MediaValue:
     from tachograph.media import Audio
 
     return Audio(samples.reshape(-1), int(rate))
+
+
+def points(vertices: Any, colors: Any = None) -> list[MediaValue]:
+    """Return the vertices of meshes as points: arrays of meshes × vertices × 3, colours from 0 to 255.
+
+    Raises:
+        TypeError, ValueError: if the data cannot be converted.
+    """
+    from tachograph.media import Points
+
+    if len(vertices.shape) != 3:
+        raise ValueError(f"vertices have the shape {tuple(vertices.shape)}; expected meshes × vertices × 3")
+    if colors is None:
+        return [Points(cloud) for cloud in vertices]
+    return [Points(cloud, colors=each) for cloud, each in zip(vertices, colors, strict=True)]
 
 
 def _range_of(array: Any) -> tuple[float, float] | None:

@@ -29,6 +29,8 @@ _MEDIA_KINDS = {
     "videos": "video",
     "audio-file": "audio",
     "audio": "audio",
+    "object3D-file": "points",
+    "object3D": "points",
     "html-file": "html",
     "html": "html",
 }
@@ -160,6 +162,9 @@ def _media_items(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the paths and captions of media; empty if there are none, or of a kind that is not imported."""
     if value["_type"] not in _MEDIA_KINDS:
         return []
+    if isinstance(value.get("objects"), list):  # of `Object3D`, whose file names are relative to another folder
+        objects = [each for each in value["objects"] if isinstance(each, dict) and each.get("_type") == "object3D-file"]
+        return [item for each in objects for item in _media_items(each)]
     paths = value["filenames"] if isinstance(value.get("filenames"), list) else [value.get("path")]
     captions = value.get("captions") if "filenames" in value else [value.get("caption")]
     if not isinstance(captions, list):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tachograph.bridges.wandb.facade.media_values import boxes_in_pixels
+from tachograph.bridges.wandb.facade.media_values import boxes_in_pixels, scene_file
 
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
@@ -51,6 +51,8 @@ def _media_of(value: Any) -> MediaValue | None:
             return Video(_path(value), caption=caption)
         case "Audio":
             return Audio(_path(value), caption=caption)
+        case "Object3D":
+            return scene_file(_path(value), caption)
         case "Table" | "IncrementalTable":
             rows = [[_cell(cell) for cell in row] for row in value.data[:_MAX_ROWS]]
             return Table(columns=[str(name) for name in value.columns], data=rows)

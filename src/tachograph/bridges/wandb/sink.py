@@ -7,6 +7,7 @@ the steps of a resumed run may start again from an earlier checkpoint.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections import deque
@@ -180,6 +181,8 @@ def _as_wandb(item: ExportedItem, folder: RunFolder | None) -> Any:
         return wandb.Video(item.path, caption=caption)
     if item.kind == "audio":
         return wandb.Audio(item.path, caption=caption)
+    if item.kind == "points":
+        return wandb.Object3D(_point_rows(item), caption=caption)
     if item.kind == "html":
         return wandb.Html(item.data.decode("utf-8", "replace"), inject=False)
     stored_table = item.table() if item.kind == "table" else None
@@ -191,6 +194,16 @@ def _as_wandb(item: ExportedItem, folder: RunFolder | None) -> Any:
         return wandb.Table(columns=columns, data=data)
     except TypeError:  # values of several types in a column
         return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+
+
+def _point_rows(item: ExportedItem) -> Any:
+    """Return points as W&B takes them: with their colour or their category, and without any other value."""
+    import numpy as np
+
+    rows = np.load(io.BytesIO(item.data), allow_pickle=False)
+    if rows.shape[1] in {6, 7}:
+        return np.delete(rows, 3, axis=1) if rows.shape[1] == 7 else rows
+    return rows if item.fields.get("labels") else rows[:, :3]
 
 
 def _as_cell(value: Any, folder: RunFolder | None) -> Any:

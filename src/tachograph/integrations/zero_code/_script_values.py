@@ -411,10 +411,12 @@ class ScriptValues:
 def _copy_arrays(media: Any) -> None:
     """Copy the arrays of media that has to wait for a run: the script may change them until then."""
     for value in media if isinstance(media, list) else [media]:
-        if hasattr(value.data, "detach"):
-            value.data = value.data.detach().clone()
-        elif hasattr(value.data, "shape") and hasattr(value.data, "copy"):
-            value.data = value.data.copy()
+        for name in ("data", "colors"):
+            data: Any = getattr(value, name, None)
+            if hasattr(data, "detach"):
+                setattr(value, name, data.detach().clone())
+            elif hasattr(data, "shape") and hasattr(data, "copy"):
+                setattr(value, name, data.copy())
 
 
 def _as_step(step: Any) -> int | None:

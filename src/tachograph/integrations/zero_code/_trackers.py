@@ -148,7 +148,7 @@ class TrackerHooks:
         for observe in (add_scalar, add_scalars, add_text, add_histogram, add_hparams):
             self._calls.wrap(module.SummaryWriter, observe.__name__, observe)
         self._observe_media(module.SummaryWriter)
-        for name in ("add_embedding", "add_graph", "add_mesh"):
+        for name in ("add_embedding", "add_graph"):
             count = _after(script.count_unrecorded, f"{tool}.{name}")
             self._calls.wrap(module.SummaryWriter, name, functools.partial(_always, count))
 
@@ -207,7 +207,20 @@ class TrackerHooks:
         ) -> Any:
             return record("add_audio", tag, global_step, "sound", snd_tensor, sample_rate)
 
-        for observe in (add_image, add_images, add_image_with_boxes, add_figure, add_video, add_audio):
+        def add_mesh(
+            writer: Any,
+            tag: str,
+            vertices: Any,
+            colors: Any = None,
+            _faces: Any = None,
+            _config_dict: Any = None,
+            global_step: Any = None,
+            *_: Any,
+            **__: Any,
+        ) -> Any:
+            return record("add_mesh", tag, global_step, "points", vertices, colors)
+
+        for observe in (add_image, add_images, add_image_with_boxes, add_figure, add_video, add_audio, add_mesh):
             self._calls.wrap(writer_class, observe.__name__, observe)
 
     # MLflow --------------------------------------------------------------------------------------------------------

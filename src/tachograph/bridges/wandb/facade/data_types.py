@@ -1,4 +1,4 @@
-"""The data types of W&B, over those of `tachograph.media`. Some are only counted, such as point clouds."""
+"""The data types of W&B, over those of `tachograph.media`. Some are only counted, such as molecules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import reraise_from_signal_handler
 from tachograph.bridges.drop_in import histogram
-from tachograph.bridges.wandb.facade.media_values import clip, figure, page, picture, sound
+from tachograph.bridges.wandb.facade.media_values import clip, figure, page, picture, scene, sound
 
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
@@ -114,14 +114,31 @@ class Html(Media):
 
 
 class Object3D(Media):
-    """A point cloud or a scene; not recorded."""
+    """A cloud of points: an array or a list of N × 3, N × 4 (and a category) or N × 6 (and colours), or a dict of them.
+
+    Boxes and vectors beside points are not recorded. A file, such as a mesh, is stored as it is.
+    """
+
+    def __init__(self, data_or_path: Any = None, caption: str | None = None, **_options: Any) -> None:
+        super().__init__(caption=caption)
+        self._read(lambda: scene(data_or_path, caption))
 
     @classmethod
-    def from_file(cls, *_arguments: Any, **_options: Any) -> Object3D:
-        """Return an object for a file."""
-        return cls()
+    def from_file(cls, data_or_path: Any, file_type: str | None = None) -> Object3D:
+        """Return the object in a file."""
+        return cls(data_or_path)
 
-    from_numpy = from_point_cloud = from_file
+    @classmethod
+    def from_numpy(cls, data: Any) -> Object3D:
+        """Return the points of an array."""
+        return cls(data)
+
+    @classmethod
+    def from_point_cloud(
+        cls, points: Any, boxes: Any = (), vectors: Any = None, point_cloud_type: str = "lidar/beta"
+    ) -> Object3D:
+        """Return points; boxes and vectors are not recorded."""
+        return cls({"type": point_cloud_type, "points": points})
 
 
 class Molecule(Media):

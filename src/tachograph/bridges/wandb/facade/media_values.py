@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
 
-__all__ = ["bare_media", "boxes_in_pixels", "clip", "figure", "page", "picture", "sound"]
+__all__ = ["bare_media", "boxes_in_pixels", "clip", "figure", "page", "picture", "scene", "scene_file", "sound"]
 
 
+_CATEGORIES = {number: str(number) for number in range(1, 15)}
+"""The categories of W&B's points with four columns; they have no names."""
 _LIBRARIES = frozenset({"PIL", "matplotlib", "plotly", "tachograph"})
 
 
@@ -97,6 +99,30 @@ def sound(data: Any, rate: int | None, caption: str | None) -> MediaValue:
 
         data = np.asarray(data, dtype=np.float32)
     return Audio(_copy(data), rate, _text(caption))
+
+
+def scene(data: Any, caption: str | None) -> MediaValue:
+    """Return the points of an array, of a list, of a dict with `points` or of a file; any other file as it is.
+
+    Raises:
+        TypeError: if the data cannot be converted.
+    """
+    from tachograph.media import Points
+
+    if isinstance(data, (str, os.PathLike)):
+        return scene_file(Path(data), caption)
+    if isinstance(data, Mapping):
+        data = data.get("points")
+    return Points(_copy(data), _text(caption), labels=_CATEGORIES)
+
+
+def scene_file(path: Path, caption: str | None) -> MediaValue:
+    """Return the points of a file that W&B writes for them; any other file, such as a mesh, is stored as it is."""
+    from tachograph.media import File, Points
+
+    if path.name.endswith(".pts.json"):
+        return Points(path, _text(caption), labels=_CATEGORIES)
+    return File(path, caption=_text(caption))
 
 
 def page(data: Any, *, is_text: bool, caption: str | None) -> MediaValue:
