@@ -322,7 +322,8 @@ def _memory_as(type_code: str) -> memoryview:
         ("PyMemoryView_FromMemory", ctypes.pythonapi)
     )
     view: memoryview = make_view(_FIRST_ADDRESS, (sys.maxsize - _FIRST_ADDRESS) // 8 * 8, _READ_ONLY)
-    return view.cast(type_code)  # type: ignore[call-overload]
+    numbers: memoryview = view.cast(type_code)  # type: ignore[call-overload]
+    return numbers
 
 
 def _is_sparse(tensor: Any) -> bool:
