@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -15,8 +16,10 @@ import tachograph
 from tachograph.black_box._batch_check import check_batch
 from tachograph.black_box._error_verdicts import judge_error
 from tachograph.black_box._ring import DeliveredBatch, StepRing, describe_ring
+from tachograph.black_box._torch_observer import TorchObserver
 from tachograph.black_box._verdicts import Evidence, judge
 from tests.conftest import HANG_S
+from tests.tables import each
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -296,6 +299,91 @@ def test_steps_without_a_batch_have_none():
     ring.add_batch(DeliveredBatch(1, 0, [], [1, 2], None))
     ring.add_step(1.0, None)
     assert [len(entry.batches) for entry in ring.entries] == [0, 1]
+
+
+def test_batches_without_steps_stay_bounded():
+    ring = StepRing()
+    for number in range(1000):
+        ring.add_batch(DeliveredBatch(1, number, [], [number], None))
+        assert len(ring.events) <= 64
+        assert ring.last_batch is not None
+        assert ring.last_batch.position == number
+    assert not ring.entries
+    ring.add_step(1.0, None)
+    entry = ring.entries[0]
+    assert (entry.num_batches, [batch.position for batch in entry.batches]) == (1000, [0, 1, 2, 3])
+
+
+def test_a_batch_of_another_pass_replaces_the_earlier_ones():
+    ring = StepRing()
+    for source, position in [(1, 0), (1, 1), (2, 0), (1, 2)]:
+        ring.add_batch(DeliveredBatch(source, position, [], None, None))
+    ring.add_step(1.0, None)
+    for _ in range(30):
+        ring.add_batch(DeliveredBatch(3, 0, [], None, None))
+        ring.add_step(2.0, None)
+    entries = ring.entries
+    assert [batch.position for batch in entries[0].batches] == [2]
+    assert [entry.data_pass for entry in entries] == [1] + [2] * 30
+
+
+def test_ring_read_by_another_thread_has_each_step_once():
+    ring, num_steps = StepRing(), 20_000
+    states = {"cpu": torch.get_rng_state()}
+
+    def train():
+        for number in range(num_steps):
+            ring.add_batch(DeliveredBatch(1, number, [], [number], None))
+            ring.add_step(float(number), states if number % 16 == 0 else None)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    num_reads = 0
+    while thread.is_alive() or not num_reads:
+        entries = ring.entries
+        numbers = [entry.number for entry in entries]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+        assert all(entry.batches[0].position == entry.number - 1 for entry in entries)
+        assert all((entry.generators is not None) == (entry.number % 16 == 1) for entry in entries)
+        num_reads += 1
+    thread.join()
+    assert ring.entries[-1].number == num_steps
+
+
+@each("dtype,position", [(dtype, position) for dtype in (torch.float32, torch.float64) for position in (0, -1)])
+def test_gradient_is_read_before_the_step(dtype, position):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    listener = CountingListener()
+    observer = TorchObserver(listener)
+    try:
+        for bad_value, num_expected in [(None, 0), (math.inf, 1), (math.nan, 2), (None, 2)]:
+            model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+            if bad_value is not None:
+                gradient = list(model.parameters())[position].grad
+                gradient.view(-1)[0] = bad_value
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(0.1)
+            assert listener.num_bad_gradients == num_expected
+    finally:
+        observer.close()
+
+
+class CountingListener:
+    wants_boundary = False
+
+    def __init__(self):
+        self.ring = StepRing()
+        self.num_bad_gradients = 0
+
+    def at_boundary(self):
+        pass
+
+    def on_bad_gradient(self):
+        self.num_bad_gradients += 1
 
 
 def test_ring_has_batches_indices_and_generators(logs):

@@ -2,12 +2,14 @@
 
 Two threads fill it, each its own part, so the training thread does little:
 
-- The training thread adds an entry when an optimizer has stepped: its time, and the batches that were delivered since
-  the last step. Shapes, types and the list of sample numbers exist anyway; the ring only keeps a reference to them.
-  Every 16th entry has the state of the random generators and counts the tokens of a batch whose mask is on the CPU.
+- The training thread appends events to a list: a batch, or the time when an optimizer has stepped. Shapes, types and
+  the list of sample numbers exist anyway; the ring only keeps a reference to them. Every 16th step has the state of the
+  random generators and counts the tokens of a batch whose mask is on the CPU. Then the events so far become entries: a
+  step with the batches that were delivered since the last one. Between two steps the caches of the processor are cold,
+  so that each line of code costs several times more than in a loop; sixteen steps at once share that cost.
 - The writer thread keeps the step records that it writes: loss, gradient norm, learning rate, phase times.
 
-`describe` joins them by time when a dump is written: an entry gets the values of the first record after it.
+`describe_ring` joins them by time when a dump is written: an entry gets the values of the first record after it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from tachograph.records import Encodable, StepTable
 
 __all__ = [
+    "MAX_EVENTS",
     "MAX_INDICES",
     "DeliveredBatch",
     "LoggedSteps",
@@ -50,6 +53,9 @@ _MAX_TENSORS = 8
 _MAX_BATCHES = 4
 """Batches of one step of which the ring keeps the shapes; of accumulated gradients there may be many."""
 
+MAX_EVENTS = 64
+"""Events that wait to become entries: without an optimizer that steps there are batches only."""
+
 _MAX_FIELDS = 64
 _NUM_AFTER = 16
 
@@ -62,7 +68,7 @@ class DeliveredBatch(NamedTuple):
     position: int
     """Its place in the pass, from 0."""
     tensors: list[tuple[Any, Any, Any, Any]]
-    """Name, shape, type and weak reference of its first tensors."""
+    """Name, shape, type and weak reference of its first tensors. Instead of the reference there may be None."""
     indices: Any
     """The sample numbers, if the loader has a batch sampler."""
     num_tokens: int | None
@@ -90,73 +96,130 @@ class RingEntry(NamedTuple):
     """The state of the random generators when it ended, every now and then."""
 
 
+class _Pending(NamedTuple):
+    """The state of the ring before the first event of a list."""
+
+    num_steps: int = 0
+    data_pass: int = 0
+    source: int = 0
+    """The pass of the last batch that a step has used."""
+    batches: tuple[tuple[Any, ...], ...] = ()
+    """The batches since the last step."""
+    num_batches: int = 0
+    last_batch: tuple[Any, ...] | None = None
+
+
 class StepRing:
-    """The part of the training thread."""
+    """The part of the training thread. Other threads may read it.
+
+    The hooks append most events themselves, which saves the call of a Python function.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Any, ...]] = deque()
-        self._num_samples: deque[int] = deque()
-        """Sample numbers of each `STATE_EVERY` steps."""
+        """Each `RingEntry` and `DeliveredBatch` as a plain tuple: to create one takes a third of the time."""
+        self._num_samples: deque[tuple[int, int]] = deque()
+        """Entries and sample numbers of each group."""
         self.num_steps = 0
-        self.data_pass = 0
-        self._source = 0
-        self._batches: list[DeliveredBatch] = []
-        self._num_batches = 0
-        self.last_batch: DeliveredBatch | None = None
+        self.events: list[Any] = []
+        """The events since the last group: the time of a step, the fields of a `DeliveredBatch` as a plain tuple, or
+        the state of the generators at the next step. `add_step` takes every 16th step and the one after it, and
+        `add_batch` a batch after `MAX_EVENTS`."""
+        self._group = (self.events, _Pending())
+        """These events, and the state before them. One attribute, so that other threads see both."""
 
-    def add_batch(self, batch: DeliveredBatch) -> None:
+    def add_batch(self, batch: tuple[Any, ...]) -> None:
         """Add a batch. Batches of another pass, such as a validation between two steps, replace the earlier ones."""
-        batches = self._batches
-        self.last_batch = batch
-        if not batches:
-            batches.append(batch)
-            self._num_batches = 1
-            return
-        if batches[-1][0] != batch[0]:
-            batches.clear()
-            self._num_batches = 0
-        self._num_batches += 1
-        if len(batches) < _MAX_BATCHES:
-            batches.append(batch)
+        if len(self.events) >= MAX_EVENTS:
+            self._close_group()
+        self.events.append(batch)
 
     def add_step(self, at_s: float, generators: Any) -> None:
         """Add an entry: an optimizer has stepped."""
+        if generators is not None:
+            self.events.append(generators)
+        self.events.append(at_s)
         self.num_steps += 1
-        batches = self._batches
-        if batches:
-            if batches[-1][0] != self._source:
-                self._source = batches[-1][0]
-                self.data_pass += 1
-            self._batches = []
-        else:
-            batches = []  # `self._batches` will be filled for the next step
-        # A plain tuple: to create one takes a third of the time.
-        self._entries.append((self.num_steps, at_s, batches, self._num_batches, self.data_pass, generators))
-        self._num_batches = 0
         if self.num_steps % STATE_EVERY == 0:
-            self._limit_memory()
+            self._close_group()
 
-    def _limit_memory(self) -> None:
+    def _close_group(self) -> None:
+        """Make entries of the events so far."""
+        entries, pending = self._read_group(self._group)
+        self._entries.extend(entries)
+        if entries:
+            self._limit_memory(len(entries))
+        # The entries first: another thread that reads both in between sees the same steps twice, and skips one of them.
+        self.events = []
+        self._group = (self.events, pending)
+        self.num_steps = pending.num_steps
+
+    def _read_group(self, group: tuple[list[Any], _Pending]) -> tuple[list[tuple[Any, ...]], _Pending]:
+        """Return the entries of the events of a group, and the state after them."""
+        events, (number, data_pass, source, earlier_batches, num_batches, last_batch) = group
+        entries: list[tuple[Any, ...]] = []
+        batches, generators = list(earlier_batches), None
+        for event in list(events):
+            if type(event) is float:
+                number += 1
+                if batches and batches[-1][0] != source:
+                    source = batches[-1][0]
+                    data_pass += 1
+                entries.append((number, event, batches, num_batches, data_pass, generators))
+                batches, num_batches, generators = [], 0, None
+            elif type(event) is dict:
+                generators = event
+            else:
+                last_batch = event
+                if batches and batches[-1][0] != event[0]:
+                    batches.clear()
+                    num_batches = 0
+                num_batches += 1
+                if len(batches) < _MAX_BATCHES:
+                    batches.append(event)
+        return entries, _Pending(number, data_pass, source, tuple(batches), num_batches, last_batch)
+
+    def _limit_memory(self, num_new: int) -> None:
         """Forget the oldest steps, and the sample numbers of batches that have too many."""
         entries, num_samples = self._entries, 0
-        for entry in itertools.islice(reversed(entries), STATE_EVERY):
+        for entry in itertools.islice(reversed(entries), num_new):
             batches = entry[2]
             for position, batch in enumerate(batches):
-                num_of_batch = len(batch.indices or ())
-                if num_of_batch > MAX_INDICES:
-                    batches[position] = batch._replace(indices=_index_range(batch.indices))
-                else:
-                    num_samples += num_of_batch
-        self._num_samples.append(num_samples)
-        while len(entries) > _MAX_STEPS or (sum(self._num_samples) > _MAX_SAMPLES and len(entries) > NUM_STEPS):
-            self._num_samples.popleft()
-            for _ in range(STATE_EVERY):
+                indices = batch[3]
+                if isinstance(indices, (list, tuple)):
+                    if len(indices) > MAX_INDICES:
+                        batches[position] = (*batch[:3], _index_range(indices), batch[4])
+                    else:
+                        num_samples += len(indices)
+        self._num_samples.append((num_new, num_samples))
+        while len(entries) > _MAX_STEPS or (
+            sum(number for _, number in self._num_samples) > _MAX_SAMPLES and len(entries) > NUM_STEPS
+        ):
+            for _ in range(self._num_samples.popleft()[0]):
                 entries.popleft()
 
     @property
     def entries(self) -> list[RingEntry]:
         """The last steps, oldest first."""
-        return [RingEntry._make(entry) for entry in list(self._entries)]
+        group = self._group
+        entries = list(self._entries)
+        last_number = entries[-1][0] if entries else 0
+        entries += [entry for entry in self._read_group(group)[0] if entry[0] > last_number]
+        return [
+            RingEntry(number, at_s, [_delivered_batch(batch) for batch in batches], *others)
+            for number, at_s, batches, *others in entries
+        ]
+
+    @property
+    def last_batch(self) -> DeliveredBatch | None:
+        """The batch that was delivered last."""
+        batch = self._read_group(self._group)[1].last_batch
+        return None if batch is None else _delivered_batch(batch)
+
+
+def _delivered_batch(fields: tuple[Any, ...]) -> DeliveredBatch:
+    batch = DeliveredBatch._make(fields)
+    return batch if isinstance(batch.indices, (list, tuple)) else batch._replace(indices=None)
 
 
 class LoggedSteps:

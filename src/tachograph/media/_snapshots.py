@@ -7,7 +7,6 @@ thread then copies the clone to pinned memory on a stream of its own and polls a
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import threading
@@ -171,7 +170,8 @@ def snapshot(value: MediaValue) -> MediaValue:
     Raises:
         SnapshotError: if that is not possible; the message says why.
     """
-    result = copy.copy(value)
+    result = object.__new__(type(value))  # `copy.copy` takes ten times as long
+    vars(result).update(vars(value))
     if isinstance(result, Table):
         _copy_table(result)
     elif isinstance(result, Image):
