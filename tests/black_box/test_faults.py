@@ -372,6 +372,30 @@ def test_gradient_is_read_before_the_step(dtype, position):
         observer.close()
 
 
+def test_gradient_whose_memory_was_freed_is_not_read():
+    """Sharding frees the memory of a tensor that it keeps; to read it would end the process."""
+
+    class FreeingOptimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            pass
+
+    model = nn.Linear(4, 1)
+    optimizer = FreeingOptimizer(model.parameters(), lr=0.1)
+    listener = CountingListener()
+    observer = TorchObserver(listener)
+    try:
+        for _ in range(3):  # the first step adds the optimizer
+            model(torch.ones(2, 4)).sum().backward()
+            for parameter in model.parameters():
+                parameter.grad.untyped_storage().resize_(0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert listener.ring.num_steps == 3
+        assert listener.num_bad_gradients == 0
+    finally:
+        observer.close()
+
+
 class CountingListener:
     wants_boundary = False
 

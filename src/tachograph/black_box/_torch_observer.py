@@ -136,8 +136,8 @@ class TorchObserver:
                 groups = optimizer.param_groups
                 for parameter in (groups[last]["params"][-1], groups[first]["params"][0]):
                     gradient = parameter.grad
-                    if gradient is not None:
-                        value = numbers[(gradient.data_ptr() - _FIRST_ADDRESS) >> shift]
+                    if gradient is not None and (address := gradient.data_ptr()):  # 0: its memory was freed
+                        value = numbers[(address - _FIRST_ADDRESS) >> shift]
                         if value - value != 0.0:  # NaN or infinite
                             self._listener.on_bad_gradient()
                             return
