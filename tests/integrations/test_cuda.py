@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,18 @@ def synchronising(calls: collections.Counter[str]) -> dict[str, int]:
     return {name: calls[name] for name in SYNCS}
 
 
+@contextlib.contextmanager
+def waiting_forbidden():
+    """Let torch raise an error if it would wait for the device, in any thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_watching_adds_no_synchronisation(logs):
     loop = Loop()
     loop.train(loop.batches)
@@ -64,12 +78,9 @@ def test_watching_adds_no_synchronisation(logs):
     with tacho.init("gpu", log_dir=str(logs), console=False) as run, tacho.watch(loop.model, loop.optimizer):
         loop.train(tacho.track(loop.batches))
         recorded = calls_of(lambda: (loop.train(tacho.track(loop.batches)), run.flush()))
-        torch.cuda.set_sync_debug_mode("error")  # raises if torch would wait, in any thread
-        try:
+        with waiting_forbidden():
             loop.train(tacho.track(loop.batches))
             run.flush()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         # Ending the profile waits for the device, once in each trace.
         assert synchronising(recorded) == synchronising(bare), (bare, recorded)
         # Losses and norms reach the host together, not one by one.
@@ -177,12 +188,9 @@ def test_histograms_are_counted_without_synchronisation(logs):
         with tacho.watch(loop.model, loop.optimizer, histograms="both", every=5):
             loop.train(loop.batches)
             run.flush()
-            torch.cuda.set_sync_debug_mode("error")  # raises if torch would wait, in any thread
-            try:
+            with waiting_forbidden():
                 loop.train(loop.batches)
                 run.flush()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
     history = tacho.read(run)
     assert [each.step for each in history.histograms("gradients/0.weight")] == list(range(0, 40, 5))
     assert {each.num_values for each in history.histograms("weights/0.weight")} == {1 << 20}  # a sample

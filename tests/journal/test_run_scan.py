@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tachograph.catalog import Catalog, annotate
-from tachograph.journal import LogFolders, RunFolder, RunScan, RunState, _run_scan
+from tachograph.journal import LogFolders, RunFolder, RunScan, RunState
 from tachograph.store import Store
 from tachograph.testing import FakeClock
 from tests.store import END, START, append, write
@@ -20,9 +20,8 @@ NUM_RUNS = 200
 
 
 @pytest.fixture
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def logs(tmp_path: Path) -> Path:
     """A folder with as many runs as rest, which ended an hour ago."""
-    monkeypatch.setattr(_run_scan, "_MIN_RUNS", NUM_RUNS)
     for number in range(NUM_RUNS):
         write(tmp_path / "logs" / f"sweep-{number % 2}" / f"run-{number:04}", [START, END])
     for path in (tmp_path / "logs", *(tmp_path / "logs").rglob("*")):
@@ -37,7 +36,7 @@ def age(path: Path) -> None:
 
 def open_scan(*log_dirs: Path) -> tuple[RunScan, FakeClock]:
     clock = FakeClock(wall_s=time.time())
-    scan = RunScan(LogFolders(*log_dirs), clock)
+    scan = RunScan(LogFolders(*log_dirs), clock, min_runs=NUM_RUNS)
     scan.find()
     scan.find()  # the first call did not know that there are many
     return scan, clock
@@ -106,7 +105,7 @@ def test_added_removed_and_replaced_runs_are_noticed_at_once(logs):
 def test_folder_that_has_just_changed_is_read_again(logs):
     """Another entry in the same tick of the clock would not change the time of the folder."""
     clock = FakeClock(wall_s=time.time())
-    scan = RunScan(LogFolders(logs), clock)
+    scan = RunScan(LogFolders(logs), clock, min_runs=NUM_RUNS)
     write(logs / "new-1", [START, END])
     times = logs.stat()
     assert len(scan.find()) == NUM_RUNS + 1

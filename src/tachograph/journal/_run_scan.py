@@ -9,7 +9,8 @@ long ago, and polling them takes more processor time than everything else that a
   after 10 to 20 seconds, a different time for each, so that every call looks at a few of them. In between, `find`
   returns the same object as before, and readers need not look at the other files of this run either.
 
-With fewer than 2,000 runs nothing rests. A run that is replaced by another folder of its name does not rest either.
+With fewer than 2,000 runs nothing rests, unless a reader asks for it. A run that is replaced by another folder of its
+name does not rest either.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ class _Folder:
 class RunScan:
     """Finds the runs of log folders again and again. Thread-safe; readers may share one."""
 
-    def __init__(self, folders: LogFolders, clock: Clock | None = None) -> None:
+    def __init__(self, folders: LogFolders, clock: Clock | None = None, *, min_runs: int = _MIN_RUNS) -> None:
         """Prepare the scan.
 
         Args:
             folders: the log folders.
             clock: tells when a run was looked at last; by default the clock of the machine.
+            min_runs: with fewer runs, none rests.
         """
+        self._min_runs = min_runs
         self._log_folders = folders
         self._clock = SystemClock() if clock is None else clock
         self._folders: dict[str, _Folder] = {}
@@ -103,7 +106,7 @@ class RunScan:
         """Add the runs below a folder, also in nested folders."""
         now_s = self._clock.steady_s()
         # A run whose journal is older than this rests; with few runs, none is.
-        quiet_before_s = self._clock.wall_s() - _QUIET_S if self._num_runs >= _MIN_RUNS else 0.0
+        quiet_before_s = self._clock.wall_s() - _QUIET_S if self._num_runs >= self._min_runs else 0.0
         folders_to_scan = [(log_dir, "", 0)]
         num_other_folders = 0
         while folders_to_scan:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests.conftest import wait_for
 from tests.server.columns.conftest import fill, need
 from tests.server.columns.servers import ClickHouseServer, missing_server
 from tests.server.columns.test_answers import check_equal, journal_of_odd_things, views
-from tests.store import END, START, append, step, write
+from tests.store import END, START, append, files_opened, step, write
 
 TABLES = ("points", "tiles", "summaries", "events", "spans", "runs", "cursors")
 
@@ -62,6 +64,24 @@ def test_rows_do_not_depend_on_batches(store, url, tmp_path):
         inserter._max_rows = 500
         inserter.insert_all()
         assert all_rows(other) == whole
+
+
+def test_idle_runs_are_not_opened_again(store, tmp_path):
+    write_runs(tmp_path / "logs", 2, num_steps=10)
+    hour_ago_s = time.time() - 3_600
+    for path in (tmp_path / "logs").rglob("*"):
+        os.utime(path, (hour_ago_s, hour_ago_s))
+    inserter = store.inserter(str(tmp_path / "logs"))
+    for _ in range(3):
+        inserter.insert_all()
+    write(tmp_path / "logs" / "new", [{**START, "run_id": "new"}, step(0, a=1.0), END])
+    with files_opened(tmp_path / "logs") as opened:
+        inserter.insert_all()
+    assert {Path(path).parent.name for path in opened} == {"new"}
+    assert no_differences(store, tmp_path / "logs")
+    append(RunFolder(tmp_path / "logs" / "new"), [step(1, a=2.0)])
+    inserter.insert_all()
+    assert no_differences(store, tmp_path / "logs")
 
 
 def test_repeated_batches_collapse(store, tmp_path):

@@ -22,7 +22,7 @@ import msgspec
 
 from tachograph._base.typed import decode_msgpack
 from tachograph.exceptions import ColumnStoreError, ConfigError
-from tachograph.journal import JournalFollower, LogFolders, RunFolder, journal_size, open_journal
+from tachograph.journal import FoundRun, JournalFollower, LogFolders, RunFolder, RunScan, journal_size, open_journal
 from tachograph.records import decode
 from tachograph.server.columns._client import quote
 from tachograph.server.columns._rows import JournalRows, JournalState, TableRows
@@ -91,7 +91,10 @@ class Inserter:
             runs: the ids of the runs to insert; all by default.
             max_rows: how many rows to insert at once.
         """
-        self._schema, self._folders, self._runs = schema, LogFolders(*log_dirs), runs
+        self._schema, self._runs = schema, runs
+        self._scan = RunScan(LogFolders(*log_dirs), min_runs=0)
+        self._run_keys: dict[str, tuple[tuple[str, int, int, int], str]] = {}
+        """By path: id, inode, size and time of the journal of a run, and the key that it states."""
         self._max_rows = max_rows
         self.lag = InserterLag()
         self._unreadable_journals: dict[Path, str] = {}
@@ -101,7 +104,8 @@ class Inserter:
     def _discard_progress(self) -> None:
         self._cursors: dict[tuple[str, int], _InsertCursor] | None = None
         self._journals: dict[Path, _Journal] = {}
-        self._sizes: dict[Path, tuple[int, int]] = {}
+        self._idle_runs: dict[str, FoundRun] = {}
+        """By path: runs of which everything was read when they were looked at last."""
         self._batch = TableRows()
 
     def run(self, stop: threading.Event) -> None:
@@ -154,40 +158,60 @@ class Inserter:
         if self._cursors is None:
             self._cursors = self._load_cursors()
         num_behind = 0
-        for run_id, name, rank, path in self._find_journals():
-            num_bytes = self._num_new_bytes(run_id, rank, path)
-            if num_bytes:
-                if self._batch.num_rows < self._max_rows:
-                    num_bytes = self._read_journal(run_id, name, rank, path)
-                num_behind += num_bytes
+        idle_runs: dict[str, FoundRun] = {}
+        for run, run_id in self._find_runs():
+            if self._idle_runs.get(run.path) is not run:  # else it rests
+                num_of_run = self._read_run(run, run_id)
+                num_behind += num_of_run
+                if num_of_run or run.id in self.lag.skipped:
+                    continue
+            idle_runs[run.path] = run
+        self._idle_runs = idle_runs
         self.lag.num_bytes = num_behind
         if num_behind and self.lag.behind_since is None:
             self.lag.behind_since = time.time()
         return num_behind > 0
 
-    def _find_journals(self) -> Iterator[tuple[str, str, int, Path]]:
-        """Yield run id, name, rank and path of all journals."""
+    def _find_runs(self) -> list[tuple[FoundRun, str]]:
+        """Return all runs with their keys, and state which ones are skipped."""
         names_by_run_id: dict[str, str] = {}
         skip_reasons: dict[str, str] = {}
-        for run in sorted(self._folders.find(), key=lambda run: run.id):
+        runs: list[tuple[FoundRun, str]] = []
+        for run in sorted(self._scan.find(), key=lambda run: run.id):
             if self._runs is not None and run.id not in self._runs:
                 continue
-            folder = RunFolder(run.path)
-            run_id = self._run_id(folder, run.id)
+            run_id = self._run_id(run)
             if run_id in names_by_run_id:
                 skip_reasons[run.id] = f"it has the same run_id as {names_by_run_id[run_id]!r}"
                 continue
             names_by_run_id[run_id] = run.id
-            for rank, path in rank_journals(folder):
-                if path in self._unreadable_journals:
-                    skip_reasons[run.id] = self._unreadable_journals[path]
-                else:
-                    yield run_id, run.id, rank, path
+            runs.append((run, run_id))
         self.lag.skipped = skip_reasons
+        return runs
 
-    def _run_id(self, folder: RunFolder, name: str) -> str:
-        journal = self._journals.get(folder.journal)
-        return journal.rows.run_id if journal is not None else run_key(folder.path, name)
+    def _read_run(self, run: FoundRun, run_id: str) -> int:
+        """Read the journals of a run until the batch is full; return the number of bytes that are left."""
+        num_behind = 0
+        for rank, path in rank_journals(RunFolder(run.path)):
+            if path in self._unreadable_journals:
+                self.lag.skipped[run.id] = self._unreadable_journals[path]
+                continue
+            num_bytes = self._num_new_bytes(run_id, rank, path)
+            if num_bytes:
+                if self._batch.num_rows < self._max_rows:
+                    num_bytes = self._read_journal(run_id, run.id, rank, path)
+                num_behind += num_bytes
+        return num_behind
+
+    def _run_id(self, run: FoundRun) -> str:
+        journal = run.journal
+        identity = run.id, journal.st_ino, journal.st_size, journal.st_mtime_ns
+        known_identity, run_id = self._run_keys.get(run.path, (None, ""))
+        if identity != known_identity:
+            followed = self._journals.get(RunFolder(run.path).journal)
+            run_id = run_key(run.path, run.id) if followed is None else followed.rows.run_id
+            self._run_keys[run.path] = identity, run_id
+        return run_id
 
     def _num_new_bytes(self, run_id: str, rank: int, path: Path) -> int:
         """Return how many bytes of a journal are not read yet; also if it is another one now, and not longer."""
