@@ -92,7 +92,7 @@ class _CacheEntry(msgspec.Struct):
     annotated_ns: int
     is_saved: bool
     """Whether the index on disk has it."""
-    found: FoundRun | None = None
+    last_look: FoundRun | None = None
     """The run as it was when it was looked at last, if its state can change only with its files; else None."""
 
     @property
@@ -224,12 +224,12 @@ class Catalog:
         current: dict[str, dict[str, _CacheEntry]] = {log_dir: {} for log_dir in self.log_dirs}
         for run in self._scan.find():
             entry = self._row_cache[run.log_dir].get(run.name)
-            if entry is None or entry.found is not run:
+            if entry is None or entry.last_look is not run:
                 entry = self._look_at(run.log_dir, run.name, run.path, run.journal)
                 if entry is None:
                     continue
                 self._set_id(entry, run.id)
-                entry.found = run if entry.is_final else None  # it may rest
+                entry.last_look = run if entry.is_final else None  # it may rest
             current[run.log_dir][run.name] = entry
         self._row_cache = current
 
