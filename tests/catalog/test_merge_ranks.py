@@ -37,6 +37,8 @@ from tachograph.records import decode
 from tests.cli.test_catalog_commands import tacho
 from tests.store import END, START, lines, write
 
+pytestmark = pytest.mark.xdist_group("merge_ranks")  # they share the job
+
 NUM_OLD, NUM_LONG, NUM_NEW = 360, 132, 540
 """Windows of 20 s for two hours, which are merged to ten minutes; of 600 s for 22 hours; of 20 s for three hours."""
 NUM_WINDOWS = NUM_OLD + NUM_LONG + NUM_NEW
@@ -217,6 +219,7 @@ def test_compressed_files_stay_compressed(folder: RunFolder) -> None:
     assert sum(window.get("windows", 1) for window in windows_of(lines_by_rank(folder)[1])) == NUM_WINDOWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compressed", [False, True])
 @pytest.mark.parametrize("moment", ["move_file", "write_rank_map", "compress_journal", "second file"])
 def test_killed_merging_loses_nothing(
