@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 from tachograph._base.guard import guard, reraise_from_signal_handler, suppress
@@ -254,9 +255,9 @@ class MediaRecorder:
     # The thread ----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        _lower_priority()
         with guard("importing Pillow"):
             _import_encoders()
+        _lower_priority()  # not before: a fork waits for the imports
         try:
             while not self._is_closing:
                 job = self._queue.get()
@@ -336,8 +337,11 @@ def _snapshot_or_problem(value: MediaValue) -> MediaValue:
 # If a process forks while another thread imports a module, the lock of that module stays locked in the child for ever.
 # So the thread imports everything it needs at once, and a fork waits for the end of that.
 _import_lock = threading.RLock()
-_MAX_FORK_WAIT_S = 5.0
-"""Bounds the wait of a fork inside of an import that the media thread waits for."""
+_MAX_FORK_WAIT_S = 60.0
+"""On a busy machine the imports take seconds."""
+
+_MAX_IMPORTING_FORK_WAIT_S = 5.0
+"""Bounds the wait of a fork inside of an import, because the media thread may wait for that import."""
 
 _lock_results: list[bool] = []
 
@@ -358,7 +362,16 @@ def _import_encoders() -> None:
 
 
 def _before_fork() -> None:
-    _lock_results.append(_import_lock.acquire(timeout=_MAX_FORK_WAIT_S))
+    wait_s = _MAX_IMPORTING_FORK_WAIT_S if _is_importing() else _MAX_FORK_WAIT_S
+    _lock_results.append(_import_lock.acquire(timeout=wait_s))
+
+
+def _is_importing() -> bool:
+    """Return whether the calling thread is inside of an import."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _after_fork() -> None:
