@@ -1,9 +1,9 @@
 """The runs below one or more log folders as rows, without reading what did not change.
 
-For each run two files are looked at each time: the journal, whose size and time identify a summary, and the folder with
-annotations, whose time changes with them. Only if one of these changed is anything read: the summary that an earlier
-reader stored, or else the ends of the journal. Full summaries, which need the whole journal once, are computed only
-when a field needs them, and stored for ended runs.
+For each run two files are looked at each time, unless the run rests (see `RunScan`): the journal, whose size and time
+identify a summary, and the folder with annotations, whose time changes with them. Only if one of these changed is
+anything read: the summary that an earlier reader stored, or else the ends of the journal. Full summaries, which need
+the whole journal once, are computed only when a field needs them, and stored for ended runs.
 
 A new process starts from the *index* (see `_index`), one file for all runs of a log folder. It is a cache: it is
 rewritten when it lacks more than a few runs, and may be deleted at any time.

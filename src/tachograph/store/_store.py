@@ -5,7 +5,7 @@ runs that did not change. A run is read again only if its *signature* changed: d
 journal and of its heartbeat, and the time of the folder with its annotations. Only the state of a run can change
 without a file, when its process dies or stops sending heartbeats. So the state of a run that is running or stale is
 inferred again each time, from the process and the heartbeat read before. A run that finished, failed or crashed stays
-so until a resume writes to its journal.
+so until a resume writes to its journal. In a large folder such a run rests: see `RunScan`.
 """
 
 from __future__ import annotations
