@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from tachograph._base.guard import faults, suppress
+from tachograph._base.threads import TelemetryThread
 
 __all__ = ["DetachedProcess", "ReplyChannel", "is_orphan", "read_requests"]
 
@@ -129,7 +130,7 @@ class DetachedProcess:
     def leave(self) -> None:
         """Leave the process to itself: send no more requests, and ignore its replies."""
         self.close_requests()
-        reaper = threading.Thread(target=lambda: list(self.replies()), name="tachograph-reaper", daemon=True)
+        reaper = TelemetryThread(lambda: list(self.replies()), name="tachograph-reaper")
         with suppress(RuntimeError):  # the interpreter is exiting, so nothing is left to collect
             reaper.start()
 

@@ -20,11 +20,11 @@ from types import FrameType
 from tachograph._base.guard import suppress
 from tachograph._base.reentrant import ReentrantEvent
 
-__all__ = ["import_on_first_use", "without_collection"]
+__all__ = ["import_on_first_use", "is_importing", "without_collection"]
 
 _IMPORT_FILE = "<frozen importlib._bootstrap>"
-_IMPORT_FUNCTION = "_find_and_load"
-"""The function of Python that runs for as long as a module is being imported."""
+_LOCKING_FUNCTIONS = {"_find_and_load", "_lock_unlock_module"}
+"""The functions of Python that hold the lock of a module; the first one runs for as long as it is being imported."""
 
 
 @contextlib.contextmanager
@@ -49,8 +49,8 @@ def import_on_first_use(*names: str) -> None:
         names: the full names. A module that cannot be imported is left to the statement, which raises.
     """
     missing_names = [name for name in names if not _is_imported(name)]
-    if not missing_names or threading.current_thread() is not threading.main_thread() or _is_importing():
-        return
+    if not missing_names or threading.current_thread() is not threading.main_thread() or is_importing(sys._getframe()):
+        return  # another thread could wait in vain for what this one is importing
     has_ended = ReentrantEvent()
 
     def import_all() -> None:
@@ -71,11 +71,10 @@ def _is_imported(name: str) -> bool:
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-def _is_importing() -> bool:
-    """Return whether this thread is importing a module, which another thread could then wait for in vain."""
-    frame: FrameType | None = sys._getframe(1)
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether a thread is importing a module, and so holds a lock of it, given the frame that it executes."""
     while frame is not None:
-        if frame.f_code.co_name == _IMPORT_FUNCTION and frame.f_code.co_filename == _IMPORT_FILE:
+        if frame.f_code.co_filename == _IMPORT_FILE and frame.f_code.co_name in _LOCKING_FUNCTIONS:
             return True
         frame = frame.f_back
     return False

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tachograph._base.detached import DetachedProcess, ReplyChannel, read_requests
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import ConfigError
 from tachograph.importers._import import import_runs
 from tachograph.importers._read import IMPORTERS, describe, has_runs
@@ -67,7 +67,7 @@ class LogWatcher:
         self._report = report
         self._process = DetachedProcess(__name__, "watch", *(log.format for log in logs))
         self._process.send(([tuple(log) for log in logs], os.path.abspath(log_dir)))
-        self._thread = threading.Thread(target=self._read_replies, name="tachograph-watch", daemon=True)
+        self._thread = TelemetryThread(self._read_replies, name="tachograph-watch")
         self._thread.start()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     logs, log_dir = pickle.load(requests)  # noqa: S301 - from the process that started this one
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=read_requests, args=(requests, lambda _: os._exit(0)), daemon=True).start()
+    TelemetryThread(read_requests, name="tachograph-requests", args=(requests, lambda _: os._exit(0))).start()
     reported_problems: set[str] = set()
     while True:
         start_s = time.monotonic()

@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any, Protocol
 
 from tachograph._base.guard import guard, reraise_from_signal_handler, suppress
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.settings import Settings
+from tachograph._base.threads import TelemetryThread
 from tachograph.journal import RunFolder
 from tachograph.media._snapshots import SnapshotError, memory_bytes, snapshot, wrap_bare
 from tachograph.media._values import ExponentCounts, Histogram, MediaValue
@@ -100,7 +100,7 @@ class MediaRecorder:
         self._num_added: dict[int, int] = {}  # by thread
         self._num_finished = 0
         self._current_job: _MediaJob | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: TelemetryThread | None = None
         self._has_ended = ReentrantEvent()
         self._is_closing = False
         self._worker: Any = None
@@ -192,7 +192,7 @@ class MediaRecorder:
             self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="tachograph-media", daemon=True)
+        thread = TelemetryThread(self._work, name="tachograph-media")
         self._thread = thread
         try:
             thread.start()
@@ -257,7 +257,7 @@ class MediaRecorder:
     def _work(self) -> None:
         with guard("importing Pillow"):
             _import_encoders()
-        _lower_priority()  # not before: a fork waits for the imports
+        _lower_priority()  # not before: a fork waits for imports
         try:
             while not self._is_closing:
                 job = self._queue.get()
@@ -334,53 +334,18 @@ def _snapshot_or_problem(value: MediaValue) -> MediaValue:
     return problem
 
 
-# If a process forks while another thread imports a module, the lock of that module stays locked in the child for ever.
-# So the thread imports everything it needs at once, and a fork waits for the end of that.
-_import_lock = threading.RLock()
-_MAX_FORK_WAIT_S = 60.0
-"""On a busy machine the imports take seconds."""
-
-_MAX_IMPORTING_FORK_WAIT_S = 5.0
-"""Bounds the wait of a fork inside of an import, because the media thread may wait for that import."""
-
-_lock_results: list[bool] = []
-
-
 def _import_encoders() -> None:
-    with _import_lock:
-        import gzip  # noqa: F401
-        import wave  # noqa: F401
+    import gzip  # noqa: F401
+    import wave  # noqa: F401
 
-        import numpy as np  # noqa: F401
-        from PIL import Image, features  # noqa: F401
+    import numpy as np  # noqa: F401
+    from PIL import Image, features  # noqa: F401
 
-        import tachograph.media._worker  # noqa: F401
+    import tachograph.media._worker  # noqa: F401
 
-        Image.init()
-        with suppress(ImportError):
-            import av  # noqa: F401
-
-
-def _before_fork() -> None:
-    wait_s = _MAX_IMPORTING_FORK_WAIT_S if _is_importing() else _MAX_FORK_WAIT_S
-    _lock_results.append(_import_lock.acquire(timeout=wait_s))
-
-
-def _is_importing() -> bool:
-    """Return whether the calling thread is inside of an import."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None
-
-
-def _after_fork() -> None:
-    if _lock_results.pop():
-        _import_lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    Image.init()
+    with suppress(ImportError):
+        import av  # noqa: F401
 
 
 def _lower_priority() -> None:

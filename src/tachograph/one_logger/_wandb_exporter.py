@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import queue
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from typing import Any
 
 from tachograph._base.detached import DetachedProcess
 from tachograph._base.guard import faults
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.one_logger._error_events import ErrorEvent, TelemetryDataError
@@ -218,7 +218,7 @@ class _WandbProcess:
         self._is_open = False
         self._open_error = ""
         """Why the last attempt to start the run failed."""
-        threading.Thread(target=self._read_replies, name="tachograph-wandb-exporter", daemon=True).start()
+        TelemetryThread(self._read_replies, name="tachograph-wandb-exporter").start()
         try:
             self._call(_IMPORT_TIMEOUT_S, "import")
             self._open_number = self._send("open", config, os.getpid())

@@ -11,7 +11,6 @@ import faulthandler
 import os
 import queue
 import signal
-import threading
 import time
 from typing import Any, BinaryIO
 
@@ -19,6 +18,7 @@ import msgspec
 
 from tachograph._base.detached import ReplyChannel, read_requests
 from tachograph._base.guard import suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.records import mask_text
 
 __all__ = ["WandbReply", "WandbRequest", "main"]
@@ -66,7 +66,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
             replies.write(msgspec.json.encode(WandbReply(request.number, error)) + b"\n")
 
     client: Any = None
-    threading.Thread(target=read_requests, args=(requests, receive), daemon=True).start()
+    TelemetryThread(read_requests, name="tachograph-requests", args=(requests, receive)).start()
     while isinstance(request := request_queue.get(), WandbRequest):
         try:
             if request.method == "import":

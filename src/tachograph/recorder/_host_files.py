@@ -18,7 +18,6 @@ import re
 import socket
 import stat
 import struct
-import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -28,6 +27,7 @@ import msgspec
 
 from tachograph._base.files import make_folder, replace_file
 from tachograph._base.guard import faults, suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.journal import (
     MAX_HOST_RANKS,
@@ -283,7 +283,7 @@ class _Receiver:
         """When a rank that has not ended was last heard of."""
         self._socket = _bind(path)
         if self._socket is not None:
-            threading.Thread(target=self._receive, args=(self._socket,), name="tachograph-host", daemon=True).start()
+            TelemetryThread(self._receive, name="tachograph-host", args=(self._socket,)).start()
 
     @property
     def has_senders(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.settings import Mode, Settings, resolve_mode
+from tachograph._base.threads import TelemetryThread
 from tachograph.black_box import BlackBox, DumpWriter, GpuErrors, MemoryReporter
 from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
@@ -87,7 +87,7 @@ def start_run(
 
 def _try_thread() -> str:
     """Return why no thread can be started: a limit of the system, or an isolated interpreter; empty if one can."""
-    thread = threading.Thread(target=lambda: None, name="tachograph-test", daemon=True)
+    thread = TelemetryThread(lambda: None, name="tachograph-test")
     try:
         thread.start()
     except RuntimeError as error:

@@ -26,6 +26,7 @@ from tachograph._base.guard import guard, suppress
 from tachograph._base.mesh import mesh_coordinates
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.settings import Settings
+from tachograph._base.threads import TelemetryThread
 from tachograph.black_box import BlackBox
 from tachograph.diagnostics import HangLimits, HangThresholds, RuleSettings
 from tachograph.journal import read_rank_map, write_rank_map
@@ -139,7 +140,7 @@ class Writer:
         self._end: PendingRecord | None = None
         self._deadline_s = 0.0
         self._has_ended = ReentrantEvent()
-        self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tachograph-writer")
         self.diagnostics: LiveDiagnostics | None = None
         self.black_box: BlackBox | None = None
         self._thread_id = threading.get_ident()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 from tachograph._base.guard import guard
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph.journal import RunFolder, read_node_facts
 from tachograph.remote._address import parse_server
 from tachograph.remote._connection import Connection
@@ -44,7 +44,7 @@ class SenderThread:
     def __init__(self, sender: RunSender) -> None:
         self.sender = sender
         self._is_closing = ReentrantEvent()
-        self._thread = threading.Thread(target=self._run, name="tachograph-server", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tachograph-server")
 
     def start(self) -> None:
         """Start to send."""

@@ -34,7 +34,6 @@ where to continue.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -44,6 +43,7 @@ import msgspec
 from tachograph._base.files import open_lock, read_small, replace_file
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records, journal_size
 from tachograph.records import finite_or_none, mask_text
@@ -175,7 +175,7 @@ class SinkDriver:
         self._is_replayed = False
         if isinstance(sink, RejectingSink):
             sink.on_rejected = self._handle_rejection
-        self._thread = threading.Thread(target=self._run, name=f"tachograph-{sink.name}", daemon=True)
+        self._thread = TelemetryThread(self._run, name=f"tachograph-{sink.name}")
 
     @property
     def name(self) -> str:

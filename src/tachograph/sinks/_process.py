@@ -25,7 +25,6 @@ way; a sink that saw no `end` record knows that the run crashed.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +34,7 @@ import msgspec
 from tachograph._base.detached import DetachedProcess
 from tachograph._base.guard import faults, suppress, warn
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -117,7 +117,7 @@ class SinkProcess:
             self._process = DetachedProcess("tachograph.sinks._process_main", "sink", name)
         except faults(OSError) as error:
             raise ConfigError(f"sink {name!r}: its process cannot be started: {error}") from error
-        self._thread = threading.Thread(target=self._read_replies, name=f"tachograph-{name}", daemon=True)
+        self._thread = TelemetryThread(self._read_replies, name=f"tachograph-{name}")
         self._thread.start()
         try:
             self._process.send(Build(name, dict(options), factory))

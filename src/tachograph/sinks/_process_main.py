@@ -9,13 +9,13 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
 from typing import Any, BinaryIO
 
 import msgspec
 
 from tachograph._base.detached import ReplyChannel, is_orphan, read_requests
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.sinks._config import build_sinks
@@ -41,7 +41,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)
     host = _SinkHost(replies)
-    threading.Thread(target=read_requests, args=(requests, host.receive), daemon=True).start()
+    TelemetryThread(read_requests, name="tachograph-requests", args=(requests, host.receive)).start()
     host.run()
     # Python now waits for the threads and exit handlers of the client, at most until the timer.
 

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tachograph._base.guard import suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.usage._consent import ConsentGate
 from tachograph.usage._endpoint import Endpoint, Event
 from tachograph.usage._guard import guard_silently
@@ -65,7 +66,7 @@ class UsageSender:
         self._queue: deque[Event] = deque()
         self._spool: Spool | None = None
         self._wake = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[TelemetryThread] = []
         self._is_closing = False
         self._is_written = False
         """Whether nothing more will be written."""
@@ -107,7 +108,7 @@ class UsageSender:
 
     def _start(self) -> None:
         targets = [self._write_loop] if self._endpoint is None else [self._write_loop, self._send_loop]
-        self._threads = [threading.Thread(target=target, name="tachograph-usage", daemon=True) for target in targets]
+        self._threads = [TelemetryThread(target, name="tachograph-usage") for target in targets]
         with suppress(RuntimeError):  # the interpreter is shutting down; `close` writes the queue
             for thread in self._threads:
                 thread.start()

@@ -14,13 +14,13 @@ import os
 import socket
 import socketserver
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tachograph._base.files import replace_file
+from tachograph._base.threads import TelemetryThread
 from tachograph.bridges.prometheus._text import TOO_MANY_NAMES, RunMetrics
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
@@ -127,12 +127,12 @@ class _ScrapeServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, host: str, port: int, sink: PrometheusSink) -> None:
         self.sink = sink
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._thread: threading.Thread | None = None
+        self._thread: TelemetryThread | None = None
         super().__init__((host, port), _ScrapeHandler)
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self.serve_forever, name="tachograph-scrapes", daemon=True)
+            self._thread = TelemetryThread(self.serve_forever, name="tachograph-scrapes")
             self._thread.start()
 
     def stop(self) -> None:

@@ -134,7 +134,7 @@ class LoopObserver:
         self._cannot_start = False
         self._thread_id: int | None = None
         """The thread that trains. Until an optimizer steps, the last thread that made an observed call."""
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # noqa: TID251 - of the program
         self._thread_trains = False
         self._is_fetching = False
         self._is_saving = False

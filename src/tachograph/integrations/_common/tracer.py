@@ -6,13 +6,13 @@ import gzip
 import os
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from tachograph._base.files import make_folder, make_temporary_folder, replacing
 from tachograph._base.guard import guard, suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.integrations._common.trace_session import TraceSession, find_obstacle
 from tachograph.journal import Request
 from tachograph.reader import list_traces, trace_name
@@ -45,7 +45,7 @@ class StepTracer:
         self._first_step = 0
         self._num_traced = 0
         self._start_s = 0.0
-        self._storage_thread: threading.Thread | None = None
+        self._storage_thread: TelemetryThread | None = None
         self._request_in_storage: Request | None = None
         self._is_closed = not run.enabled
         if run.enabled:
@@ -122,9 +122,7 @@ class StepTracer:
         took_s = time.monotonic() - self._start_s
         arguments = (session, request, self._first_step, self._num_traced, took_s, reason)
         self._request_in_storage = request
-        self._storage_thread = threading.Thread(
-            target=self._store, args=arguments, name="tachograph-trace", daemon=True
-        )
+        self._storage_thread = TelemetryThread(self._store, name="tachograph-trace", args=arguments)
         self._storage_thread.start()
 
     # Storing, in its own thread ------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from tachograph._base.guard import guard
+from tachograph._base.threads import TelemetryThread
 from tachograph._init import init
 from tachograph.black_box import find_kill, write_kill_dump
 from tachograph.exceptions import ConfigError, LogDirError, ProgramNotFoundError, TachographError
@@ -155,7 +156,7 @@ def _call_with_run(on_run: Callable[[str], None] | None, find_run: Callable[[], 
                 return
 
     if on_run is not None:
-        threading.Thread(target=wait, name="tacho-run", daemon=True).start()
+        TelemetryThread(wait, name="tacho-run").start()
     try:
         yield
     finally:

@@ -15,11 +15,11 @@ import contextlib
 import os
 import select
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tachograph._base.threads import TelemetryThread
 from tachograph.integrations.zero_code._output_recorder import OutputRecorder, strip_escapes
 from tachograph.journal import RunFolder
 
@@ -72,7 +72,7 @@ class _StreamTee:
         self._our_fd = our_fd
         self._source, self.end = _open_terminal(our_fd) if os.isatty(our_fd) else os.pipe()
         self._is_writing = False
-        self._thread = threading.Thread(target=self._copy, name=f"tacho-{name}", daemon=True)
+        self._thread = TelemetryThread(self._copy, name=f"tacho-{name}")
         self._thread.start()
 
     def wait(self, timeout_s: float) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from tachograph._base.guard import guard
+from tachograph._base.threads import TelemetryThread
 from tachograph.journal import OutputWriter, RunFolder, output_line
 from tachograph.records import MASK, mask_text
 
@@ -96,7 +97,7 @@ class OutputRecorder:
         self._writer: OutputWriter | None = None
         self._last_search_at = 0.0
         self._num_unwritten = 0
-        self._thread = threading.Thread(target=self._run, name="tacho-output", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tacho-output")
         self._thread.start()
 
     def add(self, stream: str, data: bytes) -> None:

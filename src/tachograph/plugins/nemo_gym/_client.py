@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tachograph._base.http import HttpConnection, HttpResponse, is_local
 from tachograph._base.printable import safe
+from tachograph._base.threads import TelemetryThread
 
 __all__ = ["GymClient", "GymError", "GymResponse", "run_all"]
 
@@ -199,7 +200,7 @@ def run_all(
                 results.put((job.number, error))
 
     for _ in range(min(max_concurrency, len(functions))):
-        threading.Thread(target=work, name="tachograph-gym", daemon=True).start()
+        TelemetryThread(work, name="tachograph-gym").start()
     ordered_results: list[Result | GymError] = [
         GymError("the time for the batch was over", is_timeout=True) for _ in functions
     ]

@@ -13,6 +13,7 @@ import threading
 
 from tachograph._base.git import git_command, git_environment
 from tachograph._base.guard import faults, suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import CodeError
 from tachograph.records import mask_text
 
@@ -69,7 +70,7 @@ def run_git(
         _kill(process.pid)
 
     errors = bytearray()
-    error_reader = threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True)
+    error_reader = TelemetryThread(_drain, name="tachograph-git", args=(process.stderr, errors))
     timer = threading.Timer(timeout_s, stop)
     timer.daemon = True
     with process.stdout, process.stderr:

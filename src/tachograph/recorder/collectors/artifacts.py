@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tachograph._base.guard import guard, reraise_from_signal_handler, warn
 from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.settings import Mode, Settings, resolve_mode
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import ArtifactError, ConfigError
 from tachograph.journal import RunFolder
 from tachograph.journal.artifacts import (
@@ -122,7 +122,7 @@ class _ArtifactRecorder:
         self._jobs: queue.SimpleQueue[_StoreJob] = queue.SimpleQueue()
         self._pending: dict[int, PendingArtifact] = {}
         self._parent_ids: set[str] = set()
-        self._thread: threading.Thread | None = None
+        self._thread: TelemetryThread | None = None
 
     def add(self, job: _StoreJob) -> None:
         """Queue an artifact."""
@@ -131,7 +131,7 @@ class _ArtifactRecorder:
         self._pending[id(job.pending)] = job.pending
         self._jobs.put(job)
         if self._thread is None or not self._thread.is_alive():  # a signal handler may raise before it has started
-            self._thread = threading.Thread(target=self._store_all, name="tachograph-artifacts", daemon=True)
+            self._thread = TelemetryThread(self._store_all, name="tachograph-artifacts")
             self._thread.start()
 
     def _store_all(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,7 @@ import msgspec
 from tachograph._base.files import read_small
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder, find_run_folders, is_linked_out
 from tachograph.recorder._run import Run
@@ -78,7 +78,7 @@ class BaselineReader:
         self._tags: frozenset[str] = frozenset()
         self._has_recorded = False
         self._is_stopped = ReentrantEvent()
-        self._thread: threading.Thread | None = None
+        self._thread: TelemetryThread | None = None
         self.collect()
 
     def collect(self) -> None:
@@ -87,7 +87,7 @@ class BaselineReader:
         if tags == self._tags or (self._thread is not None and self._thread.is_alive()):
             return
         self._tags = tags
-        self._thread = threading.Thread(target=self._record_baseline, name="tachograph-baseline", daemon=True)
+        self._thread = TelemetryThread(self._record_baseline, name="tachograph-baseline")
         self._thread.start()
 
     def close(self) -> None:

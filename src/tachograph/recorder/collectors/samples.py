@@ -28,6 +28,7 @@ from tachograph._base.files import open_to_read
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.importing import import_on_first_use
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph.journal import JournalFollower, RunFolder
 from tachograph.media import Audio, Image, Video
 from tachograph.recorder.collectors.sample_folders import (
@@ -103,7 +104,7 @@ class SampleWatcher:
         self._recorded_names: set[str] = set()
         self._stop = ReentrantEvent()
         self._has_ended = ReentrantEvent()
-        self._thread: threading.Thread | None = None
+        self._thread: TelemetryThread | None = None
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Look for folders of samples in a new part of the config. The thread does so; this returns at once."""
@@ -115,7 +116,7 @@ class SampleWatcher:
         with suppress(OSError):  # the working folder was deleted
             self._configs.put((self._config, os.getcwd()))
         if self._thread is None and not self._stop.is_set():
-            self._thread = threading.Thread(target=self._work, name="tachograph-samples", daemon=True)
+            self._thread = TelemetryThread(self._work, name="tachograph-samples")
             try:
                 self._thread.start()
             except RuntimeError:  # the interpreter is shutting down, or has no more threads

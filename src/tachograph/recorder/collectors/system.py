@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import psutil
 from tachograph._base.guard import faults, guard, suppress
 from tachograph._base.nvml import GpuProbe
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph.black_box import GpuErrors, MemoryGroup, child_memory_fields
 from tachograph.recorder.collectors.energy import EnergyMeter
 
@@ -94,7 +94,7 @@ class SystemSampler:
         self._gpus = GpuProbe()
         self._last_sample_at = time.monotonic()
         self._last_network = _network_bytes()
-        self._thread = threading.Thread(target=self._run, name="tachograph-system", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tachograph-system")
 
     def start(self) -> None:
         """Start sampling."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import ColumnStoreError
 from tachograph.server.columns._address import parse_address
 from tachograph.server.columns._inserter import Inserter, InserterLag
@@ -44,7 +45,7 @@ class StoreFeeder:
         self._inserter: Inserter | None = None
         self.store: ColumnStore | None = None
         """None until ClickHouse could be reached."""
-        self._thread = threading.Thread(target=self._run, name="tachograph-clickhouse", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tachograph-clickhouse")
 
     def start(self, may_insert: Callable[[], bool]) -> None:
         """Connect, and begin to insert as soon as `may_insert` returns True: one process of a server inserts."""

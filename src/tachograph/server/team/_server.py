@@ -39,6 +39,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tachograph._base.files import create_file, make_folder
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph._base.version import __version__
 from tachograph.exceptions import ArtifactError, ServeError
@@ -163,7 +164,7 @@ class TeamServer:
         self._gate = AccessGate(self._dashboard_of_identity, self.access)
         self._all_projects_app = self._create_dashboard(self.copies.root)
         self._is_closed = threading.Event()
-        threading.Thread(target=self._collect_blobs, name="tachograph-blobs", daemon=True).start()
+        TelemetryThread(self._collect_blobs, name="tachograph-blobs").start()
         self.metrics.add_gauge("open_copies", "Copies of runs that are open to append.", self._group.count_open_copies)
         self.metrics.add_gauge("processes", "Processes that serve the data folder.", self._group.num_processes)
         self.metrics.add_gauge(

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from tachograph._base.files import exclusive_lock, make_folder, read_small, replace_file
+from tachograph._base.threads import TelemetryThread
 from tachograph._base.typed import decode_json
 from tachograph.server.team._metrics import Counts, ServerMetrics, StoreReport
 
@@ -99,7 +100,7 @@ class ServerGroup:
             metrics.restore(_read_state(self._path).counts)
         self._try_to_lead()
         self._write()
-        self._thread = threading.Thread(target=self._run, name="tachograph-group", daemon=True)
+        self._thread = TelemetryThread(self._run, name="tachograph-group")
         self._thread.start()
 
     @property

@@ -22,6 +22,7 @@ from typing import cast
 
 import msgspec
 
+from tachograph._base.threads import TelemetryThread
 from tachograph.exceptions import ServeError, TachographError
 
 __all__ = ["WorkerStart", "can_share_ports", "serve_with_workers"]
@@ -172,7 +173,7 @@ def _stop(processes: list[BaseProcess]) -> None:
 
 
 def _run_worker(serve: Callable[[Connection], None], starter: Connection) -> None:
-    threading.Thread(target=_end_with_parent, name="tachograph-parent", daemon=True).start()
+    TelemetryThread(_end_with_parent, name="tachograph-parent").start()
     try:
         serve(starter)
     except TachographError as error:

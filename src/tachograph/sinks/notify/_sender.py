@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from collections.abc import Callable
 
 from tachograph._base.guard import guard
 from tachograph._base.http import DeliveryError
 from tachograph._base.reentrant import ReentrantEvent
+from tachograph._base.threads import TelemetryThread
 from tachograph.sinks._driver import backoff_s
 from tachograph.sinks.notify._channel import Channel
 from tachograph.sinks.notify._message import Message
@@ -93,8 +93,7 @@ class ChannelSender:
         self._deadline_s = math.inf
         # Both threads start with the run, because Python cannot start threads while it exits.
         self._threads = [
-            threading.Thread(target=target, name=f"tachograph-notify-{self.name}", daemon=True)
-            for target in (self._run, self._run_final)
+            TelemetryThread(target, name=f"tachograph-notify-{self.name}") for target in (self._run, self._run_final)
         ]
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from tachograph._base.detached import ReplyChannel
 from tachograph._base.guard import suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.reader.captured_code import kill_running_git
 from tachograph.recorder.collectors.code.capture import capture_parts
 from tachograph.records import mask_mapping, mask_text
@@ -38,7 +39,7 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     with suppress(OSError):  # the training process has ended
         try:
             request = pickle.load(requests)  # noqa: S301 - from the process that started it
-            threading.Thread(target=_exit_with_parent, args=(requests,), daemon=True).start()
+            TelemetryThread(_exit_with_parent, name="tachograph-parent", args=(requests,)).start()
             for name, part in capture_parts(request):
                 _send(replies, mask_mapping({name: part}))
         except Exception as error:  # noqa: BLE001 - reported in the record; such as a folder whose name is not UTF-8

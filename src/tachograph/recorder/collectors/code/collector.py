@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import faults, guard, suppress
+from tachograph._base.threads import TelemetryThread
 from tachograph.recorder._run import Run
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CodeCollector:
         self._process: DetachedProcess | None = None
         self._fields: dict[str, Any] = {}
         """The fields of the record that have arrived."""
-        self._thread = threading.Thread(target=self._capture, name="tachograph-code", daemon=True)
+        self._thread = TelemetryThread(self._capture, name="tachograph-code")
         self._thread.start()
 
     def collect(self) -> None:
