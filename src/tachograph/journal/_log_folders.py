@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +24,19 @@ from tachograph.journal._files import stat_journal
 from tachograph.journal._folder import RunFolder
 
 __all__ = [
-    "MAX_OTHER_FOLDERS",
     "MAX_RUN_DEPTH",
     "FoundRun",
     "LogFolders",
+    "SubFolder",
     "find_below",
     "find_run_folders",
     "is_linked_out",
-    "list_folder",
+    "list_sub_folders",
 ]
 
 MAX_RUN_DEPTH = 6
 """How many folders deep runs are looked for below a log folder."""
-MAX_OTHER_FOLDERS = 20_000
+_MAX_OTHER_FOLDERS = 20_000
 """The number of folders without a journal that are searched, in case of a log folder that contains everything."""
 _FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
 
@@ -106,37 +106,54 @@ class LogFolders:
         return name if is_unique and not has_label else f"{self.labels[log_dir]}:{name}"
 
 
-def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield name, path and status of the journal of each run below a folder, also in nested folders."""
-    folders_to_scan = [(log_dir, "", 0)]
-    num_other_folders = 0
-    while folders_to_scan:
-        folder, prefix, depth = folders_to_scan.pop()
-        try:
-            entries = list_folder(folder)
-        except faults(OSError):
-            continue
-        for name, path, _ in entries:
-            try:
-                journal = stat_journal(path + "/metrics.jsonl")
-            except faults(OSError, ValueError):
-                # A folder of runs, perhaps.
-                num_other_folders += 1
-                if depth < MAX_RUN_DEPTH and num_other_folders <= MAX_OTHER_FOLDERS and not os.path.islink(path):
-                    folders_to_scan.append((path, f"{prefix}{name}/", depth + 1))
-                continue
-            if stat.S_ISREG(journal.st_mode):
-                yield f"{prefix}{name}", path, journal
+class SubFolder(NamedTuple):
+    """A folder in a folder: a run, or a folder that may contain runs."""
+
+    name: str
+    path: str
+    inode: int
 
 
-def list_folder(folder: str) -> list[tuple[str, str, int]]:
-    """Return name, path and inode of each folder in a folder that may be a run or contain runs, by name.
+def list_sub_folders(folder: str) -> list[SubFolder]:
+    """Return the folders in a folder that may be runs or contain runs, by name.
 
     Raises:
         OSError: if the folder cannot be read.
     """
     with os.scandir(folder) as entries:
-        return sorted((entry.name, f"{folder}/{entry.name}", entry.inode()) for entry in entries if _may_be_run(entry))
+        return sorted(
+            SubFolder(entry.name, f"{folder}/{entry.name}", entry.inode()) for entry in entries if _may_be_run(entry)
+        )
+
+
+def find_run_folders(
+    log_dir: str, sub_folders_of: Callable[[str], Iterable[SubFolder]] = list_sub_folders
+) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Yield name, path and status of the journal of each run below a folder, also in nested folders.
+
+    Args:
+        log_dir: the folder.
+        sub_folders_of: returns the folders in a folder that are looked at.
+    """
+    folders_to_scan = [(log_dir, "", 0)]
+    num_other_folders = 0
+    while folders_to_scan:
+        folder, prefix, depth = folders_to_scan.pop()
+        try:
+            sub_folders = sub_folders_of(folder)
+        except faults(OSError, ValueError):
+            continue
+        for name, path, _ in sub_folders:
+            try:
+                journal = stat_journal(path + "/metrics.jsonl")
+            except faults(OSError, ValueError):
+                # A folder of runs, perhaps.
+                num_other_folders += 1
+                if depth < MAX_RUN_DEPTH and num_other_folders <= _MAX_OTHER_FOLDERS and not os.path.islink(path):
+                    folders_to_scan.append((path, f"{prefix}{name}/", depth + 1))
+                continue
+            if stat.S_ISREG(journal.st_mode):
+                yield f"{prefix}{name}", path, journal
 
 
 def find_below(log_dir: str, name: str) -> RunFolder | None:

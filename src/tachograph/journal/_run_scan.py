@@ -16,15 +16,12 @@ name does not rest either.
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from tachograph._base.clock import Clock, SystemClock
-from tachograph._base.guard import faults
-from tachograph.journal._files import stat_journal
-from tachograph.journal._log_folders import MAX_OTHER_FOLDERS, MAX_RUN_DEPTH, FoundRun, LogFolders, list_folder
+from tachograph.journal._log_folders import FoundRun, LogFolders, SubFolder, find_run_folders, list_sub_folders
 
 __all__ = ["RunScan"]
 
@@ -41,20 +38,12 @@ _MIN_SETTLED_S = 2.0
 """A folder that changed less than this before it was read may have changed again in the same tick of its clock."""
 
 
-class _SubFolder(NamedTuple):
-    """A folder in a folder: a run, or a folder that may contain runs."""
-
-    name: str
-    path: str
-    inode: int
-
-
 class _Folder:
     """The folders in a folder, and the resting runs among them."""
 
     __slots__ = ("changed_ns", "is_settled", "read_at", "resting_runs", "sub_folders")
 
-    def __init__(self, sub_folders: list[_SubFolder], changed_ns: int, clock: Clock) -> None:
+    def __init__(self, sub_folders: list[SubFolder], changed_ns: int, clock: Clock) -> None:
         self.sub_folders = sub_folders
         self.changed_ns = changed_ns
         self.read_at = clock.steady_s()
@@ -107,49 +96,45 @@ class RunScan:
         now_s = self._clock.steady_s()
         # A run whose journal is older than this rests; with few runs, none is.
         quiet_before_s = self._clock.wall_s() - _QUIET_S if self._num_runs >= self._min_runs else 0.0
-        folders_to_scan = [(log_dir, "", 0)]
-        num_other_folders = 0
-        while folders_to_scan:
-            path, prefix, depth = folders_to_scan.pop()
-            folder = self._open_folder(path, now_s)
-            if folder is None:
-                continue
-            folders[path] = folder
-            resting_runs = folder.resting_runs
-            for turn, (folder_name, folder_path, _) in enumerate(folder.sub_folders):
-                rest = resting_runs.get(folder_name)
-                if rest is not None:
-                    if rest[1] > now_s:
-                        runs.append(rest[0])
-                        continue
-                    del resting_runs[folder_name]
-                try:
-                    journal = stat_journal(folder_path + "/metrics.jsonl")
-                except faults(OSError, ValueError):
-                    num_other_folders += 1
-                    is_link = os.path.islink(folder_path)
-                    if depth < MAX_RUN_DEPTH and num_other_folders <= MAX_OTHER_FOLDERS and not is_link:
-                        folders_to_scan.append((folder_path, f"{prefix}{folder_name}/", depth + 1))
-                    continue
-                if stat.S_ISREG(journal.st_mode):
-                    name = prefix + folder_name
-                    run = FoundRun(name, log_dir, name, folder_path, journal)
-                    runs.append(run)
-                    if journal.st_mtime < quiet_before_s:
-                        rest_s = _MIN_REST_S + (_MAX_REST_S - _MIN_REST_S) * (turn % _NUM_TURNS) / _NUM_TURNS
-                        resting_runs[folder_name] = run, now_s + rest_s
 
-    def _open_folder(self, path: str, now_s: float) -> _Folder | None:
-        """Return a folder with the folders in it as they are now; None if it cannot be read."""
+        def sub_folders_of(path: str) -> Iterator[SubFolder]:
+            folder = folders[path] = self._open_folder(path, now_s)
+            return self._add_resting(folder, now_s, runs)
+
+        for name, path, journal in find_run_folders(log_dir, sub_folders_of):
+            run = FoundRun(name, log_dir, name, path, journal)
+            runs.append(run)
+            parent, _, folder_name = path.rpartition("/")
+            resting_runs = folders[parent].resting_runs
+            if journal.st_mtime < quiet_before_s:
+                turn = journal.st_ino % _NUM_TURNS
+                rest_s = _MIN_REST_S + (_MAX_REST_S - _MIN_REST_S) * turn / _NUM_TURNS
+                resting_runs[folder_name] = run, now_s + rest_s
+            else:
+                resting_runs.pop(folder_name, None)
+
+    @staticmethod
+    def _add_resting(folder: _Folder, now_s: float, runs: list[FoundRun]) -> Iterator[SubFolder]:
+        """Add the resting runs of a folder, and yield the other folders in it: all in order, one by one."""
+        for sub_folder in folder.sub_folders:
+            rest = folder.resting_runs.get(sub_folder.name)
+            if rest is not None and rest[1] > now_s:
+                runs.append(rest[0])
+            else:
+                yield sub_folder
+
+    def _open_folder(self, path: str, now_s: float) -> _Folder:
+        """Return a folder with the folders in it as they are now.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
         folder = self._folders.get(path)
-        try:
-            changed_ns = os.stat(path).st_mtime_ns
-            is_recent = folder is not None and now_s - folder.read_at < _MAX_NAMES_AGE_S
-            if folder is not None and is_recent and folder.is_settled and folder.changed_ns == changed_ns:
-                return folder
-            new = _Folder([_SubFolder(*entry) for entry in list_folder(path)], changed_ns, self._clock)
-        except faults(OSError, ValueError):
-            return None
+        changed_ns = os.stat(path).st_mtime_ns
+        is_recent = folder is not None and now_s - folder.read_at < _MAX_NAMES_AGE_S
+        if folder is not None and is_recent and folder.is_settled and folder.changed_ns == changed_ns:
+            return folder
+        new = _Folder(list_sub_folders(path), changed_ns, self._clock)
         if folder is not None:
             inodes = {entry.name: entry.inode for entry in folder.sub_folders}
             new.resting_runs = {
