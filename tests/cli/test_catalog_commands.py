@@ -132,6 +132,7 @@ def test_ls_groups_by_everything_but_the_seed(runs):
     assert (spread["best"], spread["best_run"]) == (0.6, "run-0")
     out = tacho("ls", "--group", "config", "--columns", "val_loss.min")
     assert re.search(r"config\.lr +runs +val_loss\.min *\n0\.001 +2 +1\.1 ± 0\.7071, best 0\.6 \(run-0\)", out)
+    assert tacho("ls", "--group", "config") == out  # the result of the runs
     narrow = tacho("ls", "--group", "config", "--columns", "val_loss.min", columns=40)
     assert "config.lr=0.001" in narrow and "1.1 ± 0.7071, best 0.6" in narrow
     assert "at most 3" in tacho("ls", "--group", "name,state,host,steps", code=1)

@@ -492,6 +492,11 @@ def test_run_without_recognised_loss_says_so() -> None:
     assert diagnose(series("reward", level(random.Random(1), 100, 2.0), accuracy=lambda at: 0.5)) == []
 
 
+def test_run_with_losses_of_a_gan_has_a_training_loss() -> None:
+    losses = series("loss_G", level(random.Random(1), 100, 2.0), **{"loss_D": lambda at: 0.7, "D(x)": lambda at: 0.5})
+    assert diagnose(losses) == []
+
+
 # Cost ----------------------------------------------------------------------------------------------------------------
 
 

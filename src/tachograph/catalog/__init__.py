@@ -67,6 +67,7 @@ from tachograph.catalog._row import (
     needs_full,
     reader_of,
     result_direction,
+    result_fields,
 )
 from tachograph.catalog._runs_diff import DiffKey, DiffResult, DiffRun, FileVersions, RunsDiff, diff_rows
 from tachograph.catalog._summary import flatten_config
@@ -195,6 +196,7 @@ __all__ = [
     "reproduction_script",
     "restore_run",
     "result_direction",
+    "result_fields",
     "save_view",
     "slug_of",
     "sort_rows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from tachograph.catalog._annotations import Annotations
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._summary import CatalogSummary
 from tachograph.journal import RunFolder
-from tachograph.records import loss_names_in, result_name_in, signal_of
+from tachograph.records import loss_names_in, metric_direction, result_name_in, signal_of
 from tachograph.store import MetricAggregates
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "needs_full",
     "reader_of",
     "result_direction",
+    "result_fields",
     "step_value_of",
 ]
 
@@ -47,6 +49,7 @@ AGGREGATES: dict[str, str] = {
 }
 SIGNAL_ANNOTATION = "custom.signal_"
 """Start of the annotation with the metric that a user named as a signal; see `tacho doctor --map`."""
+_MAX_RESULT_FIELDS = 3
 _STEP_VALUE = re.compile(r"(.+)@(\d{1,15})([kKM]?)", re.DOTALL)
 
 
@@ -177,11 +180,7 @@ def _loss(row: RunRow) -> float | None:
 
 def _result(row: RunRow) -> float | None:
     name = row.result_name
-    if name is None:
-        return None
-    aggregates = row.summary.metrics[name]
-    direction = result_direction(name)
-    return aggregates.max if direction > 0 else aggregates.min if direction < 0 else aggregates.last
+    return None if name is None else getattr(row.summary.metrics[name], _result_aggregate(name))
 
 
 def result_direction(name: str) -> int:
@@ -189,10 +188,19 @@ def result_direction(name: str) -> int:
 
     It is 0 for the losses of a GAN, which may rise while the training goes well.
     """
-    signal = (signal_of(name) or ("",))[0]
-    if signal == "adversarial_loss":
-        return 0
-    return direction_of(name) or (1 if signal in {"reward", "val_accuracy"} else -1)
+    is_adversarial = (signal_of(name) or ("",))[0] == "adversarial_loss"
+    return 0 if is_adversarial else metric_direction(name) or -1
+
+
+def _result_aggregate(name: str) -> Literal["min", "last", "max"]:
+    direction = result_direction(name)
+    return "max" if direction > 0 else "min" if direction < 0 else "last"
+
+
+def result_fields(rows: Iterable[RunRow]) -> list[str]:
+    """Return the fields of the results of runs, one for each metric that is a result, the most usual one first."""
+    counts = Counter(name for row in rows if (name := row.result_name) is not None)
+    return [f"{name}.{_result_aggregate(name)}" for name, _ in counts.most_common(_MAX_RESULT_FIELDS)] or ["result"]
 
 
 def _num_alerts(row: RunRow) -> int:

@@ -45,7 +45,6 @@ _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "result", "started")
 _NARROW_HEADINGS = ("run", "state", "result", "step")
 _SORTED_HEADINGS = {"name": "run", "steps": "step", "sec_per_step": "time/step"}
 """Headings of fields that have another name there."""
-_GROUPED_COLUMN = "loss.min"
 _RESULT_FIELDS = ("result", "result_metric")
 _MAX_UNREAD_BYTES = 64 << 20
 _READING_S = 2.0
@@ -115,7 +114,7 @@ def ls(
     without a field is searched in names, tags and notes. The documentation of runs lists all fields
     and operators.
     """
-    from tachograph.catalog import Catalog, differing_fields, parse_query
+    from tachograph.catalog import Catalog, differing_fields, parse_query, result_fields
 
     if as_csv and (as_json or group):
         raise click.UsageError(f"--csv cannot be combined with {'--json' if as_json else '--group'}")
@@ -133,7 +132,7 @@ def ls(
     if as_csv:
         _print_csv(rows, query_view.columns)
     elif query_view.group:
-        _print_groups(rows, query_view.group, query_view.columns or [_GROUPED_COLUMN], as_json=as_json)
+        _print_groups(rows, query_view.group, query_view.columns or result_fields(rows), as_json=as_json)
     elif as_json:
         echo(json_text([_json_row(row, query_view.columns) for row in rows]))
     elif not rows:
@@ -186,7 +185,7 @@ def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_fac
     fields = [*view.columns, *view.group, *([sort_field] if sort_field else [])]
     archived = _ARCHIVED_FILTERS[view.archived]
     if view.columns or view.group or shows_facts or sort_field:
-        facts = [_GROUPED_COLUMN] if view.group else FACTS if shows_facts and not view.columns else _RESULT_FIELDS
+        facts = FACTS if shows_facts and not view.columns else _RESULT_FIELDS
         rows = catalog.select(query, columns=[*fields, *facts], archived=archived)
     else:
         unread_rows = [row for row in catalog.select(query, archived=archived) if not row.summary.is_full]
@@ -488,5 +487,5 @@ def _spread(group: RunGroup, column: str) -> str:
     if statistics.spread is not None:
         text += f" ± {format_field(column, statistics.spread)}"
     if statistics.best is not None and len(group.runs) > 1:
-        text += f", best {format_field(column, statistics.best)} ({safe(statistics.best_run, 40)})"
+        text += f", best {format_field(column, statistics.best)} ({safe(statistics.best_run, 1_000)})"
     return text

@@ -14,6 +14,7 @@ class RunContext:
         step: the current step; None before the first one.
         time_s: the time of the current record in Unix seconds; None if records carry no time.
         num_progress: grows with everything the training code records. The `hang` rule polls it.
+        is_adversarial: whether the losses of a GAN are recorded. No rule judges them.
         is_reinforcement: whether rewards are recorded. The loss is then a poor measure of progress.
         is_work_recorded: whether the batch size, the tokens or the sequence length of a step are recorded.
         world_size: the number of ranks in the job.
@@ -26,6 +27,7 @@ class RunContext:
 
     __slots__ = (
         "announce_change",
+        "is_adversarial",
         "is_reinforcement",
         "is_work_recorded",
         "max_steps",
@@ -40,6 +42,7 @@ class RunContext:
         self.step: int | None = None
         self.time_s: float | None = None
         self.num_progress = 0
+        self.is_adversarial = False
         self.is_reinforcement = False
         self.is_work_recorded = False
         self.world_size = 1

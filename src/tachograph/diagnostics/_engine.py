@@ -379,7 +379,7 @@ class RuleEngine:
         self._bad_losses.clear()
         self._layouts.clear()  # they hold handlers of the signals
         self._context.step = None
-        self._context.is_reinforcement = False
+        self._context.is_adversarial = self._context.is_reinforcement = False
         self._skips_step_time = True
         self._num_first_steps = 0
         self._do_steps_have_loss = False
@@ -484,6 +484,8 @@ class RuleEngine:
                     self._other_metrics[name] = None
                 continue
             signal, rank = match
+            if signal == "adversarial_loss":
+                self._context.is_adversarial = True
             key = (signal, name if signal == "val_loss" and rank >= _EVALUATION_SET_RANK else "")
             if key not in best or rank < best[key][0]:
                 best[key] = (rank, column)

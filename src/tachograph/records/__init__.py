@@ -44,15 +44,8 @@ from tachograph.records._rank_map import (
     rank_map_codes,
 )
 from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, merge_windows, window_times
-from tachograph.records._signals import (
-    LOSS_NAMES,
-    SIGNALS,
-    is_loss,
-    loss_names_in,
-    plain_name,
-    result_name_in,
-    signal_of,
-)
+from tachograph.records._results import metric_direction, result_name_in
+from tachograph.records._signals import LOSS_NAMES, SIGNALS, is_loss, loss_names_in, plain_name, signal_of
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
@@ -129,6 +122,7 @@ __all__ = [
     "is_loss",
     "is_number",
     "loss_names_in",
+    "metric_direction",
     "mark_non_finite",
     "mask_arguments",
     "mask_mapping",

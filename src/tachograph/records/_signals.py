@@ -9,7 +9,9 @@ spaces, dashes and underscores make no difference. Names that frameworks compose
   of the data, or how values were averaged;
 - ``g_loss``, ``loss_G``, ``train/discriminator_loss`` and the like are losses of a GAN: lists show that of the
   generator if there is no other loss, but no rule judges it, because it may rise while the training goes well;
-- ``eval_squad_loss`` and ``eval/squad_loss`` (transformers, with a dict of evaluation sets) are validation losses.
+- ``eval_squad_loss`` and ``eval/squad_loss`` (transformers, with a dict of evaluation sets) are validation losses;
+- ``return``, ``AverageEpRet``, ``eval/episode_reward`` and the like are rewards: all of their other words say of which
+  episodes, or how they were averaged.
 
 The sources of the names are in `SIGNALS`, beside them.
 """
@@ -20,7 +22,17 @@ import functools
 import re
 from collections.abc import Iterable
 
-__all__ = ["LOSS_NAMES", "SIGNALS", "is_loss", "loss_names_in", "plain_name", "result_name_in", "signal_of"]
+__all__ = [
+    "AVERAGING_WORDS",
+    "LOSS_NAMES",
+    "LOSS_SIGNALS",
+    "SIGNALS",
+    "VALIDATION_WORDS",
+    "is_loss",
+    "loss_names_in",
+    "plain_name",
+    "signal_of",
+]
 
 SIGNALS: dict[str, tuple[str, ...]] = {
     "loss": (
@@ -278,23 +290,29 @@ OLMo-core, torchtitan, torchtune, Composer, verl, Stable-Baselines3 and CleanRL.
 LOSS_NAMES = SIGNALS["loss"]
 """Names of the training loss; if a run has several of them, the first one counts."""
 
+LOSS_SIGNALS = ("loss", "adversarial_loss")
+
 _LR_PREFIXES = ("lr_", "lr/", "optim/lr_")
 _SEPARATORS = re.compile(r"[^a-z0-9/]+")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where a word begins in ``valLoss`` and ``MSELoss``."""
 
 
 def plain_name(name: str) -> str:
     """Return the name of a metric without differences that do not matter: upper case, spaces, dashes and dots."""
-    return _SEPARATORS.sub("_", name.lower())
+    return _SEPARATORS.sub("_", _CAPITAL.sub("_", name).lower())
 
 
 _DATALOADER = re.compile(r"/dataloader_idx_\d+$")
 _EVALUATION_SET = re.compile(r"eval[/_](.+)_loss$")
 _SHORT_LOSS = re.compile(r"\bloss([gd])\b|\b([gd])loss\b|\berr([gd])\b")
 _TRAINING_WORDS = {"train", "training", "trn", "tr"}
-_VALIDATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+VALIDATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev"}
 _GENERATOR_WORDS = {"g", "gen", "generator", "netg", "gan", "adv", "adversarial"}
 _DISCRIMINATOR_WORDS = {"d", "dis", "disc", "discriminator", "netd"}
-_AVERAGING_WORDS = {
+_REWARD_WORDS = {"reward", "rewards", "rew", "return", "returns", "ret"}
+_EPISODE_WORDS = {"", "ep", "episode", "episodic", "rollout", "charts", "test", "raw", "undiscounted", "discounted"}
+AVERAGING_WORDS = {
     "total",
     "avg",
     "average",
@@ -329,10 +347,10 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
         return ("val_loss", len(SIGNALS["val_loss"]) + 2) if match is not None and match[0] == "val_loss" else None
     words = re.split("[/_]", _SHORT_LOSS.sub(r"loss_\1\2\3", plain))
     if "loss" not in words:
-        return None
-    others = set(words) - {"loss", ""} - _AVERAGING_WORDS
+        return ("reward", len(SIGNALS["reward"])) if _is_reward(set(words)) else None
+    others = set(words) - {"loss", ""} - AVERAGING_WORDS
     is_epoch = "epoch" in words  # fewer values than those of steps
-    if others and others <= _VALIDATION_WORDS:
+    if others and others <= VALIDATION_WORDS:
         return "val_loss", len(SIGNALS["val_loss"]) + is_epoch
     if others <= _TRAINING_WORDS:
         return "loss", len(SIGNALS["loss"]) + is_epoch
@@ -342,29 +360,11 @@ def _signal_by_form(plain: str) -> tuple[str, int] | None:
     return ("val_loss", len(SIGNALS["val_loss"]) + 2) if _EVALUATION_SET.match(plain) else None
 
 
-_LOSS_SIGNALS = ("loss", "adversarial_loss")
-_RESULT_SIGNALS = ("val_loss", "val_accuracy", "test_loss", "test_accuracy", "reward", *_LOSS_SIGNALS)
-
-
-def result_name_in(names: Iterable[str]) -> str | None:
-    """Return the metric that tells how good a run is.
-
-    That is the validation loss or accuracy, else the test loss or accuracy, else the reward, else the training loss.
-    """
-    ranked_names = [
-        (_RESULT_SIGNALS.index(signal[0]), signal[1], name)
-        for name in names
-        if (signal := signal_of(name) or _test_signal_of(name)) is not None and signal[0] in _RESULT_SIGNALS
-    ]
-    return min(ranked_names)[2] if ranked_names else None
-
-
-def _test_signal_of(name: str) -> tuple[str, int] | None:
-    """Return whether a metric is the loss or the accuracy on a test set, as in many examples without validation."""
-    words = set(re.split("[/_]", plain_name(name))) - {""} - _AVERAGING_WORDS
-    if words == {"test", "loss"}:
-        return "test_loss", 0
-    return ("test_accuracy", 0) if words in ({"test", "accuracy"}, {"test", "acc"}) else None
+def _is_reward(words: set[str]) -> bool:
+    others = {word for word in words - _REWARD_WORDS if not word.isdecimal()}
+    return (
+        bool(words & _REWARD_WORDS) and others <= AVERAGING_WORDS | _TRAINING_WORDS | VALIDATION_WORDS | _EPISODE_WORDS
+    )
 
 
 def is_loss(name: object) -> bool:
@@ -372,14 +372,14 @@ def is_loss(name: object) -> bool:
     if not isinstance(name, str):
         return False
     signal = signal_of(name)
-    return signal is not None and signal[0] in _LOSS_SIGNALS
+    return signal is not None and signal[0] in LOSS_SIGNALS
 
 
 def loss_names_in(names: Iterable[object]) -> list[str]:
     """Return the names of the training loss among the fields of records, the best one first."""
     ranked_names = [
-        (_LOSS_SIGNALS.index(signal[0]), signal[1], name)
+        (LOSS_SIGNALS.index(signal[0]), signal[1], name)
         for name in names
-        if isinstance(name, str) and (signal := signal_of(name)) is not None and signal[0] in _LOSS_SIGNALS
+        if isinstance(name, str) and (signal := signal_of(name)) is not None and signal[0] in LOSS_SIGNALS
     ]
     return [name for _, _, name in sorted(ranked_names)]

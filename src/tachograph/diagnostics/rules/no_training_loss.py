@@ -23,7 +23,8 @@ class NoTrainingLoss(Rule):
     """The first 64 steps have metrics, but none of them has a name that stands for the training loss.
 
     Most rules need a training loss, so a run without one is hardly judged. The alert lists the metrics that could be
-    the loss. It is resolved when a training loss appears. In reinforcement learning the reward is judged instead.
+    the loss. It is resolved when a training loss appears. In reinforcement learning the reward is judged instead, and
+    the losses of a GAN are not judged at all.
     """
 
     name = "no_training_loss"
@@ -53,7 +54,8 @@ class NoTrainingLoss(Rule):
     def on_first_steps(self, other_metrics: list[str]) -> None:
         """Report that there is none."""
         metrics = [name for name in other_metrics if _TELEMETRY.match(name.lower()) is None]
-        if "loss" in self.signals or self.context.is_reinforcement or not metrics:
+        is_other_training = self.context.is_reinforcement or self.context.is_adversarial
+        if "loss" in self.signals or is_other_training or not metrics:
             return
         likely = sorted(metrics, key=lambda name: _LIKELY.search(name.lower()) is None)[: self.thresholds.most_metrics]
         self.report(
