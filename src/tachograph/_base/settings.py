@@ -198,7 +198,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(
             description=(
-                "What is kept when the media of a run reaches a limit: `thin` reduces every second step of the largest "
+                "How the media of a run is reduced at a limit: `thin` reduces every second step of the largest "
                 "name to thumbnails, `all` stores nothing new, `latest:N` always keeps N steps per name, and `off` "
                 "stores no media."
             )

@@ -260,7 +260,7 @@ def _causes(report: Mapping[str, Any], allocator_variable: str) -> Iterator[_Cau
         )
     num_graphs = report.get("num_graph_scalars", 0)
     tensors = next((item for item in report["largest"] if item["category"] == "tensors"), None)
-    if num_graphs >= _MIN_KEPT:  # the other tensors are what the graphs keep
+    if num_graphs >= _MIN_KEPT:  # the graphs keep the other tensors
         yield _Cause(
             "gpu_graphs_kept",
             uses_bytes["tensors"] + uses_bytes["activations"],

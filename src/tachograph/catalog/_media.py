@@ -96,7 +96,7 @@ def parse_media_filter(text: str) -> MediaFilter:
     """Return the filter of a text such as ``kind=video+audio:older=30d:larger=10MB:all``.
 
     Raises:
-        ValueError: if a part is invalid; the message says which and what is expected.
+        ValueError: if a part is invalid; the message says which one, and names the valid values.
     """
     media_filter = MediaFilter()
     for part in text.split(":") if text else ():

@@ -1,6 +1,6 @@
 """Decide which quantities of two groups of runs can be compared at all.
 
-What is judged decides. Runs with a common `perf_tag` are meant to be equally fast, whatever else differs; otherwise
+Each quantity has its own conditions. Runs with a common `perf_tag` are meant to be equally fast, whatever else differs; otherwise
 other devices, ranks, models, precision, batch or sequence length make speeds incomparable. Losses of different models
 on the same data are comparable, and are the usual question; only other data, another tokenizer or another loss function
 give the number another meaning. Other training data leave the validation loss comparable, and the other way round. What
@@ -80,6 +80,7 @@ _IDENTITY = {
 _DATA = {"data", "dataset", "datasets", "corpus"}
 _TRAINING = {"train", "training"}
 _VALIDATION = {"val", "valid", "validation", "eval", "evaluation", "dev"}
+_ENVIRONMENT = {"env", "environment", "game", "task", "gym"}
 _TOKENIZER = {"tokenizer", "vocab", "vocabulary"}
 _LOSS_WORDS = {"loss", "criterion", "objective", "reduction", "weight", "weights"}
 _LOSS_KEYS = {"label_smoothing", "label_smoothing_factor"}
@@ -106,6 +107,8 @@ class Comparability(NamedTuple):
     """Why training losses cannot be compared."""
     val_loss_refusal: str | None
     """Why validation losses cannot be compared."""
+    quality_refusal: str | None
+    """Why accuracies and rewards cannot be compared: they do not depend on the loss that was trained with."""
     is_same_model: bool
     """Whether no config key of the model differs."""
     is_same_machine: bool
@@ -152,6 +155,7 @@ def check_comparable(
     speed_refusal = None if has_other_tags else refusal
     loss_refusal = _refusal(meanings, lambda name: _changes_loss(name, _VALIDATION))
     val_loss_refusal = _refusal(meanings, lambda name: _changes_loss(name, _TRAINING))
+    quality_refusal = _refusal(meanings, lambda name: _is_about_data(name, _TRAINING) or _is_about_environment(name))
     warnings = [*_warnings(first, second), *_tokenizer_warnings(runs, changes)]
     if ignores_refusals:
         quantities_by_reason: dict[str, list[str]] = {}
@@ -159,6 +163,7 @@ def check_comparable(
             "speed and memory": speed_refusal,
             "training loss": loss_refusal,
             "validation loss": val_loss_refusal,
+            "accuracy or reward": quality_refusal,
         }
         for quantity, reason in refusals.items():
             if reason is not None:
@@ -167,13 +172,14 @@ def check_comparable(
             f"{', '.join(quantities)}: judged in spite of {reason}"
             for reason, quantities in quantities_by_reason.items()
         ]
-        speed_refusal = loss_refusal = val_loss_refusal = None
+        speed_refusal = loss_refusal = val_loss_refusal = quality_refusal = None
     return Comparability(
         min(common) if common else None,
         has_other_tags,
         speed_refusal,
         loss_refusal,
         val_loss_refusal,
+        quality_refusal,
         not any(map(describes_model, names)),
         len({_machine(run) for run in runs}) == 1 and _machine(runs[0])[0] is not None,
         changes[:_MAX_CHANGES],
@@ -276,10 +282,9 @@ def _changes_loss(name: str, other_side: Set[str]) -> bool:
         name: the config key.
         other_side: words for data that the loss is not computed on.
     """
+    if _names_data(name):
+        return _is_about_data(name, other_side)
     words = _words(name)
-    is_data = words & (_DATA | _TRAINING | _VALIDATION) and words <= _DATA | _TRAINING | _VALIDATION | _IDENTITY
-    if is_data:
-        return len(words - _TRAINING - _VALIDATION) > 0 and not words & other_side
     is_loss = words & (_LOSS_WORDS - {"weight", "weights"}) and words <= _LOSS_WORDS | _IDENTITY
     return (
         bool(is_loss)
@@ -287,6 +292,22 @@ def _changes_loss(name: str, other_side: Set[str]) -> bool:
         or bool(words & {"vocab", "vocabulary"})
         or (_is_tokenizer(name))
     )
+
+
+def _names_data(name: str) -> bool:
+    words = _words(name)
+    return bool(words & (_DATA | _TRAINING | _VALIDATION)) and words <= _DATA | _TRAINING | _VALIDATION | _IDENTITY
+
+
+def _is_about_data(name: str, other_side: Set[str]) -> bool:
+    words = _words(name)
+    return _names_data(name) and len(words - _TRAINING - _VALIDATION) > 0 and not words & other_side
+
+
+def _is_about_environment(name: str) -> bool:
+    """Return whether a key names the environment of an agent, such as `env_id`."""
+    words = _words(name)
+    return bool(words & _ENVIRONMENT) and words <= _ENVIRONMENT | _IDENTITY
 
 
 def _is_tokenizer(name: str) -> bool:
@@ -308,7 +329,7 @@ def _words(name: str) -> set[str]:
 
 def decides_comparability(name: str) -> bool:
     """Return whether runs with different values of a config key cannot be compared in speed or in loss."""
-    return _is_about_speed(name) or _changes_loss(name, frozenset())
+    return _is_about_speed(name) or _changes_loss(name, frozenset()) or _is_about_environment(name)
 
 
 def _is_same_place(change: ConfigChange) -> bool:

@@ -31,6 +31,7 @@ from tachograph.comparison._report import (
     share_text,
 )
 from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed
+from tachograph.records import metric_direction
 
 __all__ = ["DEFAULT_MARGINS", "compare_groups"]
 
@@ -43,6 +44,8 @@ _MEMORY: Mapping[str, tuple[str, str, float]] = {
 DEFAULT_MARGINS: Mapping[str, float] = {"step_time": 0.01, "memory": 0.01}
 _ROUNDING = 1e-5
 _UNKNOWN_SPREAD = "the spread between seeds is not known"
+_MIN_SEEDS = 3
+"""Of each group, to judge an accuracy or a reward."""
 _OBSERVED_FACTOR = 1.5
 """A spread this many times the assumed one comes from the runs themselves."""
 
@@ -80,7 +83,7 @@ def compare_groups(
     sessions = {run.session_tag for run in (*a, *b)} - {None}
     others = [run for run in independent_runs(earlier)[0] if run.session_tag not in sessions]
     maker = _Maker(a, b, others, comparable, confidence, margins, is_same_data, seed_spread)
-    metrics = [*maker.speed(), *maker.memory(), *maker.losses(), *maker.extras()]
+    metrics = [*maker.speed(), *maker.memory(), *maker.losses(), *maker.results(), *maker.extras()]
     failed_runs = [run for run in b if run.has_failed]
     return ComparisonReport(
         a=_group(a),
@@ -280,6 +283,19 @@ class _Maker:
             )
         return metrics
 
+    def results(self) -> list[MetricVerdict]:
+        """Judge the accuracy or the reward, if all runs have the same one; much less is known of their spread."""
+        names = {run.result_name for run in (*self._a, *self._b)}
+        name = names.pop()
+        if names or not name:
+            return []
+        curves = ([run.result for run in self._a], [run.result for run in self._b])
+        metric = self._metric("result", name)
+        comparable = self._comparable
+        refusal = comparable.quality_refusal if metric_direction(name) > 0 else comparable.val_loss_refusal
+        self._judge_loss(metric, curves, refusal, lambda: _measure_result(*curves))
+        return [metric]
+
     def _repeats_of_the_trainings(self) -> list[list[RunEvidence]]:
         """Return earlier runs that differ from those compared only in their seed, oldest first.
 
@@ -370,6 +386,10 @@ class _Maker:
         if len(first) < len(self._a) or len(second) < len(self._b):
             metric.notes.append("runs with the same seed, or with the same losses, count once")
         metric.runs_a, metric.runs_b = len(first), len(second)
+        if metric.name == "result" and min(len(first), len(second)) < _MIN_SEEDS:
+            metric.verdict, metric.reason = "unknown", f"each group needs {_MIN_SEEDS} seeds"
+            metric.runs_needed = _MIN_SEEDS
+            return
         margin = self._margins.get(metric.name, levels.margin)
         result = judge_losses(first, second, levels, margin, self._confidence)
         if result is None:
@@ -377,7 +397,8 @@ class _Maker:
             to_effect: Callable[[float], float] = math.expm1 if metric.is_relative else float
             metric.effect = to_effect(second[0] - first[0])
             return
-        self._apply_judgement(metric, *result, ("worse", "better"))
+        is_higher_better = metric.name == "result" and metric_direction(metric.title) > 0
+        self._apply_judgement(metric, *result, ("better", "worse") if is_higher_better else ("worse", "better"))
 
     # Quantities without a verdict ------------------------------------------------------------------------------------
 
@@ -401,6 +422,14 @@ class _Maker:
             to_target.effect = to_target.b / to_target.a - 1
         to_target.notes.append(f"until the loss stays at or below {progress.target:.4g}")
         return [at_time, to_target]
+
+
+def _measure_result(first: Sequence[SeriesPoints], second: Sequence[SeriesPoints]) -> LossLevels:
+    """Measure the level at the end: over the last tenth of the steps, or of the last validations if there are few."""
+    try:
+        return measure_loss(first, second, is_same_data=False, earlier=([], []))
+    except TooShort:
+        return measure_final(first, second, is_same_data=False, earlier=([], []))
 
 
 def _rank_notes(runs: Sequence[RunEvidence], kind: str, *, is_over_ranks: bool) -> list[str]:

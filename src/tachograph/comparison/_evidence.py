@@ -92,6 +92,9 @@ class RunEvidence:
     clock: StepClock = field(default_factory=lambda: StepClock(np.empty(0), np.empty(0)))
     loss: SeriesPoints = field(default_factory=no_points)
     val_loss: SeriesPoints = field(default_factory=no_points)
+    result_name: str = ""
+    """The metric that tells how good the run is, if that is no loss: an accuracy, or a reward."""
+    result: SeriesPoints = field(default_factory=no_points)
     batches: SeriesPoints | None = None
     """Losses of consecutive steps as they were recorded, if the rest is known only as means over blocks of steps."""
     memory: Mapping[str, float] = field(default_factory=dict)

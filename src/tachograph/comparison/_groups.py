@@ -102,6 +102,7 @@ def _join(parts: Sequence[RunEvidence]) -> RunEvidence:
         last,
         loss=_continue([part.loss for part in parts]),
         val_loss=_continue([part.val_loss for part in parts]),
+        result=_continue([part.result for part in parts if part.result_name == last.result_name]),
         clock=_continue_clock([part.clock for part in parts]),
         memory={kind: max(part.memory.get(kind, 0.0) for part in parts) for kind in last.memory},
         rank_memory={

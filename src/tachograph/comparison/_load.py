@@ -15,7 +15,7 @@ from tachograph.comparison._evidence import RankLevel, RunEvidence, SeriesPoints
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder
 from tachograph.reader import Goodput, read_rank_samples
-from tachograph.records import finite_or_none, loss_names_in, signal_of
+from tachograph.records import finite_or_none, loss_names_in, result_name_in, signal_of
 from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["load_earlier", "load_earlier_folders", "load_evidence", "load_folder", "load_folders", "load_step_times"]
@@ -26,6 +26,8 @@ _MEMORY = {
     "host": (("cpu_mem_rss_mb",), 1 << 20),
 }
 """The metrics of each kind of memory, of which the first counts that a run has, and their unit in bytes."""
+_LOSSES = {"loss", "adversarial_loss", "val_loss"}
+"""The signals that are judged by themselves, or not at all."""
 _MIN_MEMORY_STEPS = 50
 _MAX_CONFIG_KEYS = 2_000
 
@@ -107,6 +109,7 @@ def load_evidence(run: StoredRun) -> RunEvidence:
         facts = _facts(digest.facts)
         names = run.metric_names
         loss, val_loss = _losses(run)
+        result_name = result_name_in(name for name in names if (signal_of(name) or ("",))[0] not in _LOSSES)
         failure, goodput = digest.failure, digest.goodput
         memory, memory_spread = _memory(run, names)
         num_steps = int(loss.steps[-1]) if len(loss.steps) else digest.counts.get("step", 0)
@@ -126,6 +129,8 @@ def load_evidence(run: StoredRun) -> RunEvidence:
             clock=_clock(run),
             loss=loss,
             val_loss=val_loss,
+            result_name=result_name or "",
+            result=_points(run, result_name) if result_name else no_points(),
             memory=memory,
             memory_spread=memory_spread,
             rank_memory=_rank_memory(run, memory),

@@ -80,7 +80,7 @@ class LossLevels(NamedTuple):
     values: tuple[float, float]
     """The mean losses of both groups."""
     noise: Noise
-    """What is known of the spread between seeds, without the runs compared."""
+    """The spread between seeds, without the runs compared."""
     margin: float
     onset: Onset | None
     is_logarithm: bool

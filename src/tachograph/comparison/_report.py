@@ -152,6 +152,7 @@ _PHRASES: Mapping[str, str] = {
     "host_memory": "{effect} {verdict} host memory",
     "train_loss": "{verdict} training loss ({effect})",
     "val_loss": "{verdict} validation loss ({effect})",
+    "result": "{verdict} {title} ({effect})",
 }
 
 
@@ -162,7 +163,9 @@ def make_headline(metrics: Sequence[MetricVerdict], faults: Sequence[str], is_si
     judged_metrics = [metric for metric in metrics if metric.verdict]
     differing = [metric for metric in judged_metrics if metric.is_different]
     parts = [
-        _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric)).removesuffix(" ()")
+        _PHRASES[metric.name]
+        .format(verdict=metric.verdict, title=metric.title, effect=_effect_text(metric))
+        .removesuffix(" ()")
         for metric in differing
         if not (disagree and metric.name in losses)
     ]

@@ -53,7 +53,7 @@ class HangLimits:
 
         Args:
             iteration: the number of completed iterations; None until the first one of this attempt is complete.
-            phase: what the training thread is doing.
+            phase: the work of the training thread.
             now_s: the time.
         """
         last_observed_at, self._observed_at = self._observed_at, now_s

@@ -113,7 +113,7 @@ class Heartbeat(msgspec.Struct, frozen=True, gc=False):
     iteration: int | None = None
     """The iterations that this rank has completed."""
     phase: str = ""
-    """What the training thread is doing, such as `data` or `backward`; empty if it is unknown."""
+    """The work of the training thread, such as `data` or `backward`; empty if it is unknown."""
     phase_since: float = 0.0
     """The wall time since when it has been doing that in this iteration, to about the interval of heartbeats."""
     collective: str = ""

@@ -73,7 +73,7 @@ def _check_name(name: str) -> None:
 
 
 def _replacements(name: str, old_name: str) -> dict[str, str]:
-    """Return the names in a template and those that replace them, the longest first."""
+    """Return the names in a template with their replacements, the longest first."""
     words = "".join(part.capitalize() for part in name.split("_"))
     stem = words.removesuffix("Plugin") or words
     return {

@@ -280,7 +280,7 @@ class RunDetail(RunSummary, kw_only=True):
     system: dict[str, Any] = {}
     git: dict[str, Any] = {}
     code: dict[str, Any] = {}
-    """What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on."""
+    """The captured code of the last attempt: `git`, `diff`, `files`, `packages` and so on."""
     parents: list[ParentRun] = []
     """The runs or checkpoints that the run started from."""
     plugins: list[PluginUse] = []

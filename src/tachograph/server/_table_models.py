@@ -239,7 +239,7 @@ class AnnotationResult(msgspec.Struct):
 
     annotations: AnnotationsView
     undo: list[AnnotationChange]
-    """Changes that restore what was before."""
+    """Changes that undo this one."""
 
 
 class BulkRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ def check_keys(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> l
     } - set(TrainConfig.model_fields)
     foreign_keys = ForeignKeys(rejected_keys(), IGNORED_KEYS, RENAMED_KEYS)
     if any(plugin.facts is None for plugin in plugins):
-        # The keys of other plugins are not known: check only those of the config.
+        # The keys of other plugins are not known: check only the keys of the config.
         values = {key: value for key, value in values.items() if key in TrainConfig.model_fields}
     values = {key: value for key, value in values.items() if key not in own_keys}
     validate_config(values, [], TrainConfig, origin=str(path), foreign_keys=foreign_keys)

@@ -446,7 +446,7 @@ class SummaryWriter:
 class GlobalSummaryWriter:
     """A writer that counts the steps of each tag itself and is shared by all modules, as that of tensorboardX.
 
-    The arguments are those of `SummaryWriter`. Only the process that opened it is recorded.
+    Takes the arguments of `SummaryWriter`. Only the process that opened it is recorded.
     """
 
     _shared_writer: GlobalSummaryWriter | None = None

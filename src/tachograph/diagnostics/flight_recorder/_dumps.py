@@ -197,7 +197,7 @@ def _parse_entries(entries: list[dict[Any, Any]]) -> list[Collective]:
     """Return the calls of a rank.
 
     NCCL updates the states of its calls; what it retired without completing was aborted. Other backends only ever say
-    "scheduled", but retire what is done.
+    "scheduled", but retire finished ones.
     """
     with_states = {_backend(entry) for entry in entries if entry.get("state") in {"started", "completed"}}
     collectives = [_parse_entry(entry, has_states=_backend(entry) in with_states) for entry in entries]

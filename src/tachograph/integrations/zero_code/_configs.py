@@ -68,7 +68,7 @@ class ConfigHooks:
     def _absl_imported(self, module: ModuleType) -> None:
         def parse(flags: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
             def add(result: Any) -> None:
-                own_flags = flags.get_key_flags_for_module(sys.argv[0])  # not those of absl and other libraries
+                own_flags = flags.get_key_flags_for_module(sys.argv[0])  # not the ones of absl and other libraries
                 self._values.add_config({flag.name: flag.value for flag in own_flags})
 
             return add

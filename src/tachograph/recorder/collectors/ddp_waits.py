@@ -44,7 +44,7 @@ class DdpWaits:
         patches.wrap(module.DistributedDataParallel, "register_comm_hook", self._wrap_register)
 
     def close(self) -> None:
-        """Time nothing more. DDP cannot remove a hook, so those that exist only pass their calls on."""
+        """Time nothing more. DDP cannot remove a hook, so the existing hooks only pass their calls on."""
         self._is_closed = True
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:

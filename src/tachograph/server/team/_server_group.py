@@ -58,7 +58,7 @@ class _Other(NamedTuple):
 
 
 class ServerGroup:
-    """This process among those that serve a data folder. Any thread may use it.
+    """This process among the others that serve a data folder. Any thread may use it.
 
     Args:
         root: the data folder.

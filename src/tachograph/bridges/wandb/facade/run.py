@@ -426,7 +426,7 @@ class WandbRun:
         return True
 
     def _record_media(self, name: str, values: Sequence[Media], step: int) -> None:
-        """Record pictures and the like under one name; count those that cannot be recorded."""
+        """Record pictures and the like under one name; count the values that cannot be recorded."""
         items: list[Any] = []
         for value in values:
             if value.media is None:
