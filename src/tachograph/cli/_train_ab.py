@@ -165,7 +165,7 @@ class PluginTest:
         if self._probe is not None:
             metrics = [judge_equal_weights(level, self._probe.precision) for level in _levels(self._probe)]
             notes = [
-                "same weights: the initial ones; later weights: the ones of the arm without the plugin after some steps, "
+                "same weights: the initial ones; later weights: those of the arm without the plugin after some steps, "
                 "loaded into both. Gradients are what the optimizer receives, without clipping; their difference is "
                 "relative to the largest gradient of a parameter. The range is over batches",
                 *self._probe.notes,

@@ -1,10 +1,10 @@
 """Decide which quantities of two groups of runs can be compared at all.
 
-Each quantity has its own conditions. Runs with a common `perf_tag` are meant to be equally fast, whatever else differs; otherwise
-other devices, ranks, models, precision, batch or sequence length make speeds incomparable. Losses of different models
-on the same data are comparable, and are the usual question; only other data, another tokenizer or another loss function
-give the number another meaning. Other training data leave the validation loss comparable, and the other way round. What
-may explain a difference without excluding a comparison is a warning.
+Each quantity has its own conditions. Runs with a common `perf_tag` are meant to be equally fast, whatever else differs;
+otherwise other devices, ranks, models, precision, batch or sequence length make speeds incomparable. Losses of
+different models on the same data are comparable, and are the usual question; only other data, another tokenizer or
+another loss function give the number another meaning. Other training data leave the validation loss comparable, and the
+other way round. What may explain a difference without excluding a comparison is a warning.
 """
 
 from __future__ import annotations
