@@ -6,10 +6,13 @@ import csv
 import math
 import re
 
+import numpy as np
 from playwright.sync_api import expect
 
+from tachograph.comparison import SeriesPoints, compare_groups, html_report
 from tests.browser.conftest import wait_for_fit, wait_for_run
 from tests.browser.test_charts import write_journal
+from tests.comparison.evidence import make_run
 from tests.comparison.journals import write_run
 from tests.conftest import wait_for
 
@@ -292,4 +295,21 @@ def test_verdict_groups_runs_that_differ_only_in_seeds(page, dashboard, logs):
     expect(card).to_contain_text("--anyway")
 
     page.set_viewport_size({"width": 400, "height": 800})
+    wait_for_fit(page)
+
+
+def test_report_shows_its_verdicts_on_a_phone(page, tmp_path):
+    def make_group(name, level):
+        results = [SeriesPoints(np.arange(9.0), np.full(9, level + 0.01 * seed)) for seed in range(3)]
+        return [make_run(f"{name}-{seed}", result_name="val_acc", result=result) for seed, result in enumerate(results)]
+
+    groups = (make_group("first-with-a-long-name", 0.5), make_group("second-with-a-long-name", 0.7))
+    report = compare_groups(*groups)
+    (tmp_path / "report.html").write_text(html_report([report], [groups]))
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto((tmp_path / "report.html").as_uri())
+    verdict = page.locator(".verdicts tr", has_text="val_acc").locator("td", has_text="better")
+    expect(verdict).to_be_visible()
+    box = verdict.bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
     wait_for_fit(page)

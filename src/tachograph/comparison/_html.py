@@ -24,6 +24,13 @@ td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .first { border-left: 4px solid var(--bad); padding-left: .8rem; }
 figure { margin: 1rem 0; } figcaption { font-size: .85rem; } svg { width: 100%; height: auto; }
 svg text { font-size: 10px; fill: currentColor; opacity: .7; } ul { padding-left: 1.2rem; }
+@media (max-width: 40rem) {
+  .verdicts thead { display: none; }
+  .verdicts :is(tbody, tr, th, td) { display: block; border: 0; padding: 0; white-space: normal; }
+  .verdicts tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
+  .verdicts td::before { content: attr(data-label) ": "; opacity: .7; }
+  .verdicts td:empty { display: none; }
+}
 """
 
 
@@ -52,16 +59,18 @@ def _section(report: ComparisonReport, a: Sequence[RunEvidence], b: Sequence[Run
     rows = verdict_rows(report)
     parts = [f"<p>{_text(report.direction)}: {_text(runs_text(report))}.</p>", f"<h1>{_text(report.headline)}</h1>"]
     parts += [f'<p class="first">{_text(line)}</p>' for line in lines_before_headline(report)]
-    cells = "".join(
-        f'<tr><th scope="row">{_text(row.title)}</th><td class="number">{_text(row.a)}</td>'
-        f'<td class="number">{_text(row.b)}</td><td class="number">{_text(row.effect)}</td>'
-        f'<td class="{row.sign}">{_text(row.verdict)}</td></tr>'
-        for row in rows
-    )
-    parts.append(
-        f"<table><thead><tr><th></th><th>{_text(names[0])}</th><th>{_text(names[1])}</th>"
-        f"<th>difference</th><th>verdict</th></tr></thead><tbody>{cells}</tbody></table>"
-    )
+    headings = (*names, "difference", "verdict")
+    lines = []
+    for row in rows:
+        texts = zip(
+            headings, ("number", "number", "number", row.sign), (row.a, row.b, row.effect, row.verdict), strict=True
+        )
+        cells = "".join(
+            f'<td class="{kind}" data-label="{_text(label)}">{_text(text)}</td>' for label, kind, text in texts
+        )
+        lines.append(f'<tr><th scope="row">{_text(row.title)}</th>{cells}</tr>')
+    head = "".join(f"<th>{_text(heading)}</th>" for heading in ("", *headings))
+    parts.append(f'<table class="verdicts"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>')
     parts.append(
         overlay_svg(
             "Milliseconds per step", [list(map(step_times, a)), list(map(step_times, b))], names, x_title="step"
@@ -70,6 +79,11 @@ def _section(report: ComparisonReport, a: Sequence[RunEvidence], b: Sequence[Run
     parts.append(
         overlay_svg("Training loss", [[run.loss for run in a], [run.loss for run in b]], names, x_title="step")
     )
+    result = report.metric("result")
+    if result is not None:
+        parts.append(
+            overlay_svg(result.title, [[run.result for run in a], [run.result for run in b]], names, x_title="step")
+        )
     parts.append(_phases(a, b, names))
     if report.config_diff:
         changes = "".join(
