@@ -1,4 +1,4 @@
-"""`tacho compare`: whether runs differ in speed, memory and loss."""
+"""`tacho compare`: whether runs differ in speed, memory, loss and other results."""
 
 from __future__ import annotations
 
@@ -117,8 +117,9 @@ def _parse_failures(context: click.Context, parameter: click.Parameter, values: 
     metavar="VERDICTS",
     multiple=True,
     callback=_parse_failures,
-    help="Exit with 1 on one of these, separated by commas: worse (slower, more GPU memory, a worse loss or a failed "
-    "run), slower, more, worse-loss, different (also if better); or with 3 on unknown (a quantity has no verdict).",
+    help="Exit with 1 on one of these, separated by commas: worse (slower, more GPU memory, a worse loss or result, or "
+    "a failed run), slower, more, worse-loss, different (also if better); or with 3 on unknown (a quantity has no "
+    "verdict).",
 )
 @log_dir_option
 @json_option
@@ -137,7 +138,7 @@ def compare(
     as_markdown: bool,
     html_file: str | None,
 ) -> None:
-    """Judge whether a run differs from others in speed, memory and loss.
+    """Judge whether a run differs from others in speed, memory, loss, and accuracy or reward.
 
     The run named first is judged against each of the others, so name the new run first: tacho compare new old. If you
     repeated runs, for example with other seeds, compare them as groups with --against or --group, which detects
