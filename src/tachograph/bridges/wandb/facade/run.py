@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tachograph._base.files import make_folder, make_link
-from tachograph._base.guard import guard, suppress, warn
+from tachograph._base.guard import guard, reraise_from_signal_handler, suppress, warn
 from tachograph.bridges.drop_in import (
     RunEndCallback,
     UnrecordedCalls,
@@ -42,6 +42,7 @@ from tachograph.bridges.wandb.facade.media_values import bare_media
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary, copy_value
+from tachograph.bridges.wandb.logged_media import is_of_wandb, original_media
 from tachograph.recorder import Run
 from tachograph.records import METRIC_DEFINED, RUN_LABELED, AlertRecord, is_array
 
@@ -396,7 +397,12 @@ class WandbRun:
                 values[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
         return values
 
-    def _record_rich(self, name: str, value: Any, step: int) -> bool:
+    def record_media(self, name: str, value: Any, step: int | None) -> None:
+        """Record an object of W&B, ours or the original one, for a run whose numbers are logged in another way."""
+        with guard("recording media"):
+            self._record_rich(name, value, step)
+
+    def _record_rich(self, name: str, value: Any, step: int | None) -> bool:
         """Record a value that is more than a number; return whether it was one."""
         if isinstance(value, CustomChart):
             if value.media is not None:
@@ -406,16 +412,19 @@ class WandbRun:
             value = value.table
         if isinstance(value, Table):
             self._record_table(name, value, step)
-        elif isinstance(value, Histogram):
-            more = {"num_not_finite": value.num_not_finite} if value.num_not_finite else {}
+        elif isinstance(value, Histogram) or (is_of_wandb(value) and hasattr(value, "histogram")):
+            num_not_finite = getattr(value, "num_not_finite", 0)
+            more = {"num_not_finite": num_not_finite} if num_not_finite else {}
             log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
         elif isinstance(value, Media):
             self._record_media(name, [value], step)
         elif isinstance(value, (list, tuple)) and any(isinstance(item, (Media, Table, Histogram)) for item in value):
-            self._record_media(name, [item for item in value if isinstance(item, Media)], step)
+            self._record_media(name, [item for item in value if not isinstance(item, (Table, Histogram))], step)
             for index, item in enumerate(value):
                 if isinstance(item, (Table, Histogram)):
                     self._record_rich(f"{name}/{index}", item, step)
+        elif is_of_wandb(value):
+            self._record_media(name, value if isinstance(value, (list, tuple)) else [value], step)
         elif (media := bare_media(value)) is not None:
             self._run.log({name: media}, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
@@ -425,18 +434,19 @@ class WandbRun:
             return False
         return True
 
-    def _record_media(self, name: str, values: Sequence[Media], step: int) -> None:
+    def _record_media(self, name: str, values: Sequence[Any], step: int | None) -> None:
         """Record pictures and the like under one name; count those that cannot be recorded."""
         items: list[Any] = []
         for value in values:
-            if value.media is None:
-                self._not_recorded.count(type(value).__name__, value.problem)
+            media, problem = _convert(value)
+            if media is None:
+                self._not_recorded.count(type(value).__name__, problem)
             else:
-                items += value.media if isinstance(value.media, list) else [value.media]
+                items += media if isinstance(media, list) else [media]
         if items:
             self._run.log({name: items if len(values) > 1 or len(items) > 1 else items[0]}, step)
 
-    def _record_table(self, name: str, table: Table, step: int) -> None:
+    def _record_table(self, name: str, table: Table, step: int | None) -> None:
         """Record a table. One that is logged again has grown: only the new rows are recorded."""
         begin = table.num_recorded.get((self._id, name), 0)
         rows = table.records(begin)
@@ -738,6 +748,17 @@ class WandbRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._finish(error)
+
+
+def _convert(value: Any) -> tuple[Any, str]:
+    """Return an object of W&B's classes, ours or the original ones, as media; None and the reason if it has none."""
+    if isinstance(value, Media):
+        return value.media, value.problem
+    try:
+        return (original_media(value) if is_of_wandb(value) else bare_media(value)), Media.problem
+    except Exception as error:  # noqa: BLE001 - whatever is in the object
+        reraise_from_signal_handler(error)
+        return None, f"cannot be recorded: {error}"
 
 
 def _row_step(row: Mapping[str, Any]) -> int | None:
