@@ -64,7 +64,7 @@ def _media_of(value: Any) -> MediaValue | None:
         case "Object3D":
             return scene_file(_path(value), caption)
         case "Table" | "IncrementalTable":
-            rows = [[media_cell(cell) for cell in row] for row in value.data[:_MAX_ROWS]]
+            rows = [[_text_or_media(cell) for cell in row] for row in value.data[:_MAX_ROWS]]
             return Table(columns=[str(name) for name in value.columns], data=rows)
         case "CustomChart":
             return _media_of(value.table)
@@ -97,6 +97,14 @@ def media_cell(cell: Any) -> Any:
         return cell if cell.media is None else cell.media
     media = original_media(cell) if hasattr(cell, "_path") else None
     return cell if media is None else media
+
+
+def _text_or_media(cell: Any) -> Any:
+    """Return a cell to record; what no cell can hold is a text, or a list of media, for which the table has a text."""
+    if isinstance(cell, (list, tuple)) and is_of_wandb(cell):
+        return [_text_or_media(item) for item in cell]
+    media = media_cell(cell)
+    return f"[{type(cell).__name__}]" if media is cell and is_of_wandb(cell) else media
 
 
 def _path(value: Any) -> Path:
