@@ -824,9 +824,14 @@ def test_experiment_has_methods_of_tensorboard_and_wandb(logs):
     experiment.add_graph(torch.nn.Linear(1, 1))
     picture = np.full((8, 8, 3), 255, np.uint8)
     pictures = {"bare": wandb.Image(picture, caption="b"), "list": [wandb.Image(picture), facade.Image(picture)]}
-    table = wandb.Table(columns=["picture"], data=[[wandb.Image(picture)]])
+    table = wandb.Table(columns=["picture", "list"], data=[[wandb.Image(picture), [wandb.Image(picture)]]])
     experiment.log({"loss": 0.5, "wb": {**pictures, "table": table, "lr": 0.1}}, step=5, commit=True)
     experiment.log({"wb": {"facade": facade.Image(picture), "molecule": facade.Molecule(None)}}, step=5)
+    artifact = wandb.Artifact("net", type="model")
+    with artifact.new_file("a.txt") as file:
+        file.write("a")
+    experiment.log_artifact(artifact).wait()
+    experiment.log_artifact("table", {"b.txt": b"b"}, type="dataset").wait()
     experiment.notes = "a note"
     experiment.summary["best"] = 1.0
     logger.log_video("clip", [np.zeros((4, 3, 16, 16), np.uint8)], step=6)
@@ -860,6 +865,9 @@ def test_experiment_has_methods_of_tensorboard_and_wandb(logs):
     assert [metrics[name] for name in names] == [1.0, 1.0, 0.5, 0.1] and "commit" not in metrics
     events = {event["name"]: event for event in of(records, "event")}
     assert events["histogram"]["tag"] == "tb/histogram" and events["text"]["text"] == "hi"
+    assert "list of media" in media["wb/table"]["items"][0]["rows"][0]["list"]
+    artifacts = [event["artifact"] for event in of(records, "event") if event["name"] == "artifact"]
+    assert artifacts == ["net", "table"]
     counts = [event for event in of(records, "event") if event["name"] == "not_recorded"]
     assert {name for event in counts for name in event} >= {"add_graph", "Molecule"}
 

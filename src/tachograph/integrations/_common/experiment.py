@@ -31,6 +31,11 @@ class Experiment:
 
     __slots__ = ("_current_run", "_wandb_view", "_warned_names", "_writer")
 
+    _current_run: Callable[[], Run]
+    _wandb_view: tuple[Run, WandbRun] | None
+    _warned_names: set[str]
+    _writer: RunWriter | None
+
     def __init__(self, current_run: Callable[[], Run]) -> None:
         for name, value in (
             ("_current_run", current_run),
@@ -40,7 +45,7 @@ class Experiment:
         ):
             object.__setattr__(self, name, value)  # that of the class passes attributes on to the run
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class of a run: code that checks the type of what it gets must accept an experiment."""
         return Run
@@ -115,10 +120,9 @@ class Experiment:
             self._wandb_run().record_media(name, value, step)
 
     def log_artifact(self, name: Any, *arguments: Any, **options: Any) -> Any:
-        """Store an artifact: as `Run.log_artifact` does, or an `Artifact` of `tachograph.wandb`."""
-        from tachograph.bridges.wandb.facade.artifact import LoggedArtifact
-
-        owner: Any = self._wandb_run() if isinstance(name, LoggedArtifact) else self._current_run()
+        """Store an artifact, called like `Run.log_artifact`, or as with W&B: with an `Artifact` or a path alone."""
+        is_named = isinstance(name, str) and (arguments or "files" in options)
+        owner: Any = self._current_run() if is_named else self._wandb_run()
         return owner.log_artifact(name, *arguments, **options)
 
     # Methods that only warn; they start no run -----------------------------------------------------------------------
@@ -143,20 +147,22 @@ class Experiment:
     # The other vocabularies ------------------------------------------------------------------------------------------
 
     def _tensorboard_writer(self) -> RunWriter:
-        if self._writer is None:
+        writer = self._writer
+        if writer is None:
             from tachograph.bridges.tensorboard.facade import RunWriter
 
-            object.__setattr__(self, "_writer", RunWriter(self._current_run))
-        return self._writer
+            writer = RunWriter(self._current_run)
+            object.__setattr__(self, "_writer", writer)
+        return writer
 
     def _wandb_run(self) -> WandbRun:
-        run = self._current_run()
-        if self._wandb_view is None or self._wandb_view[0] is not run:
+        run, view = self._current_run(), self._wandb_view
+        if view is None or view[0] is not run:
             from tachograph.bridges.wandb.facade.run import WandbRun
 
-            view = WandbRun(run, id=run.id, config={}, is_ours=False, on_finish=lambda _: None)
-            object.__setattr__(self, "_wandb_view", (run, view))
-        return self._wandb_view[1]
+            view = run, WandbRun(run, id=run.id, config={}, is_ours=False, on_finish=lambda _: None)
+            object.__setattr__(self, "_wandb_view", view)
+        return view[1]
 
 
 def split_media(values: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:

@@ -242,7 +242,7 @@ class TachographLogger(LightningSubclass):
 
 def _video_layout(video: Any) -> str | None:
     """Return the order of the axes of an array; None, for the usual one, if W&B's would make no sense."""
-    shape = getattr(video, "shape", ())
+    shape: Any = getattr(video, "shape", ())
     return "TCHW" if len(shape) == 4 and shape[1] in (1, 3, 4) else None
 
 
