@@ -23,7 +23,7 @@ _MAX_DEPTH = 8
 
 
 class Experiment:
-    """Has the attributes of a run; then those of a `SummaryWriter`; then those of a run of W&B.
+    """Has the attributes of a run, of a `SummaryWriter` and of a run of W&B; the first one of these has precedence.
 
     Args:
         current_run: returns the run. It is called when something needs the run, and may start it.
@@ -43,11 +43,11 @@ class Experiment:
             ("_writer", None),
             ("_wandb_view", None),
         ):
-            object.__setattr__(self, name, value)  # that of the class passes attributes on to the run
+            object.__setattr__(self, name, value)  # `__setattr__` of the class passes attributes on to the run
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class of a run: code that checks the type of what it gets must accept an experiment."""
+        """The class of a run: code that checks the type of a run must accept an experiment."""
         return Run
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class Experiment:
 
 
 def split_media(values: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Return the values that are no objects of W&B, and those that are by their full names."""
+    """Return the values that are no objects of W&B, and the objects of W&B by their full names."""
     media: dict[str, Any] = {}
     return _split(values, "", media, 0), media
 

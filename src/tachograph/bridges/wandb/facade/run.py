@@ -440,7 +440,7 @@ class WandbRun:
         return True
 
     def _log_summary(self, values: Mapping[str, Any]) -> None:
-        """Record values of the summary. Media and tables are recorded as those of the last step."""
+        """Record values of the summary. Media and tables are recorded at the last step."""
         with guard("recording a summary"):
             plain = self._plain_summary(values, "", self._place(max(self._step - 1, 0))[0])
             if plain or not values:

@@ -9,19 +9,19 @@ from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
 from tachograph.bridges.wandb.facade.media_values import bare_media
 from tachograph.bridges.wandb.logged_media import is_of_wandb, media_cell
 
-__all__ = ["TableRows", "table_rows"]
+__all__ = ["RowsToRecord", "table_rows"]
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _CELL_KINDS = frozenset({"image", "html", "video", "audio", "plotly", "text", "markdown", "file"})
 
 
-class TableRows(NamedTuple):
+class RowsToRecord(NamedTuple):
     """Rows to record.
 
     Attributes:
         rows: the rows.
         has_media: whether a cell is media.
-        problems: why cells of a column are texts instead of what the script has put there.
+        problems: why cells of a column are texts instead of the values of the script.
     """
 
     rows: list[dict[str, Any]]
@@ -29,7 +29,7 @@ class TableRows(NamedTuple):
     problems: dict[str, str]
 
 
-def table_rows(table: Table, begin: int) -> TableRows:
+def table_rows(table: Table, begin: int) -> RowsToRecord:
     """Return the rows of a table from one on."""
     columns = [str(column) for column in table.columns]
     result: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def table_rows(table: Table, begin: int) -> TableRows:
                     problems.setdefault(column, problem)
             cells[column] = cell
         result.append(cells)
-    return TableRows(result, has_media, problems)
+    return RowsToRecord(result, has_media, problems)
 
 
 def _convert(value: Any) -> tuple[Any, str]:
