@@ -286,6 +286,49 @@ def media_of(folder):
     return {record["name"]: record for record in lines_of(folder) if record["event"] == "media"}
 
 
+def test_cells_of_tables_are_media_or_reported(logs):
+    pil = pytest.importorskip("PIL.Image")
+    cells = {
+        "page": wandb.Html("<b>"),
+        "clip": wandb.Video(np.zeros((3, 3, 16, 16), np.uint8)),
+        "sound": wandb.Audio(np.zeros(100), sample_rate=100),
+        "bare": pil.new("L", (4, 4)),
+        "list": [wandb.Image(np.eye(3))],
+        "counts": wandb.Histogram([1.0]),
+        "plain": [1, 2],
+    }
+    with wandb.init(name="x") as run:
+        for _ in range(2):
+            run.log({"all": wandb.Table(columns=list(cells), data=[list(cells.values())] * 2)})
+        run.log({"texts": wandb.Table(columns=["list", "n"], data=[[[wandb.Image(np.eye(3))], 1]])})
+    media = media_of(logs / "x")
+    (row, _) = media["all"]["items"][0]["rows"]
+    names = ("page", "clip", "sound", "bare")
+    assert [row[name]["media"] for name in names] == ["html", "video", "audio", "image"]
+    assert (row["list"], row["counts"]) == ("[Image]", "[Histogram]")
+    (texts,) = [record for record in lines_of(logs / "x") if record["event"] == "completions"]
+    assert texts["rows"][0]["list"] == "[Image]"
+    errors = [record for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+    assert [error["field"] for error in errors] == ["all.list", "all.counts", "texts.list"]
+    assert {error["kind"] for error in errors} == {"value_not_stored"}
+
+
+def test_media_in_summary_belong_to_last_step(logs):
+    with wandb.init(name="x") as run:
+        run.log({"loss": 1.0})
+        run.log({"loss": 0.5})
+        picture = wandb.Image(np.eye(3))
+        run.summary["best"] = picture
+        run.summary.update({"inner": {"picture": picture, "n": 1}, "rows": wandb.Table(["a"], [[1]]), "accuracy": 0.5})
+        assert run.summary["best"] is picture and run.summary["accuracy"] == 0.5
+    media = {name: (record["kind"], record["global_step"]) for name, record in media_of(logs / "x").items()}
+    assert media == {"best": ("image", 1), "inner/picture": ("image", 1)}
+    (table,) = [record for record in lines_of(logs / "x") if record["event"] == "completions"]
+    assert (table["table"], table["global_step"]) == ("rows", 1)
+    assert [event["summary"] for event in events(logs / "x", "summary")] == [{"inner": {"n": 1}, "accuracy": 0.5}]
+    assert not [record for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+
+
 def test_pictures_sounds_and_pages_are_recorded(logs, tmp_path, caplog):
     pil = pytest.importorskip("PIL.Image")
     pil.new("RGB", (4, 2)).save(tmp_path / "a.png")
@@ -850,6 +893,50 @@ def test_artifact_of_written_files_folders_tables_and_links(logs, tmp_path):
         run.log_model(tmp_path / "data", name="m")
         assert Path(run.use_model("m")).parts[-2:] == ("part", "b.txt")
     assert os.listdir(logs / ".tachograph" / "artifacts" / "staging") == []
+
+
+def test_artifact_returns_pictures_and_sounds_of_tables(logs, caplog):
+    pil = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 20, 3), dtype=np.uint8)
+    mask = np.eye(30, 20, dtype=np.uint8)
+    boxes = {"truth": {"box_data": [{"position": {"middle": [3, 2], "width": 2, "height": 2}, "domain": "pixel"}]}}
+    cells = {
+        "picture": wandb.Image(pixels, caption="c", masks={"m": {"mask_data": mask}}, boxes=boxes),
+        "list": [wandb.Image(pixels), pil.new("L", (4, 4))],
+        "page": wandb.Html("<b>"),
+        "clip": wandb.Video(np.zeros((3, 3, 16, 16), np.uint8), fps=2),
+        "sound": wandb.Audio(np.zeros(100), sample_rate=100),
+        "counts": wandb.Histogram([1.0, 2.0], num_bins=2),
+        "number": float("nan"),
+        "molecule": wandb.Molecule("x"),
+    }
+    with caplog.at_level(logging.WARNING, "tachograph"), wandb.init(name="x") as run:
+        artifact = wandb.Artifact("data", type="dataset")
+        artifact.add(wandb.Table(columns=list(cells), data=[list(cells.values()), [None] * len(cells)]), "rows")
+        entry = artifact.add(wandb.Image(pixels), "one")
+        for wrong in ("text", wandb.Image(None)):
+            with pytest.raises(ValueError, match="Artifact.add"):
+                artifact.add(wrong, "wrong")
+        assert run.log_artifact(artifact).wait() is artifact and run.logged_artifacts() == [artifact]
+        used_artifact = run.use_artifact("data:latest")
+        assert run.used_artifacts() == [used_artifact]
+        row, empty_row = used_artifact.get("rows").data
+        one = used_artifact.get("one")
+    assert entry.path == "one.image-file.json"
+    assert (
+        len([file for file in artifact.files() if file.path.startswith("media/images/") and "mask" not in file.path])
+        == 2
+    )
+    assert empty_row == [None] * len(cells)
+    values = dict(zip(cells, row, strict=True))
+    assert isinstance(values["picture"], wandb.Image) and values["picture"].caption == "c"
+    assert (np.asarray(values["picture"].image) == pixels).all() and (np.asarray(one.image) == pixels).all()
+    assert (values["picture"].media.masks["m"][0] == mask).all() and values["picture"].media.boxes[0]["x"] == 2
+    assert [np.asarray(picture.image).shape for picture in values["list"]] == [(30, 20, 3), (4, 4)]
+    assert [type(values[name]).__name__ for name in ("page", "clip", "sound")] == ["Html", "Video", "Audio"]
+    assert values["counts"].histogram == [1, 1] and math.isnan(values["number"]) and values["molecule"] is None
+    errors = [record for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+    assert [(error["kind"], error["field"]) for error in errors] == [("value_not_stored", "data/rows.molecule")]
 
 
 # Api -----------------------------------------------------------------------------------------------------------------

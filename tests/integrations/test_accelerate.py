@@ -113,7 +113,7 @@ def test_log_with_tachograph_by_name(logs):
     accelerator.init_trackers("greyjacket", init_kwargs={"tachograph": {"log_dir": str(logs), **FAST}})
     accelerator.log({"loss": 1.0}, step=0)
     run = accelerator.get_tracker("tachograph", unwrap=True)
-    assert run is tachograph.current_run()
+    assert run == tachograph.current_run()
     assert run.name == "greyjacket"
     accelerator.end_training()
     assert of_kind(lines_of(logs / "greyjacket"), "step")[0]["train_loss"] == 1.0
@@ -507,3 +507,42 @@ def test_two_ranks_write_journals_and_stop_together(script, ranks, logs, tmp_pat
     for one in (records, light):
         assert of_kind(one, "event", name="save_checkpoint_success")
         assert one[-1]["status"] == "finished"
+
+
+def test_tracker_records_media_of_diffusers_scripts(logs):
+    import numpy as np
+    import wandb
+    from PIL import Image
+
+    import tachograph.wandb as facade
+
+    picture = Image.new("RGB", (9, 9))
+    accelerator = Accelerator(cpu=True, log_with=tracker_for(logs))
+    accelerator.init_trackers("project")
+    batch = np.zeros((2, 9, 9, 3), np.uint8)
+    for tracker in accelerator.trackers:
+        tracker.writer.add_images("validation", batch, 3, dataformats="NHWC")
+        tracker.log({"test": [wandb.Image(picture, caption="a fox")], "val_loss": 0.5}, step=4)
+        tracker.log({"facade": {"list": [facade.Image(picture)]}}, step=4)
+        tracker.log_images({"images": [facade.Image(picture), picture]}, step=4)
+        tracker.log_table("cells", columns=["picture", "n"], data=[[wandb.Image(picture), 1]], step=4)
+        tracker.log_table("rows", columns=["n"], data=[[1]], step=4)
+    accelerator.get_tracker("tachograph", unwrap=True).log({"unwrapped": wandb.Image(picture)}, step=5)
+    assert accelerator.get_tracker("tachograph", unwrap=True).status == "running"
+    accelerator.end_training()
+    records = lines_of(logs / "grey")
+    assert not of_kind(records, "telemetry_error")
+    media = {record["name"]: record for record in of_kind(records, "media")}
+    assert {name: (record["kind"], record["global_step"], len(record["items"])) for name, record in media.items()} == {
+        "validation": ("image", 3, 2),
+        "test": ("image", 4, 1),
+        "facade/list": ("image", 4, 1),
+        "images": ("image", 4, 2),
+        "cells": ("table", 4, 1),
+        "unwrapped": ("image", 5, 1),
+    }
+    assert not any(item.get("problem") for record in media.values() for item in record["items"])
+    assert media["test"]["items"][0]["caption"] == "a fox"
+    assert media["cells"]["items"][0]["rows"][0]["picture"]["media"] == "image"
+    assert [record["table"] for record in of_kind(records, "completions")] == ["rows"]
+    assert of_kind(records, "validation")[0]["val_loss"] == 0.5

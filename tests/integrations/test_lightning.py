@@ -765,7 +765,7 @@ def test_callback_and_logger_share_run_without_duplicates(tmp_path, logs, first)
             self.logger.log_metrics({"by_hand": 1.0}, step=self.global_step)
 
     trainer.fit(Net(), loader(), loader(4))
-    assert logger.experiment is callback.run
+    assert logger.experiment == callback.run
     logger.log_hyperparams({"lr": 0.1, "extra": 5})
     callback.finish()
     assert [path.name for path in logs.iterdir()] == ["grey"]
@@ -793,6 +793,83 @@ def test_logger_starts_run_on_first_use(tmp_path, logs):
     assert logger.experiment.status == "running"
     logger.finish()
     assert of(lines_of(logs / "grey"), "step")[0]["a"] == 1.0
+
+
+def media_by_name(folder):
+    return {record["name"]: record for record in of(lines_of(folder), "media")}
+
+
+def test_experiment_has_methods_of_tensorboard_and_wandb(logs):
+    import numpy as np
+    import wandb
+
+    import tachograph.wandb as facade
+    from tachograph.recorder import Run
+
+    logger = TachographLogger("grey", log_dir=str(logs), **FAST)
+    experiment = logger.experiment
+    experiment.define_metric("val/acc", summary="max")
+    logger.watch(torch.nn.Linear(1, 1), log="all", log_freq=10)
+    assert not logs.exists() and isinstance(experiment, Run)
+    assert hasattr(experiment, "add_image") and not hasattr(experiment, "add_picture")
+    experiment.add_image("tb/image", torch.rand(3, 9, 9), 4)
+    experiment.add_images("tb/images", np.zeros((2, 9, 9, 3), np.uint8), 4, dataformats="NHWC")
+    experiment.add_audio("tb/audio", torch.zeros(1, 100), 4, sample_rate=100)
+    experiment.add_video("tb/video", torch.rand(1, 4, 3, 16, 16), 4, fps=4)
+    experiment.add_pr_curve("tb/curve", torch.tensor([0, 1]), torch.tensor([0.1, 0.9]), 4)
+    experiment.add_histogram("tb/histogram", torch.rand(9), 4)
+    experiment.add_text("tb/text", "hi", 4)
+    experiment.add_scalar("tb/scalar", 1.0, 4)
+    experiment.add_scalars("tb/scalars", {"a": 1.0}, 4)
+    experiment.add_graph(torch.nn.Linear(1, 1))
+    picture = np.full((8, 8, 3), 255, np.uint8)
+    pictures = {"bare": wandb.Image(picture, caption="b"), "list": [wandb.Image(picture), facade.Image(picture)]}
+    table = wandb.Table(columns=["picture", "list"], data=[[wandb.Image(picture), [wandb.Image(picture)]]])
+    experiment.log({"loss": 0.5, "wb": {**pictures, "table": table, "lr": 0.1}}, step=5, commit=True)
+    experiment.log({"wb": {"facade": facade.Image(picture), "molecule": facade.Molecule(None)}}, step=5)
+    artifact = wandb.Artifact("net", type="model")
+    with artifact.new_file("a.txt") as file:
+        file.write("a")
+    experiment.log_artifact(artifact).wait()
+    experiment.log_artifact("table", {"b.txt": b"b"}, type="dataset").wait()
+    experiment.notes = "a note"
+    experiment.summary["best"] = 1.0
+    logger.log_video("clip", [np.zeros((4, 3, 16, 16), np.uint8)], step=6)
+    logger.log_image("mixed", [wandb.Image(picture), picture], step=6)
+    logger.log_table("rows", columns=["picture"], data=[[facade.Image(picture)]], step=6)
+    assert experiment.path == str(logs / "grey") and experiment.name == "grey"
+    logger.finish()
+    records, media = lines_of(logs / "grey"), media_by_name(logs / "grey")
+    problems = {name: item for name, record in media.items() for item in record["items"] if item.get("problem")}
+    assert not problems and not of(records, "telemetry_error")
+    kinds = {name: (record["kind"], record["global_step"], len(record["items"])) for name, record in media.items()}
+    assert kinds == {
+        "tb/image": ("image", 4, 1),
+        "tb/images": ("image", 4, 2),
+        "tb/audio": ("audio", 4, 1),
+        "tb/video": ("video", 4, 1),
+        "tb/curve": ("pr_curve", 4, 1),
+        "wb/bare": ("image", 5, 1),
+        "wb/list": ("image", 5, 2),
+        "wb/facade": ("image", 5, 1),
+        "wb/table": ("table", 5, 1),
+        "clip": ("video", 6, 1),
+        "mixed": ("image", 6, 2),
+        "rows": ("table", 6, 1),
+    }
+    assert media["wb/bare"]["items"][0]["caption"] == "b" and media["clip"]["items"][0]["num_frames"] == 4
+    for name in ("wb/table", "rows"):
+        assert media[name]["items"][0]["rows"][0]["picture"]["media"] == "image"
+    metrics = {name: record[name] for record in of(records, "step") for name in record}
+    names = ("tb/scalar", "tb/scalars/a", "loss", "wb/lr")
+    assert [metrics[name] for name in names] == [1.0, 1.0, 0.5, 0.1] and "commit" not in metrics
+    events = {event["name"]: event for event in of(records, "event")}
+    assert events["histogram"]["tag"] == "tb/histogram" and events["text"]["text"] == "hi"
+    assert "list of media" in media["wb/table"]["items"][0]["rows"][0]["list"]
+    artifacts = [event["artifact"] for event in of(records, "event") if event["name"] == "artifact"]
+    assert artifacts == ["net", "table"]
+    counts = [event for event in of(records, "event") if event["name"] == "not_recorded"]
+    assert {name for event in counts for name in event} >= {"add_graph", "Molecule"}
 
 
 # Setup ---------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Media: everything that is logged and is no number. See `docs/media.md`."""
 
+from tachograph.media._encoding import encode_media
 from tachograph.media._imported import ImportedFile, MediaImport
 from tachograph.media._recorder import MediaRecorder
 from tachograph.media._values import (
@@ -39,4 +40,5 @@ __all__ = [
     "Table",
     "Text",
     "Video",
+    "encode_media",
 ]

@@ -31,7 +31,7 @@ from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
 
-__all__ = ["GlobalSummaryWriter", "SummaryWriter"]
+__all__ = ["GlobalSummaryWriter", "RunWriter", "SummaryWriter"]
 
 _NUM_BINS = 64
 _NUMBERS = frozenset({float, int})
@@ -441,6 +441,40 @@ class SummaryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(error)
+
+
+class RunWriter(SummaryWriter):
+    """A writer that records into a run which others start and end; closing it changes nothing.
+
+    Args:
+        current_run: returns the run. Called when something is recorded.
+    """
+
+    def __init__(self, current_run: Callable[[], Run]) -> None:
+        self._prefix = ""
+        self._steps = {}
+        self._shared_run = None
+        self._find_run = current_run
+        self._counted_run: Run | None = None
+        self._not_recorded: UnrecordedCalls | None = None
+
+    @property
+    def log_dir(self) -> str:  # type: ignore[override]
+        """The folder of the run."""
+        return self._find_run().path or ""
+
+    def _current_run(self) -> Run:
+        return self._find_run()
+
+    def _count(self, method: str, reason: str = "this kind of data is not recorded") -> None:
+        run = self._find_run()
+        if self._not_recorded is None or self._counted_run is not run:
+            self._counted_run, self._not_recorded = run, UnrecordedCalls(run)
+        self._not_recorded.count(method, reason)
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        self._find_run().flush()
 
 
 class GlobalSummaryWriter:

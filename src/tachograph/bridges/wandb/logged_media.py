@@ -1,4 +1,4 @@
-"""Media that a script has logged with the real package wandb, as media of ours.
+"""Objects of the real package wandb as media of ours.
 
 W&B has written a file for each object by the time its `log` returns, so files are read here and nothing is encoded
 twice. The objects are recognised by their classes' names: the package is never imported.
@@ -9,14 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tachograph.bridges.wandb.facade.data_types import Media
 from tachograph.bridges.wandb.facade.media_values import boxes_in_pixels, scene_file
 
 if TYPE_CHECKING:
     from tachograph.media import MediaValue
 
-__all__ = ["logged_media"]
+__all__ = ["is_of_wandb", "logged_media", "media_cell", "original_media"]
 
 _MAX_ROWS = 10_000
+_MAX_ITEMS = 64
+_MAX_HELD_BYTES = 32 << 20
+
+
+def is_of_wandb(value: Any) -> bool:
+    """Return whether a value, or an element of a list, is an object of the real package."""
+    if isinstance(value, (list, tuple)):
+        return any(is_of_wandb(item) for item in value[:_MAX_ITEMS])
+    return type(value).__module__.partition(".")[0] == "wandb"
 
 
 def logged_media(value: Any) -> list[MediaValue] | None:
@@ -54,7 +64,7 @@ def _media_of(value: Any) -> MediaValue | None:
         case "Object3D":
             return scene_file(_path(value), caption)
         case "Table" | "IncrementalTable":
-            rows = [[_cell(cell) for cell in row] for row in value.data[:_MAX_ROWS]]
+            rows = [[_text_or_media(cell) for cell in row] for row in value.data[:_MAX_ROWS]]
             return Table(columns=[str(name) for name in value.columns], data=rows)
         case "CustomChart":
             return _media_of(value.table)
@@ -65,9 +75,36 @@ def _media_of(value: Any) -> MediaValue | None:
     return None
 
 
-def _cell(cell: Any) -> Any:
-    media = _media_of(cell) if hasattr(cell, "_path") else None
+def original_media(value: Any) -> MediaValue | None:
+    """Return an object of the real package as media, with the content of its file unless that is large.
+
+    W&B moves the file when the object is logged with a run of its own, and deletes it at the exit of the process.
+
+    Raises:
+        Exception: any, if the object is not as expected.
+    """
+    media = _media_of(value)
+    if media is not None and media.kind in {"image", "audio", "video"} and isinstance(media.data, (str, Path)):
+        path = Path(media.data)
+        if path.stat().st_size <= _MAX_HELD_BYTES:
+            media.data = path.read_bytes()
+    return media
+
+
+def media_cell(cell: Any) -> Any:
+    """Return a cell of a table that is an object of W&B or of our facade as media of ours; other cells unchanged."""
+    if isinstance(cell, Media):
+        return cell if cell.media is None else cell.media
+    media = original_media(cell) if hasattr(cell, "_path") else None
     return cell if media is None else media
+
+
+def _text_or_media(cell: Any) -> Any:
+    """Return a cell to record; what no cell can hold is a text, or a list of media, for which the table has a text."""
+    if isinstance(cell, (list, tuple)) and is_of_wandb(cell):
+        return [_text_or_media(item) for item in cell]
+    media = media_cell(cell)
+    return f"[{type(cell).__name__}]" if media is cell and is_of_wandb(cell) else media
 
 
 def _path(value: Any) -> Path:

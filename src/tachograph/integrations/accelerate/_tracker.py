@@ -17,6 +17,7 @@ from accelerate.tracking import GeneralTracker
 from tachograph._base.guard import guard
 from tachograph._base.patching import is_wrapped
 from tachograph.exceptions import ConfigError
+from tachograph.integrations._common.experiment import Experiment, is_wandb_object, split_media
 from tachograph.integrations._common.integration_run import IntegrationRun, RequestedActions, RunOptions
 from tachograph.integrations._common.metrics import group_metrics
 from tachograph.integrations._common.models import model_facts
@@ -62,6 +63,7 @@ class TachographTracker(GeneralTracker):
         self._plan = RunOptions(run, run_name, settings)
         self._job = IntegrationRun("accelerate", self._plan)
         self._observer: AcceleratorObserver | None = None
+        self._experiment: tuple[Run, Experiment] | None = None
         self._may_start_run = True
         """Whether a run may be started: not again after it has ended, unless training starts again."""
 
@@ -75,9 +77,21 @@ class TachographTracker(GeneralTracker):
         self._may_start_run = True
 
     @property
-    def tracker(self) -> Run:
-        """The run. Starts it if necessary."""
-        return self._begin_run()
+    def tracker(self) -> Any:
+        """The run, with the methods of TensorBoard's `SummaryWriter` and of W&B's run as well. Starts it if necessary.
+
+        Example:
+            >>> accelerator.get_tracker("tachograph", unwrap=True).log({"samples": [wandb.Image(picture)]})
+        """
+        run = self._begin_run()
+        if self._experiment is None or self._experiment[0] is not run:
+            self._experiment = run, Experiment(lambda: run)
+        return self._experiment[1]
+
+    @property
+    def writer(self) -> Any:
+        """The same as `tracker`, for programs that log to TensorBoard: ``tracker.writer.add_images(…)``."""
+        return self.tracker
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Start the run with this config. If a run is open already, record the config in an event."""
@@ -101,6 +115,7 @@ class TachographTracker(GeneralTracker):
             run = self._begin_run()
             if step is None and self._observer is not None:
                 step = self._observer.num_steps
+            values, media = split_media(values)
             training, validation, test = group_metrics(values)
             if validation:
                 run.log_validation(validation, step=step, epoch=values.get("epoch"), prefix="")
@@ -110,6 +125,8 @@ class TachographTracker(GeneralTracker):
                 if self._observer is not None and self._observer.lr is not None:
                     training.setdefault("lr", self._observer.lr)
                 run.log(training, step=step)
+            if media:
+                self.tracker.log_media(media, step)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record pictures.
@@ -130,10 +147,13 @@ class TachographTracker(GeneralTracker):
                 texts = [captions] if isinstance(captions, str) else list(captions or ())
                 if isinstance(images, (list, tuple)):
                     texts += [None] * (len(images) - len(texts))
-                    pictures[name] = [Image(image, text) for image, text in zip(images, texts, strict=False)]
+                    pictures[name] = [
+                        image if is_wandb_object(image) else Image(image, text)
+                        for image, text in zip(images, texts, strict=False)
+                    ]
                 else:
                     pictures[name] = Image(images, texts or None, layout=kwargs.get("dataformats"))
-            self._begin_run().log(pictures, step=step)
+            self.tracker.log(pictures, step=step)
 
     def log_table(
         self,
@@ -144,8 +164,15 @@ class TachographTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record rows or a data frame as an additional table on the completions page. Only the last rows are kept."""
+        """Record rows or a data frame as an additional table on the completions page. Only the last rows are kept.
+
+        A table with pictures or other media in its cells is recorded as media.
+        """
         with guard("logging a table"):
+            from tachograph.bridges.wandb.facade.media_values import bare_media
+            from tachograph.bridges.wandb.logged_media import media_cell
+            from tachograph.media import Table
+
             if dataframe is not None:
                 num_rows, rows = len(dataframe), dataframe.tail(_MAX_TABLE_ROWS).to_dict("records")
             else:
@@ -153,6 +180,10 @@ class TachographTracker(GeneralTracker):
                 names = columns or [f"column_{index}" for index in range(len(data[0]) if data else 0)]
                 num_rows = len(data)
                 rows = [dict(zip(names, cells, strict=False)) for cells in data[-_MAX_TABLE_ROWS:]]
+            rows = [{name: media_cell(cell) for name, cell in row.items()} for row in rows]
+            if any(bare_media(cell) is not None for row in rows for cell in row.values()):
+                self._begin_run().log({table_name: Table(rows)}, step=step)
+                return
             self._begin_run().log_completions(rows, step=step, table=table_name, num_dropped=num_rows - len(rows))
 
     def finish(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph._base.guard import guard
+from tachograph.integrations._common.experiment import Experiment, is_wandb_object
 from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations.lightning._bases import LightningSubclass
 from tachograph.integrations.lightning._metrics import PREFIXES, logged_metrics
@@ -16,19 +17,18 @@ from tachograph.records import OMIT, to_plain
 __all__ = ["TachographLogger"]
 
 
-class _LazyRun:
-    """Stands in for a run and starts it on first use: Lightning reads `experiment` before it loads a checkpoint."""
+class _LoggerExperiment(Experiment):
+    """An experiment that starts the run on first use: Lightning reads `experiment` before it loads a checkpoint."""
 
-    def __init__(self, trainer_run: TrainerRun) -> None:
-        self._trainer_run = trainer_run
+    __slots__ = ("_logger",)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._trainer_run.begin(), name)
+    def __init__(self, logger: TachographLogger) -> None:
+        object.__setattr__(self, "_logger", logger)
+        super().__init__(lambda: logger._trainer_run.begin())  # noqa: PLW0108 - the logger may get another `_trainer_run`
 
     def __repr__(self) -> str:
-        return f"<run {self._trainer_run.name!r}, not started yet>"
+        trainer_run = self._logger._trainer_run
+        return repr(trainer_run.run) if trainer_run.is_open else f"<run {trainer_run.name!r}, not started yet>"
 
 
 class TachographLogger(LightningSubclass):
@@ -53,11 +53,22 @@ class TachographLogger(LightningSubclass):
     def __init__(self, name: str | None = None, *, run: Run | None = None, **settings: Any) -> None:
         super().__init__()
         self._trainer_run = TrainerRun(RunOptions(run, name, settings))
+        self._experiment: Experiment | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_experiment": None}
 
     @property
     def experiment(self) -> Any:
-        """The run, or a stand-in that starts it on first use."""
-        return self._trainer_run.run if self._trainer_run.is_open else _LazyRun(self._trainer_run)
+        """The run, started on first use, with the methods of TensorBoard's `SummaryWriter` and of W&B's run as well.
+
+        Example:
+            >>> logger.experiment.add_image("samples/first", picture, step)
+            >>> logger.experiment.log({"samples": [wandb.Image(picture, caption=prompt)]})
+        """
+        if self._experiment is None:
+            self._experiment = _LoggerExperiment(self)
+        return self._experiment
 
     @property
     def name(self) -> str:
@@ -154,9 +165,13 @@ class TachographLogger(LightningSubclass):
         self._log_media("Audio", key, audios, step, options)
 
     def log_video(self, key: str, videos: list[Any], step: int | None = None, **options: Any) -> None:
-        """Record clips; `options` has `fps` and `caption` as lists with an entry for each."""
+        """Record clips; `options` has `fps` and `caption` as lists with an entry for each.
+
+        As in Lightning's `WandbLogger`, arrays are frames × channels × height × width.
+        """
         options.pop("format", None)
-        self._log_media("Video", key, videos, step, options)
+        layouts = [_video_layout(video) for video in videos]
+        self._log_media("Video", key, videos, step, {"layout": layouts, **options})
 
     def log_table(
         self,
@@ -168,9 +183,11 @@ class TachographLogger(LightningSubclass):
     ) -> None:
         """Record rows, or a data frame, as a table."""
         with guard("logging a table"):
+            from tachograph.bridges.wandb.logged_media import media_cell
             from tachograph.media import Table
 
-            source = {"dataframe": dataframe} if dataframe is not None else {"columns": columns, "data": data}
+            rows = [[media_cell(cell) for cell in row] for row in data or ()]
+            source = {"dataframe": dataframe} if dataframe is not None else {"columns": columns, "data": rows}
             self.experiment.log({key: Table(**source)}, step=step)
 
     log_text = log_table
@@ -181,10 +198,16 @@ class TachographLogger(LightningSubclass):
 
             lists = {name: entries for name, entries in options.items() if entries is not None}
             items = [
-                getattr(media, kind)(value, **{name: entries[index] for name, entries in lists.items()})
+                value
+                if is_wandb_object(value)
+                else getattr(media, kind)(value, **{name: entries[index] for name, entries in lists.items()})
                 for index, value in enumerate(values)
             ]
             self.experiment.log({key: items}, step=step)
+
+    def watch(self, *_args: Any, **_kwargs: Any) -> None:
+        """Warn once: gradients are not recorded this way, but by `tachograph.watch`."""
+        self.experiment.watch()
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Do nothing: model graphs are not recorded."""
@@ -215,6 +238,12 @@ class TachographLogger(LightningSubclass):
     def finish(self) -> None:
         """Finish the run now, if this logger started it; otherwise it ends with the process."""
         self._trainer_run.job.finish()
+
+
+def _video_layout(video: Any) -> str | None:
+    """Return the order of the axes of an array; None, for the usual one, if W&B's would make no sense."""
+    shape: Any = getattr(video, "shape", ())
+    return "TCHW" if len(shape) == 4 and shape[1] in (1, 3, 4) else None
 
 
 def _is_unchanged(value: Any, hparams: Mapping[str, Any], name: str) -> bool:

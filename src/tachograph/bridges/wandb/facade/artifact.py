@@ -27,13 +27,14 @@ from tachograph._base.guard import warn
 from tachograph._base.settings import resolve_settings
 from tachograph._base.typed import decode_json
 from tachograph.bridges.drop_in import run_to_join
-from tachograph.bridges.wandb.facade.data_types import Table
+from tachograph.bridges.wandb.facade.data_types import Histogram, Media, Table
 from tachograph.bridges.wandb.facade.errors import (
     ArtifactFinalizedError,
     ArtifactNotLoggedError,
     CommError,
     WaitTimeoutError,
 )
+from tachograph.bridges.wandb.facade.stored_values import TYPES, ValueWriter, read_value
 from tachograph.exceptions import ArtifactError
 from tachograph.journal.artifacts import (
     ArtifactFile,
@@ -47,7 +48,7 @@ from tachograph.journal.artifacts import (
 )
 from tachograph.recorder import Run
 from tachograph.recorder.collectors.artifacts import PendingArtifact, log_artifact, record_use
-from tachograph.records import to_json, to_plain
+from tachograph.records import restore_non_finite, to_json
 
 __all__ = ["ArtifactEntry", "LoggedArtifact", "find_artifact", "safe_artifact_name"]
 
@@ -445,22 +446,45 @@ class LoggedArtifact:
         return [ArtifactEntry(self, _file_of(reference)) for reference in references]
 
     def add(self, obj: Any, name: str, overwrite: bool = False) -> ArtifactEntry:
-        """Add a table, which `get` returns again.
+        """Add a table, a picture or other media, which `get` returns again. Pictures in cells become files.
 
         Raises:
-            ValueError: if the object is not a table.
+            ValueError: if the object is of another class, or has no data that can be stored.
         """
-        if not isinstance(obj, Table):
+        if not isinstance(obj, (Table, Media, Histogram)):
             raise ValueError(
-                f"Artifact.add supports tables, got {type(obj).__name__}: save it to a file and call add_file"
+                f"Artifact.add supports tables and media, got {type(obj).__name__}: save it to a file and call add_file"
             )
-        path = self._check_new(name if name.endswith(".table.json") else f"{name}.table.json")
-        rows = to_plain([list(row) for row in obj.data], "data", [])
-        table = {"_type": "table", "columns": [str(column) for column in obj.columns], "data": rows}
-        data = to_json({**table, "ncols": len(obj.columns), "nrows": len(obj.data)}).encode()
+        self._check_new(name)
+        folder = self._stage()
+        with tempfile.TemporaryDirectory(dir=folder.path) as media_folder:
+            writer = ValueWriter(Path(media_folder), self._add_media_file)
+            if isinstance(obj, Table):
+                columns = [str(column) for column in obj.columns]
+                rows = [list(map(writer.to_json, row, columns)) for row in obj.data]
+                value = {"_type": "table", "columns": columns, "data": rows, "ncols": len(columns), "nrows": len(rows)}
+            else:
+                value = writer.to_json(obj, name)
+        if not isinstance(value, dict):
+            raise ValueError(f"Artifact.add({name!r}): {writer.problems.get(name, 'several items are no single file')}")
+        self._report(name, writer.problems)
+        suffix = f".{value['_type']}.json"
+        path = self._check_new(name if name.endswith(suffix) else f"{name}{suffix}")
         with self.new_file(path, "wb" if overwrite else "xb") as file:
-            file.write(data)
+            file.write(to_json(value).encode())
         return ArtifactEntry(self, _file_of(self._files[path]))
+
+    def _add_media_file(self, path: str, local_path: Path) -> None:
+        if path not in self._files:
+            self._add(PendingFile(path, str(local_path)), "mutable", is_replaced=True)
+
+    def _report(self, name: str, problems: Mapping[str, str]) -> None:
+        """Report values that were not stored, once for each column."""
+        run = run_to_join()
+        for column, problem in problems.items():
+            warn("the artifact %r: in column %r of %r, cells are empty: %s", self._name, column, name, problem)
+            if run is not None:
+                run.report_error("value_not_stored", f"{self._name}/{name}.{column}", problem)
 
     def __setitem__(self, name: str, obj: Any) -> None:
         self.add(obj, name)
@@ -665,17 +689,28 @@ class LoggedArtifact:
 
     get_path = get_entry
 
-    def get(self, name: str) -> Table | None:
-        """Return a table that was added, or None."""
-        path = _clean(name)
-        path = path if path.endswith(".table.json") else f"{path}.table.json"
-        if path not in self.manifest.entries:
+    def get(self, name: str) -> Any:
+        """Return a table, a picture or another object that was added, or None."""
+        version = self._logged("get")
+        paths = {file.path for file in version.files}
+        base = _clean(name)
+        path = next((each for kind in TYPES if (each := _path_of_type(base, kind)) in paths), None)
+        if path is None:
             return None
-        self._logged("get")
         with tempfile.TemporaryDirectory() as folder:
-            content = Path(self.download(folder, path_prefix=path), path).read_bytes()
-        table = decode_json(content, dict[str, Any])
-        return Table(columns=table["columns"], data=table["data"])
+            self.download(folder, path_prefix=path)
+            value = restore_non_finite(decode_json(Path(folder, path).read_bytes(), dict[str, Any]))
+            if any(each.startswith("media/") for each in paths):
+                self.download(folder, path_prefix="media/")
+
+            def read_file(media_path: str) -> bytes:
+                if media_path not in paths:
+                    raise CommError(f"the artifact {self.name!r} has no file {media_path!r}")
+                return Path(folder, media_path).read_bytes()
+
+            if value.get("_type") == "table" or "columns" in value:
+                return Table(columns=value["columns"], data=read_value(value["data"], read_file))
+            return read_value(value, read_file)
 
     __getitem__ = get
 
@@ -746,6 +781,10 @@ def safe_artifact_name(text: str) -> str:
             "the artifact %r is called %r, because names have letters, digits, dashes, underscores and dots", text, name
         )
     return name or "artifact"
+
+
+def _path_of_type(name: str, kind: str) -> str:
+    return name if name.endswith(f".{kind}.json") else f"{name}.{kind}.json"
 
 
 def _clean(name: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,14 @@ class Media:
     def __init__(self, data_or_path: Any = None, *_arguments: Any, caption: str | None = None, **_options: Any) -> None:
         self.caption = caption
 
+    @classmethod
+    def from_media(cls, media: MediaValue) -> Media:
+        """Return an object with media of ours."""
+        value = cls.__new__(cls)
+        value.caption = media.caption if isinstance(media.caption, str) else None
+        value.media = media
+        return value
+
     def _read(self, build: Callable[[], MediaValue | list[MediaValue]]) -> None:
         """Copy the data now: as with W&B, the script may change them afterwards. Never raises."""
         try:
@@ -61,6 +70,8 @@ class Image(Media):
     to 1 if some are negative, and values from 0 to 255 if some are larger than 1. Values on a GPU are from 0 to 1.
     """
 
+    mode: str | None = None
+
     def __init__(
         self,
         data_or_path: Any = None,
@@ -76,6 +87,24 @@ class Image(Media):
         super().__init__(caption=caption)
         self.mode = mode
         self._read(lambda: picture(data_or_path, caption, boxes, masks))
+
+    @property
+    def image(self) -> Any:
+        """The picture as an image of Pillow; None if it cannot be read."""
+        from PIL import Image as PillowImage
+
+        from tachograph.journal import RunFolder
+        from tachograph.media import MediaValue, encode_media
+
+        if not isinstance(self.media, MediaValue):
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            item = encode_media(self.media, run_folder := RunFolder(folder))[0]
+            if "problem" in item:
+                return None
+            with PillowImage.open(run_folder.media / item["sha256"][:2] / f"{item['sha256']}.{item['ext']}") as picture:
+                picture.load()
+                return picture.copy()
 
 
 class Video(Media):
@@ -274,18 +303,3 @@ class Table:
     def iterrows(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the number and the values of each row."""
         yield from enumerate(self.data)
-
-    def has_pictures(self, begin: int = 0) -> bool:
-        """Return whether a row from one on has a picture."""
-        return any(isinstance(value, Image) and value.media is not None for row in self.data[begin:] for value in row)
-
-    def records(self, begin: int = 0) -> list[dict[str, Any]]:
-        """Return the rows from one on, as dicts to record; a cell that is a picture is media of ours."""
-        names = [str(column) for column in self.columns]
-        return [{name: _cell(value) for name, value in zip(names, row, strict=False)} for row in self.data[begin:]]
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, Image) and value.media is not None:
-        return value.media
-    return f"[{type(value).__name__}]" if isinstance(value, (Media, Table, Histogram)) else value

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tachograph._base.files import make_folder, make_link
-from tachograph._base.guard import guard, suppress, warn
+from tachograph._base.guard import guard, reraise_from_signal_handler, suppress, warn
 from tachograph.bridges.drop_in import (
     RunEndCallback,
     UnrecordedCalls,
@@ -42,6 +42,8 @@ from tachograph.bridges.wandb.facade.media_values import bare_media
 from tachograph.bridges.wandb.facade.metric import DefinedMetric, define, step_metric_of, with_step_metrics
 from tachograph.bridges.wandb.facade.plot import CustomChart
 from tachograph.bridges.wandb.facade.summary import WandbSummary, copy_value
+from tachograph.bridges.wandb.facade.table_rows import table_rows
+from tachograph.bridges.wandb.logged_media import is_of_wandb, original_media
 from tachograph.recorder import Run
 from tachograph.records import METRIC_DEFINED, RUN_LABELED, AlertRecord, is_array
 
@@ -85,6 +87,7 @@ class WandbRun:
         "_is_plain",
         "_job_type",
         "_last",
+        "_logged_artifacts",
         "_metrics",
         "_name",
         "_not_recorded",
@@ -100,6 +103,7 @@ class WandbRun:
         "_step",
         "_summary",
         "_tags",
+        "_used_artifacts",
         "settings",
     )
 
@@ -139,7 +143,7 @@ class WandbRun:
         self._config = RunConfig(config, run.update_config)
         self._last: dict[str, Any] = {}
         self._is_plain = True
-        self._summary = WandbSummary(self._last, run.log_summary, lambda: self._step - 1, self._start_s)
+        self._summary = WandbSummary(self._last, self._log_summary, lambda: self._step - 1, self._start_s)
         self._not_recorded = UnrecordedCalls(run)
         self._metrics: list[DefinedMetric] = []
         self._axes: dict[str, str | None] = {}
@@ -153,6 +157,8 @@ class WandbRun:
         self._alert_times: dict[str, float] = {}
         self._artifacts: list[LoggedArtifact] = []
         """Artifacts that may not be stored yet."""
+        self._logged_artifacts: list[LoggedArtifact] = []
+        self._used_artifacts: list[LoggedArtifact] = []
         self._num_alerts = 0
         self._other_records: OtherRecords | None = None
         RunEndCallback(run, self._flush)
@@ -396,7 +402,12 @@ class WandbRun:
                 values[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
         return values
 
-    def _record_rich(self, name: str, value: Any, step: int) -> bool:
+    def record_media(self, name: str, value: Any, step: int | None) -> None:
+        """Record an object of W&B, ours or the original one, for a run whose numbers are logged in another way."""
+        with guard("recording media"):
+            self._record_rich(name, value, step)
+
+    def _record_rich(self, name: str, value: Any, step: int | None) -> bool:
         """Record a value that is more than a number; return whether it was one."""
         if isinstance(value, CustomChart):
             if value.media is not None:
@@ -406,16 +417,19 @@ class WandbRun:
             value = value.table
         if isinstance(value, Table):
             self._record_table(name, value, step)
-        elif isinstance(value, Histogram):
-            more = {"num_not_finite": value.num_not_finite} if value.num_not_finite else {}
+        elif isinstance(value, Histogram) or (is_of_wandb(value) and hasattr(value, "histogram")):
+            num_not_finite = getattr(value, "num_not_finite", 0)
+            more = {"num_not_finite": num_not_finite} if num_not_finite else {}
             log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
         elif isinstance(value, Media):
             self._record_media(name, [value], step)
         elif isinstance(value, (list, tuple)) and any(isinstance(item, (Media, Table, Histogram)) for item in value):
-            self._record_media(name, [item for item in value if isinstance(item, Media)], step)
+            self._record_media(name, [item for item in value if not isinstance(item, (Table, Histogram))], step)
             for index, item in enumerate(value):
                 if isinstance(item, (Table, Histogram)):
                     self._record_rich(f"{name}/{index}", item, step)
+        elif is_of_wandb(value):
+            self._record_media(name, value if isinstance(value, (list, tuple)) else [value], step)
         elif (media := bare_media(value)) is not None:
             self._run.log({name: media}, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
@@ -425,22 +439,44 @@ class WandbRun:
             return False
         return True
 
-    def _record_media(self, name: str, values: Sequence[Media], step: int) -> None:
+    def _log_summary(self, values: Mapping[str, Any]) -> None:
+        """Record values of the summary. Media and tables are recorded at the last step."""
+        with guard("recording a summary"):
+            plain = self._plain_summary(values, "", self._place(max(self._step - 1, 0))[0])
+            if plain or not values:
+                self._run.log_summary(plain)
+
+    def _plain_summary(self, values: Mapping[str, Any], prefix: str, step: int) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, Mapping) and value:
+                if inner := self._plain_summary(value, f"{prefix}{name}/", step):
+                    plain[name] = inner
+            elif type(value) in _NUMBERS or is_array(value) or not self._record_rich(f"{prefix}{name}", value, step):
+                plain[name] = value
+        return plain
+
+    def _record_media(self, name: str, values: Sequence[Any], step: int | None) -> None:
         """Record pictures and the like under one name; count the values that cannot be recorded."""
         items: list[Any] = []
         for value in values:
-            if value.media is None:
-                self._not_recorded.count(type(value).__name__, value.problem)
+            media, problem = _convert(value)
+            if media is None:
+                self._not_recorded.count(type(value).__name__, problem)
             else:
-                items += value.media if isinstance(value.media, list) else [value.media]
+                items += media if isinstance(media, list) else [media]
         if items:
             self._run.log({name: items if len(values) > 1 or len(items) > 1 else items[0]}, step)
 
-    def _record_table(self, name: str, table: Table, step: int) -> None:
+    def _record_table(self, name: str, table: Table, step: int | None) -> None:
         """Record a table. One that is logged again has grown: only the new rows are recorded."""
         begin = table.num_recorded.get((self._id, name), 0)
-        rows = table.records(begin)
-        if table.has_pictures(begin):
+        rows, has_media, problems = table_rows(table, begin)
+        for column, problem in problems.items():
+            if (key := f"cells of {name}, {column}") not in self._once_keys:
+                self._once_keys.add(key)
+                self._run.report_error("value_not_stored", f"{name}.{column}", problem)
+        if has_media:
             from tachograph.media import Table as MediaTable
 
             self._run.log({name: MediaTable(rows)}, step)
@@ -582,11 +618,14 @@ class WandbRun:
                 raise ValueError(
                     f"path must be a file, directory or external reference like s3://bucket/path: {path!r}"
                 )
+        elif is_of_wandb(artifact):
+            artifact = _copy_artifact(artifact)
         if not isinstance(artifact, LoggedArtifact):
             raise TypeError("You must pass an instance of wandb.Artifact or a valid file path to log_artifact")
         artifact.tags = list(tags or artifact.tags)
         artifact.log_to(self._run, [aliases] if isinstance(aliases, str) else list(aliases or ()))
         self._artifacts = [*(each for each in self._artifacts if each.is_draft()), artifact]
+        _add_once(self._logged_artifacts, artifact)
         return artifact
 
     upsert_artifact = finish_artifact = log_artifact
@@ -623,7 +662,16 @@ class WandbRun:
                     logged_artifact.wait()
             artifact = find_artifact(log_dir, str(artifact_or_name), type)
         artifact.record_use(self._run)
+        _add_once(self._used_artifacts, artifact)
         return artifact
+
+    def logged_artifacts(self, per_page: int = 100) -> list[LoggedArtifact]:
+        """Return the artifacts that this process has logged with the run."""
+        return list(self._logged_artifacts)
+
+    def used_artifacts(self, per_page: int = 100) -> list[LoggedArtifact]:
+        """Return the artifacts that this process has used with the run."""
+        return list(self._used_artifacts)
 
     def use_model(self, name: str, *_arguments: Any, **_options: Any) -> str:
         """Download a model that a run on this machine has logged, and return the path of its file or folder."""
@@ -738,6 +786,33 @@ class WandbRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._finish(error)
+
+
+def _copy_artifact(original: Any) -> LoggedArtifact:
+    """Return an artifact with the files of one of the real package wandb."""
+    artifact = LoggedArtifact(original.name.partition(":")[0], original.type, original.description, original.metadata)
+    for path, entry in original.manifest.entries.items():
+        if entry.ref is not None:
+            artifact.add_reference(entry.ref, path)
+        else:
+            artifact.add_file(entry.local_path, path)
+    return artifact
+
+
+def _add_once(artifacts: list[LoggedArtifact], artifact: LoggedArtifact) -> None:
+    if all(each is not artifact for each in artifacts):
+        artifacts.append(artifact)
+
+
+def _convert(value: Any) -> tuple[Any, str]:
+    """Return an object of W&B's classes, ours or the original ones, as media; None and the reason if it has none."""
+    if isinstance(value, Media):
+        return value.media, value.problem
+    try:
+        return (original_media(value) if is_of_wandb(value) else bare_media(value)), Media.problem
+    except Exception as error:  # noqa: BLE001 - whatever is in the object
+        reraise_from_signal_handler(error)
+        return None, f"cannot be recorded: {error}"
 
 
 def _row_step(row: Mapping[str, Any]) -> int | None:
