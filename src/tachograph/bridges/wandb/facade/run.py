@@ -31,6 +31,7 @@ from tachograph.bridges.drop_in import (
     as_scalar,
     histogram,
     log_histogram,
+    log_media,
     num_values,
     place_row,
 )
@@ -98,6 +99,7 @@ class WandbRun:
         "_run",
         "_start_s",
         "_step",
+        "_step_column",
         "_summary",
         "_tags",
         "settings",
@@ -146,6 +148,7 @@ class WandbRun:
         """The x axis of each metric, as far as it is recorded."""
         self._pending: dict[str, Any] = {}
         self._step = first_step
+        self._step_column: Mapping[str, int] = {}
         self._is_finished = False
         self._is_ours = is_ours
         self._on_finish = on_finish
@@ -362,6 +365,7 @@ class WandbRun:
         """Record a row, with the step that the script states."""
         row = {key if type(key) is str else str(key): value for key, value in row.items()}
         step, step_column = self._place(script_step)
+        self._step_column = step_column
         row = with_step_metrics(row, self._metrics, self._last)
         for metric in self._metrics:
             if metric.summary and metric.name.endswith("*"):
@@ -400,7 +404,7 @@ class WandbRun:
         """Record a value that is more than a number; return whether it was one."""
         if isinstance(value, CustomChart):
             if value.media is not None:
-                self._run.log({name: value.media}, step)
+                self._log_media(name, value.media, step)
                 return True
             self._run.event("chart", step=step, tag=name, kind=value.kind, title=value.title, **value.fields)
             value = value.table
@@ -417,13 +421,16 @@ class WandbRun:
                 if isinstance(item, (Table, Histogram)):
                     self._record_rich(f"{name}/{index}", item, step)
         elif (media := bare_media(value)) is not None:
-            self._run.log({name: media}, step)
+            self._log_media(name, media, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
             counts, edges, num_not_finite = histogram(value, _MAX_LIST)
             log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
         else:
             return False
         return True
+
+    def _log_media(self, name: str, media: Any, step: int) -> None:
+        log_media(self._run, name, media, step, self._step_column)
 
     def _record_media(self, name: str, values: Sequence[Media], step: int) -> None:
         """Record pictures and the like under one name; count those that cannot be recorded."""
@@ -434,7 +441,7 @@ class WandbRun:
             else:
                 items += value.media if isinstance(value.media, list) else [value.media]
         if items:
-            self._run.log({name: items if len(values) > 1 or len(items) > 1 else items[0]}, step)
+            self._log_media(name, items, step)
 
     def _record_table(self, name: str, table: Table, step: int) -> None:
         """Record a table. One that is logged again has grown: only the new rows are recorded."""
@@ -443,7 +450,7 @@ class WandbRun:
         if table.has_pictures(begin):
             from tachograph.media import Table as MediaTable
 
-            self._run.log({name: MediaTable(rows)}, step)
+            self._log_media(name, MediaTable(rows), step)
         else:
             self._run.log_completions(rows, step=step, table=name)
         table.num_recorded[self._id, name] = len(table.data)
