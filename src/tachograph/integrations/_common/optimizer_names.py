@@ -33,7 +33,7 @@ _MAIN_NAMES = frozenset({"generator", "actor"})
 def optimizer_names(frame: FrameType | None, optimizers: Collection[int]) -> dict[int, str]:
     """Return the names of optimizers, by their ids; empty unless all have one.
 
-    `optimizerG`, `self.g_optim` and `optimizers["gen"]` are all `generator`.
+    `optimizerG`, `self.g_optim`, `og` and `optimizers["gen"]` are all `generator`.
 
     Args:
         frame: the innermost frame to look at; those of installed packages are passed over.
