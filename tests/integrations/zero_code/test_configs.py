@@ -149,8 +149,11 @@ SCRIPTS = {
         class State:
             step: int = 0
             lr: float = 3.0
+        class DataOptions:
+            def __init__(self): self.workers, self.loader = 3, object()
         def main():
             tc, state, extra = TrainConfig(float(sys.argv[1][5:])), State(), hyper.Experiment()
+            options_of_data = DataOptions()
             model_part = tc.model
             print("loss: 0.5")
         main()
@@ -223,7 +226,13 @@ def test_config_of_other_parsers_and_of_variables(tacho, python):
             "model": {"depth": 2, "kernel": {"size": [3, 3]}},
         },
         "local": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
-        "any_name": {"lr": 0.25, "model": {"depth": 2}, "batch_size": 8, "epochs": 2},
+        "any_name": {
+            "lr": 0.25,
+            "model": {"depth": 2},
+            "batch_size": 8,
+            "epochs": 2,
+            "workers": 3,
+        },
         "executed": {"out_dir": "out", "n_layer": 2, "dropout": 0.0, "learning_rate": 0.25, "compile": False},
         "not_executed": {},
         "click": {"learning_rate": 0.25},

@@ -259,7 +259,7 @@ def _config_among(variables: dict[str, Any]) -> dict[str, Any]:
 def _config_instances(variables: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the instances of config classes that the program defines; of later ones, if they repeat."""
     instances = {id(value): value for value in list(variables.values()) if _is_config_class(type(value))}
-    fields = [_fields_of(value) for value in instances.values()]
+    fields = [{**_fields_of_class(type(value)), **_fields_of(value)} for value in instances.values()]
     inner_ids = {id(field) for each in fields for field in each.values()}
     plain: dict[str, Any] = {}
     for key, each in zip(instances, fields, strict=True):
@@ -276,11 +276,13 @@ def _plain_field(value: Any) -> Any:
 
 
 def _is_config_class(owner: type) -> bool:
-    if not _is_container(owner) or not _is_of_program(owner):
+    if not _is_of_program(owner):
         return False
-    words = {word.lower() for word in _WORDS.findall(owner.__name__)}
+    words = [word.lower() for word in _WORDS.findall(owner.__name__)]
+    if not _is_container(owner):
+        return words[-1:] != [] and words[-1] in _CONFIG_WORDS
     declared = getattr(owner, "__dataclass_fields__", None) or getattr(owner, "__annotations__", {})
-    return not words.isdisjoint(_CONFIG_WORDS) or len(_CONFIG_FIELDS.intersection(declared)) > 1
+    return not _CONFIG_WORDS.isdisjoint(words) or len(_CONFIG_FIELDS.intersection(declared)) > 1
 
 
 def _is_of_program(owner: type) -> bool:
