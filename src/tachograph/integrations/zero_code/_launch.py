@@ -85,8 +85,8 @@ def launch(
         stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
         captures: whether to record its output. If so, the output passes through this process.
         variables: further environment variables of the program.
-        line_of_run: called in a thread with the folder of the run, as soon as the program has started one. What it
-            returns is printed to standard error.
+        line_of_run: called in a thread with the folder of the run, as soon as the program has started one. Its
+            result is printed to standard error.
 
     Raises:
         ProgramNotFoundError: if there is no such program.

@@ -8,7 +8,7 @@ for a metric. A false value is worse than a missing one (`best val loss`, `loss 
 - an unknown word in the name rejects it, unless a split says that it is a metric;
 - a split also applies to later names without one: `valid loss 0.4 | acc 91.2%` has the accuracy of the validation;
 - the data may come after it: `Accuracy of the network on the 10000 test images: 55 %`; any other word there rejects it;
-- a line about loading or resuming states what was measured before;
+- a line about loading or resuming states an earlier measurement;
 - shares are numbers between 0 and 1: `91.2%` and `912/1000` are 0.912.
 """
 
@@ -153,7 +153,7 @@ _OF_EARLIER_RUN = re.compile(
     r"\b(?:resum(?:e|es|ed|ing)|restor(?:e|es|ed|ing)|continu(?:ed|ing) (?:training )?from)\b"
     r"|\b(?:re)?load(?:ed|ing)\b.*\b(?:checkpoint|ckpt|weights|model|state|from)\b"
 )
-"""Lines that state what was measured before."""
+"""Lines that state an earlier measurement."""
 _OF_WHICH = frozenset({"of", "on", "for", "over", "in"})
 """Words between a metric and the data: `Accuracy of the network on the 10000 test images: 55 %`."""
 _DATA_WORDS = frozenset(

@@ -188,7 +188,7 @@ class ScriptValues:
         self._add(tool, lambda run: run.log_summary(plain))
 
     def add_text(self, tool: str, tag: str, text: str, step: Any) -> None:
-        """Add a text. Those of one tag at one step of a loop are numbered, so that none hides another one."""
+        """Add a text. Texts of one tag at one step of a loop are numbered, so that none hides another one."""
         from tachograph.bridges.drop_in import observed_step, place_row
 
         def record(run: Run) -> None:
