@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tachograph._base.guard import warn
@@ -17,7 +18,9 @@ __all__ = [
     "as_scalar",
     "histogram",
     "log_histogram",
+    "log_media",
     "num_values",
+    "observed_step",
     "place_row",
     "run_to_join",
 ]
@@ -62,6 +65,12 @@ class UnrecordedCalls:
             self._run.event("not_recorded", **self._calls)
 
 
+def observed_step(run: Run) -> int | None:
+    """Return the iteration to which a row of a script belongs; None if no integration observes a loop."""
+    row_step = getattr(run.span_recorder, "row_step", None)
+    return row_step() if row_step is not None else None
+
+
 def place_row(run: Run, tool: str, step: int | None, count: int | None = None) -> tuple[int | None, dict[str, int]]:
     """Return the step at which to record a row of another tracker, and a column for the script's step if it differs.
 
@@ -74,15 +83,34 @@ def place_row(run: Run, tool: str, step: int | None, count: int | None = None) -
         step: the step that the script states.
         count: the step that the tracker counts itself, used if nothing else is known.
     """
-    row_step = getattr(run.span_recorder, "row_step", None)
-    observed_step = row_step() if row_step is not None else None
-    if observed_step is None:
+    iteration = observed_step(run)
+    if iteration is None:
         return (count if step is None else step), {}
-    if step is None or step == observed_step:
-        return observed_step, {}
-    if step == observed_step + 1:
-        return type(observed_step)(step), {}
-    return observed_step, {f"{tool}_step": step}
+    if step is None or step == iteration:
+        return iteration, {}
+    if step == iteration + 1:
+        return type(iteration)(step), {}
+    return iteration, {f"{tool}_step": step}
+
+
+def log_media(run: Run, name: str, media: Any, step: int | None, step_column: Mapping[str, int]) -> None:
+    """Record media where `place_row` puts them, each item with the script's step.
+
+    In an observed loop, a script may log several times under one name until the next iteration. All of it is shown.
+
+    Args:
+        run: the run that records the media.
+        name: the name of the media.
+        media: one or several media values.
+        step: the step of the record.
+        step_column: the column for the script's step.
+    """
+    is_observed = observed_step(run) is not None
+    items = [copy.copy(value) for value in (media if isinstance(media, (list, tuple)) else [media])]
+    for item in items:
+        item.meta = {**item.meta, **step_column}
+        item.joined_step = None if step is None or not is_observed else int(step)
+    run.log({name: items}, step)
 
 
 def run_to_join() -> Run | None:

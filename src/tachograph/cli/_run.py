@@ -13,7 +13,7 @@ import rich_click as click
 
 from tachograph._base.settings import resolve_settings
 from tachograph.cli._options import log_dir_option
-from tachograph.cli._terminal import echo
+from tachograph.cli._terminal import echo, safe_lines
 from tachograph.exceptions import ProgramNotFoundError
 from tachograph.journal import RunFolder, page_of_run, read_destination
 
@@ -87,7 +87,7 @@ def run(
             settings={**values, "log_dir": log_dir},
             captures=not no_output,
             stand_ins=stand_ins,
-            on_run=_print_page if sys.stderr is not None and sys.stderr.isatty() else None,
+            line_of_run=_line_of_run if sys.stderr is not None else None,
         )
     except ProgramNotFoundError as error:
         raise _NotFound(str(error)) from error
@@ -97,13 +97,12 @@ def run(
     raise SystemExit(result.returncode)
 
 
-def _print_page(path: str) -> None:
-    """Print where to watch a run that has started. Not into a file: it could tear a line of the program."""
+def _line_of_run(path: str) -> str:
+    """Return where to watch a run that has started."""
     page = page_of_run(path)
     log_dir = shlex.quote(os.path.relpath(os.path.dirname(path)))
     where = f"at: {page}" if page else f"with: tacho ui --log-dir {log_dir}"
-    with contextlib.suppress(OSError):
-        echo(f"[telemetry] recording {os.path.basename(path)}; watch it {where}", err=True)
+    return safe_lines(f"[telemetry] recording {os.path.basename(path)}; watch it {where}")
 
 
 def _print_outcome(result: LaunchResult) -> None:

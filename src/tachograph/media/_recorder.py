@@ -330,7 +330,7 @@ def _snapshot_or_problem(value: MediaValue) -> MediaValue:
         reraise_from_signal_handler(error)
         reason = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
     problem = Problem(reason, value.caption, {})
-    problem.meta, problem.index = dict(value.meta), value.index
+    problem.meta, problem.index, problem.joined_step = dict(value.meta), value.index, value.joined_step
     return problem
 
 

@@ -49,6 +49,8 @@ class MediaValue:
     """Whether a file is stored without copying it, if the file system allows that: another program made it."""
     index: int | None = None
     """The position of the item; by default, its position in the call."""
+    joined_step: int | None = None
+    """A step whose records of one name are numbered on, so that none hides another one."""
 
     def __init__(self, data: Any, caption: str | Sequence[str] | None, meta: Mapping[str, Any]) -> None:
         if caption is not None and not isinstance(caption, str):

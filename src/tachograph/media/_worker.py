@@ -15,6 +15,8 @@ __all__ = ["MediaWorker"]
 
 _PROBLEM_KIND = "problem"
 _MAX_PROBLEM_CHARS = 500
+_MAX_JOINED_STEPS = 2
+"""Media are logged at the present step of a loop, or at the next one."""
 
 
 class MediaJob(Protocol):
@@ -44,6 +46,8 @@ class MediaWorker:
         self._builder = ItemBuilder(self._store)
         self._builder.has_room = self._quota.has_room
         self._has_told = False
+        self._num_joined_items: dict[str, dict[int, int]] = {}
+        """By name and step; see `MediaValue.joined_step`."""
 
     def close(self, timeout_s: float) -> None:
         """Write no further file. Called by the thread that ends the run."""
@@ -72,6 +76,8 @@ class MediaWorker:
         for value in job.values:
             if value.kind == _PROBLEM_KIND:
                 items.append({"problem": value.data, **({"caption": value.caption} if value.caption else {})})
+                if value.meta:
+                    items[-1]["meta"] = dict(value.meta)
                 if value.index is not None:
                     items[-1]["index"] = value.index
             else:
@@ -80,13 +86,25 @@ class MediaWorker:
                     built_items[0]["index"] = value.index
                 items += built_items
         num_dropped = job.num_dropped + self._builder.num_dropped
-        for index, item in enumerate(items):
+        for index, item in enumerate(items, self._first_index(job, len(items))):
             number = item.setdefault("index", index)
             item.setdefault("meta", {}).setdefault("prompt_id", number)
         self._quota.add(job.name, self._builder.files)
         self._tell_of_thinning()
         problems = [(job.name, item["problem"]) for item in items if "problem" in item]
         return "media", {**fields, "items": items, "num_dropped": num_dropped}, problems
+
+    def _first_index(self, job: MediaJob, num_items: int) -> int:
+        """Return the number of the first item of a record, and count the items if later records are numbered on."""
+        step = job.values[0].joined_step if job.values else None
+        if step is None:
+            return 0
+        counts = self._num_joined_items.setdefault(job.name, {})
+        first_index = counts.pop(step, 0)
+        counts[step] = first_index + num_items
+        while len(counts) > _MAX_JOINED_STEPS:
+            del counts[next(iter(counts))]
+        return first_index
 
     def _build_histograms(self, job: MediaJob) -> tuple[str, dict[str, Any], list[tuple[str, str]]]:
         values: dict[str, Any] = {}

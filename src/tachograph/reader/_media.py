@@ -133,7 +133,9 @@ def _as_media(record: dict[str, Any]) -> dict[str, Any] | None:
         return record
     at: dict[str, Any] = {name: record[name] for name in ("time", "global_step") if name in record}
     if event == "event" and record.get("name") == "text" and isinstance(record.get("text"), str):
-        item = {"index": 0, "text": record["text"]}
+        index = record.get("index")
+        script_steps = {name: record[name] for name in record if name.endswith("_step") and name != "global_step"}
+        item = {"index": index if type(index) is int else 0, "text": record["text"], "meta": script_steps}
         return {"event": "media", **at, "name": record.get("tag", "text"), "kind": "text", "items": [item]}
     if event == "completions" and isinstance(record.get("rows"), list):
         rows = [row for row in record["rows"] if isinstance(row, dict)]

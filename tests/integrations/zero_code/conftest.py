@@ -76,10 +76,10 @@ def python() -> str:
 
 
 def program_stderr(err: bytes) -> bytes:
-    """Return what the program wrote to standard error: everything but the last line, which is ours."""
+    """Return what the program wrote to standard error: everything but the last line and the address, which are ours."""
     lines = err.splitlines(keepends=True)
     assert lines[-1].startswith(b"[telemetry] "), err
-    return without_leaks(b"".join(lines[:-1]))
+    return without_leaks(b"".join(line for line in lines[:-1] if not line.startswith(b"[telemetry] recording ")))
 
 
 def without_leaks(err: bytes) -> bytes:

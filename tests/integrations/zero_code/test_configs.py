@@ -135,6 +135,43 @@ SCRIPTS = {
             print("loss: 0.5")
         main()
         """,
+    "any_name": """
+        import dataclasses, sys
+        import hyper
+        @dataclasses.dataclass(slots=True)
+        class ModelConfig:
+            depth: int = 2
+        @dataclasses.dataclass
+        class TrainConfig:
+            lr: float
+            model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+        @dataclasses.dataclass
+        class State:
+            step: int = 0
+            lr: float = 3.0
+        class DataOptions:
+            def __init__(self): self.workers, self.loader = 3, object()
+        def main():
+            tc, state, extra = TrainConfig(float(sys.argv[1][5:])), State(), hyper.Experiment()
+            options_of_data = DataOptions()
+            model_part = tc.model
+            print("loss: 0.5")
+        main()
+        """,
+    "executed": """
+        import sys
+        out_dir = "out"; n_layer = 2; betas = (0.9, 0.95)
+        dropout: float = 0.0
+        learning_rate, compile = 6e-4, False
+        config_keys = [key for key, value in globals().items() if not key.startswith("_")]
+        exec(open("configurator.txt").read())
+        tokens_per_iteration = 100
+        print("loss: 0.5")
+        """,
+    "not_executed": """
+        out_dir = "out"
+        exec("print('loss: 0.5')")
+        """,
     "click": """
         import click
         @click.command()
@@ -189,12 +226,24 @@ def test_config_of_other_parsers_and_of_variables(tacho, python):
             "model": {"depth": 2, "kernel": {"size": [3, 3]}},
         },
         "local": {"learning_rate": 0.25, "betas": [0.9, 0.95]},
+        "any_name": {
+            "lr": 0.25,
+            "model": {"depth": 2},
+            "batch_size": 8,
+            "epochs": 2,
+            "workers": 3,
+        },
+        "executed": {"out_dir": "out", "n_layer": 2, "dropout": 0.0, "learning_rate": 0.25, "compile": False},
+        "not_executed": {},
         "click": {"learning_rate": 0.25},
         "absl": {"lr": 0.25},
         "fire": {"lr": 0.25, "betas": [0.9, 0.95]},
         "tyro": {"lr": 0.25, "model": {"depth": 2}},
         "tyro_function": {"lr": 0.25, "depth": 2},
     }
+    fields = "batch_size: int = 8\n    epochs: int = 2\n"
+    tacho.write("hyper.py", f"import dataclasses\n@dataclasses.dataclass\nclass Experiment:\n    {fields}")
+    tacho.write("configurator.txt", "learning_rate = float(sys.argv[1][5:])")
     for name, source in SCRIPTS.items():
         package = name.partition("_")[0]
         if package in {"fire", "tyro"} and importlib.util.find_spec(package) is None:
@@ -202,4 +251,4 @@ def test_config_of_other_parsers_and_of_variables(tacho, python):
         tacho.write(f"{name}_script.py", source)
         done = tacho.run(python, f"{name}_script.py", "--lr=0.25")
         assert done.returncode == 0, done.stderr.decode()
-        assert tacho.records(f"{name}_script", "start")[0]["config"] == expected[name], name
+        assert tacho.records(f"{name}_script", "start")[0].get("config", {}) == expected[name], name

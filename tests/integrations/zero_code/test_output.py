@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, wait_for
 from tests.integrations.zero_code.conftest import TACHO, Tacho
 
 
@@ -207,3 +207,32 @@ def test_non_blocking_stream_loses_nothing(tacho, python, streams):
     os.close(reader)
     assert process.wait(HANG_S) == 0
     assert data.startswith(b"x" * 1_000_000 + b"\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--no-output",)])
+def test_address_is_printed_at_start(tacho, python, options):
+    """Also into files and pipes, and once. A line that the program has begun stays whole."""
+    source = """
+        import sys, tachograph
+        print("before", end=" ", file=sys.stderr, flush=True)
+        run = tachograph.init(name="train", log_dir="logs", console=False)
+        while sys.stdin.readline():
+            print("after", file=sys.stderr, flush=True)
+        """
+    tacho.write("train.py", source)
+    process = tacho.start(python, "train.py", options=options, stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stderr is not None
+    wait_for(lambda: "train" in tacho.runs())
+    begin, err = time.monotonic(), b""
+    while b"watch it" not in err and time.monotonic() < begin + HANG_S:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        time.sleep(0.02)
+        err += process.stderr.readline()
+    _, rest = process.communicate(timeout=HANG_S)
+    err += rest
+    assert process.returncode == 0
+    (address,) = (line for line in err.decode().splitlines() if "watch it" in line)
+    assert address.endswith("[telemetry] recording train; watch it with: tacho ui --log-dir logs")
+    if not options:
+        assert err.decode().replace(f"{address}\n", "").startswith("before after\nafter\n")

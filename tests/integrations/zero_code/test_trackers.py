@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tachograph import read
 from tachograph.importers import read_log
 from tests.integrations.zero_code.conftest import Tacho, program_stderr, without_leaks
 from tests.mlflow_database import copy_empty_database
@@ -150,6 +151,47 @@ def test_calls_are_recorded_and_unchanged(tacho, python):
     }
     (left_out,) = [event for event in events if event["name"] == "not_recorded"]
     assert left_out["tensorboard.add_graph"] == 1
+
+
+def test_media_logged_after_training_keep_the_steps_of_the_script(tacho, python):
+    """None hides another one: the step of the run is the same for all."""
+    source = f"""
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        import numpy as np
+        import wandb
+        from torch.utils.tensorboard import SummaryWriter
+        wandb.init(project="p", name="facade")
+        writer = SummaryWriter("events")
+        train(10)
+        writer.add_image("at_end", np.zeros((3, 4, 4)), 10)
+        for i in range(5):
+            writer.add_image("final", np.full((3, 4, 4), i / 5), i)
+            writer.add_images("batch", np.full((2, 3, 4, 4), i / 5), i)
+            writer.add_text("note", f"text {{i}}", i)
+            wandb.log({{"table": wandb.Table(columns=["a"], data=[[i]])}}, step=i + 3)
+        train(1)
+        writer.add_image("final", np.zeros((3, 4, 4)), 5)
+        writer.close()
+        wandb.finish()
+        """
+    tacho.write("train.py", source)
+    tacho.write("facade.py", source)
+    assert tacho.run(python, "train.py", env=OFFLINE).returncode == 0
+    assert tacho.run(python, "facade.py", env=OFFLINE, options=("--as", "wandb")).returncode == 0
+    media = read(tacho.folder / "logs" / "train").media
+
+    def places(name: str, tool: str) -> list[Any]:
+        return [(item.step, item.index, item.prompt_id, item.meta[f"{tool}_step"]) for item in media.items(name)]
+
+    assert places("final", "tensorboard") == [(9, i, str(i), i) for i in range(5)] + [(10, 0, "0", 5)]
+    assert places("batch", "tensorboard") == [(9, i, str(i), i // 2) for i in range(10)]
+    assert places("note", "tensorboard") == [(9, i, str(i), i) for i in range(5)]
+    assert [item.fields["text"] for item in media.items("note")] == [f"text {i}" for i in range(5)]
+    assert places("table", "wandb") == [(9, i, str(i), i + 3) for i in range(5)]
+    assert [item.rows() for item in media.items("table")] == [[{"a": i}] for i in range(5)]
+    assert [(item.step, item.meta) for item in media.items("at_end")] == [(10, {"prompt_id": 0})]
+    media = read(tacho.folder / "logs" / "facade").media
+    assert places("final", "tensorboard") == [(9, i, str(i), i) for i in range(5)] + [(10, 0, "0", 5)]
 
 
 def test_media_of_trackers_is_recorded(tacho, python):

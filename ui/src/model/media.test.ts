@@ -64,6 +64,11 @@ test("the later record of a step counts, by prompt", () => {
   expect(promptsOf([...steps.values()].flat())).toEqual(["0", "1", "p"]);
 });
 
+test("items of several records of a step are in the order of their indexes", () => {
+  const steps = itemsByStep([2, 1, 0].map((index) => record(5, { index })));
+  expect(steps.get(5)?.map((item) => item.index)).toEqual([0, 1, 2]);
+});
+
 test("a prompt id is shown if it says more than the index", () => {
   const meta = (prompt_id: number | string) => parseItem({ index: 2, meta: { prompt_id } }, record(1), 0).meta;
   expect(meta(2)).toEqual([]);

@@ -173,6 +173,7 @@ export function itemsByStep(records: MediaRecordView[]): Map<number, MediaItem[]
     const added = record.items.map((fields, position) => parseItem(fields, record, position));
     steps.set(record.step, [...items, ...added.filter((item) => !prompts.has(item.promptId))]);
   }
+  for (const items of steps.values()) items.sort((a, b) => a.index - b.index);
   return steps;
 }
 

@@ -26,6 +26,10 @@ _LONG_NAMES = {
     "disc": "discriminator",
     "netd": "discriminator",
 }
+_SHORT_NAME = re.compile(
+    r"(?:optimi[sz]er|optim|opt|o)(g|gen|d|dis|disc)|(g|gen|d|dis|disc)(?:optimi[sz]er|optim|opt|o)"
+)
+"""A name in one word, such as `og` or `dopt`."""
 _MAIN_NAMES = frozenset({"generator", "actor"})
 """One of these has to be among the names; otherwise nothing would tell which loss is the one of the run."""
 
@@ -33,7 +37,7 @@ _MAIN_NAMES = frozenset({"generator", "actor"})
 def optimizer_names(frame: FrameType | None, optimizers: Collection[int]) -> dict[int, str]:
     """Return the names of optimizers, by their ids; empty unless all have one.
 
-    `optimizerG`, `self.g_optim` and `optimizers["gen"]` are all `generator`.
+    `optimizerG`, `self.g_optim`, `og` and `optimizers["gen"]` are all `generator`.
 
     Args:
         frame: the innermost frame to look at; those of installed packages are passed over.
@@ -68,4 +72,6 @@ def _variables(local_variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _name_of(variable: str) -> str:
     words = [word.lower() for word in _WORDS.findall(variable)]
     rest = [word for word in words if word not in _GENERAL_WORDS]
+    if short_name := _SHORT_NAME.fullmatch("".join(rest)):
+        rest = [short_name[1] or short_name[2]]
     return _LONG_NAMES.get("_".join(rest), "_".join(rest))

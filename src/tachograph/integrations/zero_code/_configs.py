@@ -4,27 +4,50 @@ That is `argparse`, `simple_parsing`, click, absl, fire, tyro, Hydra or OmegaCon
 
 A namespace counts as the config if it was parsed from the arguments of the program, and a config of OmegaConf if the
 script loaded or merged it. If there are several, they are merged, and later values win. A script that uses none of them
-often has its config in a variable: `config = {…}`, as nanoGPT does after it has executed its configurator.
+often has its config in a variable: `config = {…}`, or an instance of a dataclass of its own. A script that executes a
+configurator, such as nanoGPT, has it in the global variables that it assigns before.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import re
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
+from tachograph._base.program_code import is_program_file
 from tachograph.integrations.zero_code._calls import CallObserver, is_in
 from tachograph.integrations.zero_code._script_values import ScriptValues
+
+if TYPE_CHECKING:
+    import ast
 
 __all__ = ["ConfigHooks", "config_of_script"]
 
 _VARIABLES = ("config", "cfg", "conf", "args", "hparams", "hyperparameters", "hps", "hp", "params", "settings")
 """Variables of a script that usually have its config, in lower case."""
+_CONFIG_WORDS = frozenset(
+    {
+        *("config", "configuration", "cfg", "conf", "args", "arguments", "flags", "options", "opts", "settings"),
+        *("params", "parameters", "hparams", "hyperparams", "hyperparameters", "hyper", "hps"),
+    }
+)
+"""Words in the name of a class whose instances are configs."""
+_CONFIG_FIELDS = frozenset(
+    {
+        *("lr", "learning_rate", "batch_size", "weight_decay", "dropout", "seed", "momentum", "optimizer"),
+        *("epochs", "num_epochs", "n_epochs", "max_epochs", "steps", "num_steps", "max_steps", "max_iters"),
+    }
+)
+"""Fields of configs. A class with two of them is one, whatever its name."""
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _MAX_FIELDS = 500
 _MAX_DEPTH = 10
+_MAX_SOURCE_BYTES = 1 << 20
 
 _OTHERS = ("accelerate.commands", "deepspeed.launcher", "hydra", "omegaconf", "torch.distributed")
 """Packages that parse arguments or merge configs for purposes of their own."""
@@ -193,13 +216,16 @@ def config_of_script() -> dict[str, Any]:
     """Return the config in a variable of the script; empty without one.
 
     That is a dict, a namespace, a dataclass, or a class whose attributes are plain values. A global variable counts
-    first, then the variables of the functions of the script on the stack, such as `main`.
+    first, then the variables of the functions of the script on the stack, such as `main`. If none has a usual name,
+    instances of config classes of the program count under any name, then the variables that a configurator may set.
     """
     script = vars(sys.modules.get("__main__", sys))
-    for variables in (script, *_locals_of(script)):
-        if plain := _config_among(variables):
-            return plain
-    return {}
+    scopes = (script, *_locals_of(script))
+    for find in (_config_among, _config_instances):
+        for variables in scopes:
+            if plain := find(variables):
+                return plain
+    return _configured_variables(script)
 
 
 def _locals_of(script: dict[str, Any]) -> list[dict[str, Any]]:
@@ -230,6 +256,79 @@ def _config_among(variables: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _config_instances(variables: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the instances of config classes that the program defines; of later ones, if they repeat."""
+    instances = {id(value): value for value in list(variables.values()) if _is_config_class(type(value))}
+    fields = [{**_fields_of_class(type(value)), **_fields_of(value)} for value in instances.values()]
+    inner_ids = {id(field) for each in fields for field in each.values()}
+    plain: dict[str, Any] = {}
+    for key, each in zip(instances, fields, strict=True):
+        if key not in inner_ids:  # a part of another one
+            plain |= {name: _plain_field(field) for name, field in each.items() if _is_plain(_plain_field(field))}
+    return plain if len(plain) <= _MAX_FIELDS else {}
+
+
+def _plain_field(value: Any) -> Any:
+    """Return a section that is an instance of a config class as a dict; other values unchanged."""
+    if not _is_container(type(value)):
+        return value
+    return {name: _plain_field(field) for name, field in _fields_of(value).items()}
+
+
+def _is_config_class(owner: type) -> bool:
+    if not _is_of_program(owner):
+        return False
+    words = [word.lower() for word in _WORDS.findall(owner.__name__)]
+    if not _is_container(owner):
+        return words[-1:] != [] and words[-1] in _CONFIG_WORDS
+    declared = getattr(owner, "__dataclass_fields__", None) or getattr(owner, "__annotations__", {})
+    return not _CONFIG_WORDS.isdisjoint(words) or len(_CONFIG_FIELDS.intersection(declared)) > 1
+
+
+def _is_of_program(owner: type) -> bool:
+    path = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    return owner.__module__ == "__main__" or (isinstance(path, str) and is_program_file(os.path.abspath(path)))
+
+
+def _configured_variables(script: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain global variables that a script assigns before it executes a configurator: the code of a file."""
+    import ast  # not at startup: it is slow to import
+
+    path = script.get("__file__")
+    if not isinstance(path, str):
+        return {}
+    with open(path, "rb") as file:
+        source = file.read(_MAX_SOURCE_BYTES)
+    if b"exec(" not in source:
+        return {}
+    names: list[str] = []
+    for statement in ast.parse(source).body:
+        if _executes_file(statement):
+            variables = {name: script[name] for name in names if name in script and not name.startswith("_")}
+            return {name: value for name, value in variables.items() if isinstance(value, (bool, int, float, str))}
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        names += [
+            node.id
+            for target in targets
+            if isinstance(target, (ast.Name, ast.Tuple))
+            for node in ast.walk(target)
+            if isinstance(node, ast.Name)
+        ]
+    return {}
+
+
+def _executes_file(statement: ast.stmt) -> bool:
+    """Return whether a statement is such as `exec(open("configurator.py").read())`."""
+    import ast
+
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return False
+    nodes = list(ast.walk(statement))
+    names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return "exec" in names and not attributes.isdisjoint({"read", "read_text"})
+
+
 def _fields_of_class(owner: type) -> dict[Any, Any]:
     """Return the attributes of a class used as a config itself, without instances that have other values."""
     if _is_container(owner) or type(owner) is not type or owner.__init__ is not object.__init__:  # type: ignore[misc]
@@ -258,6 +357,8 @@ def _fields_of(config: Any) -> dict[str, Any]:
 
 def _dict_of(value: Any) -> dict[Any, Any]:
     fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    if fields is None and hasattr(type(value), "__dataclass_fields__"):  # with slots
+        fields = {name: getattr(value, name) for name in type(value).__dataclass_fields__ if hasattr(value, name)}
     return fields if isinstance(fields, dict) else {}
 
 

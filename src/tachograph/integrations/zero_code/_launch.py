@@ -72,7 +72,7 @@ def launch(
     captures: bool = True,
     stand_ins: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
-    on_run: Callable[[str], None] | None = None,
+    line_of_run: Callable[[str], str] | None = None,
 ) -> LaunchResult:
     """Run a program and record it.
 
@@ -85,7 +85,8 @@ def launch(
         stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
         captures: whether to record its output. If so, the output passes through this process.
         variables: further environment variables of the program.
-        on_run: called in a thread with the folder of the run, as soon as the program has started one.
+        line_of_run: called in a thread with the folder of the run, as soon as the program has started one. Its
+            result is printed to standard error.
 
     Raises:
         ProgramNotFoundError: if there is no such program.
@@ -106,6 +107,14 @@ def launch(
             stack.callback(output.finish_recording, None)  # unless it is finished with a run
         spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins), captures)
         environment = {**_build_environment(spec, settings), **(variables or {})}
+
+        def print_line(folder: str) -> None:
+            line = line_of_run(folder) if line_of_run is not None else ""
+            if output is None or not output.print_line(line):
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
+
+        on_run = None if line_of_run is None else print_line
         with _call_with_run(on_run, lambda: _find_run_folder(reports, pids)):
             returncode, signals = _run(command, environment, output, pids)
         pid = pids[0]
@@ -151,7 +160,7 @@ def _call_with_run(on_run: Callable[[str], None] | None, find_run: Callable[[], 
         while on_run is not None and not is_over.wait(_FIND_INTERVAL_S):
             folder = find_run()
             if folder is not None:
-                with guard("reporting the run"):
+                with guard("reporting the run"), contextlib.suppress(OSError):
                     on_run(folder)
                 return
 

@@ -15,6 +15,7 @@ import contextlib
 import os
 import select
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,6 +73,10 @@ class _StreamTee:
         self._our_fd = our_fd
         self._source, self.end = _open_terminal(our_fd) if os.isatty(our_fd) else os.pipe()
         self._is_writing = False
+        self._lock = threading.Lock()
+        self._line = b""
+        """A line of ours that waits until the program ends one of its own."""
+        self._is_at_line_start = True
         self._thread = TelemetryThread(self._copy, name=f"tacho-{name}")
         self._thread.start()
 
@@ -97,7 +102,8 @@ class _StreamTee:
             while data := os.read(self._source, _BLOCK_BYTES):
                 self.tail.add(data)
                 self._is_writing = True
-                _write(self._our_fd, data)
+                with self._lock:
+                    self._write(data)
                 self._is_writing = False
                 self._recorder.add(self.name, data)
         except OSError:  # the program has ended, or our reader has: closing the pipe lets the program notice
@@ -106,6 +112,34 @@ class _StreamTee:
             self._is_writing = False
             with contextlib.suppress(OSError):
                 os.close(self._source)
+
+    def print_line(self, line: str) -> None:
+        """Print a line of ours, not into a line of the program. It is not recorded."""
+        with self._lock:
+            self._line += f"{line}\n".encode(errors="backslashreplace")
+            if self._is_at_line_start:
+                self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        joined = _insert_line(self._line, data, is_at_line_start=self._is_at_line_start) if self._line else None
+        if joined is not None:
+            self._line = b""
+        _write(self._our_fd, data if joined is None else joined)
+        self._is_at_line_start = data.endswith(b"\n") if data else self._is_at_line_start
+
+
+def _insert_line(line: bytes, data: bytes, *, is_at_line_start: bool) -> bytes | None:
+    """Return output with a line where the output begins or ends one, or before a progress bar is printed again.
+
+    None if there is no such place.
+    """
+    if is_at_line_start:
+        return line + data
+    before, newline, after = data.rpartition(b"\n")
+    if newline:
+        return before + newline + line + after
+    before, carriage_return, after = data.partition(b"\r")
+    return before + b"\n" + line + carriage_return + after if carriage_return else None
 
 
 class ProgramOutput:
@@ -130,6 +164,12 @@ class ProgramOutput:
         else:
             self._tees = [_StreamTee("stdout", 1, self._recorder), _StreamTee("stderr", 2, self._recorder)]
         return self._tees[0].end, self._tees[-1].end
+
+    def print_line(self, line: str) -> bool:
+        """Print a line of ours to standard error; return False if the program writes there itself."""
+        if self._tees:
+            self._tees[-1].print_line(line)
+        return bool(self._tees)
 
     def close_ends(self) -> None:
         """Close our copies of the program's descriptors; otherwise we would never read the end of its output."""

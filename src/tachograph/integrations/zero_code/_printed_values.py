@@ -7,6 +7,8 @@ for a metric. A false value is worse than a missing one (`best val loss`, `loss 
 - without `:` or `=`, the number needs a decimal point, an exponent or a percent sign, and stands next to the name;
 - an unknown word in the name rejects it, unless a split says that it is a metric;
 - a split also applies to later names without one: `valid loss 0.4 | acc 91.2%` has the accuracy of the validation;
+- the data may come after it: `Accuracy of the network on the 10000 test images: 55 %`; any other word there rejects it;
+- a line about loading or resuming states an earlier measurement;
 - shares are numbers between 0 and 1: `91.2%` and `912/1000` are 0.912.
 """
 
@@ -107,7 +109,8 @@ _BAR = re.compile(r"\|\s*(\d+)/(\d+)\s*\[")
 
 _TOKEN = re.compile(
     r"(?P<word>[A-Za-z][A-Za-z0-9@]*(?:[-_/.][A-Za-z0-9@]+)*)"
-    r"|(?P<number>(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?P<rest>[\w.]*)"
+    r"|(?<![\w.])(?P<thousands>[-+]?[1-9]\d{0,2}(?:,\d{3})+)(?P<decimals>\.\d+)?(?![\w.,]*\w)"
+    r"|(?P<number>(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?P<rest>(?:[\w.]|,(?=\d))*)"
     r"|(?P<mark>[^\s'\"])"
 )
 _KEYS = tuple(dict.fromkeys(key[:4] for key in _METRICS))
@@ -146,6 +149,21 @@ _NOT_A_LOG = (
     "://",
     "usage:",
 )
+_OF_EARLIER_RUN = re.compile(
+    r"\b(?:resum(?:e|es|ed|ing)|restor(?:e|es|ed|ing)|continu(?:ed|ing) (?:training )?from)\b"
+    r"|\b(?:re)?load(?:ed|ing)\b.*\b(?:checkpoint|ckpt|weights|model|state|from)\b"
+)
+"""Lines that state an earlier measurement."""
+_OF_WHICH = frozenset({"of", "on", "for", "over", "in"})
+"""Words between a metric and the data: `Accuracy of the network on the 10000 test images: 55 %`."""
+_DATA_WORDS = frozenset(
+    {
+        *("the", "a", "our", "this", "trained", "final", "all", "whole", "entire", "full", "network", "net", "model"),
+        *("classifier", "set", "data", "dataset", "split", "images", "image", "examples", "samples", "sentences"),
+        *("inputs", "points", "batches", "sequences", "documents", "tokens"),
+    }
+)
+_AVERAGES = frozenset({"avg", "average", "averaged", "mean", "total", "episode", "episodic", "ep"})
 _STEP_WORDS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iters", "iteration", "it", "update"})
 _UNITS = frozenset(
     {
@@ -182,9 +200,12 @@ def parse_line(line: str) -> PrintedValues | None:
     text = line.lower()
     if not any(key in text for key in _KEYS) or any(word in text for word in _NOT_A_LOG):
         return None
+    if _OF_EARLIER_RUN.search(text):
+        return None
     tokens = _split_tokens(text)
     values: dict[str, float] = {}
     split = _split_of_line(tokens)
+    has_episode = any(token.text == "episode" for token in tokens)
     for index, token in enumerate(tokens):
         if token.kind != "number" or token.rest not in ("", "."):
             continue
@@ -193,7 +214,8 @@ def parse_line(line: str) -> PrintedValues | None:
             continue
         split = name.split or split
         value = _parse_number(tokens, index, name)
-        if value is not None and not (name.base in _ONLY_WITH_SPLIT and not split):
+        is_score = name.base == "score" and (name.is_average or has_episode)
+        if value is not None and (split or is_score or name.base not in _ONLY_WITH_SPLIT):
             values.setdefault(f"{split}_{name.metric}" if split else name.metric, value)
     if not values:
         return None
@@ -207,7 +229,11 @@ def _split_tokens(text: str) -> list[_Token]:
     tokens = []
     for match in _TOKEN.finditer(text):
         word = match["word"]
-        if word is not None and word not in ("nan", "inf", "infinity"):
+        if match["thousands"] is not None:
+            decimals = match["decimals"] or ""
+            # Without decimals it may be one with a decimal comma: it only counts as a step.
+            tokens.append(_Token("number", match["thousands"].replace(",", "") + decimals, "" if decimals else ","))
+        elif word is not None and word not in ("nan", "inf", "infinity"):
             tokens.append(_Token("word", word))
         elif word is not None or match["number"] is not None:
             tokens.append(_Token("number", word or match["number"], match["rest"] or ""))
@@ -229,6 +255,8 @@ class _Name(NamedTuple):
     """The metric without qualifiers."""
     has_mark: bool
     """Whether `:` or `=` separates it from the number."""
+    is_average: bool = False
+    """Whether a word such as `average` or `total` says that it was measured."""
 
 
 def _find_name(tokens: list[_Token], index: int) -> _Name | None:
@@ -237,17 +265,22 @@ def _find_name(tokens: list[_Token], index: int) -> _Name | None:
     has_mark = False
     while end >= 0 and tokens[end].text in ("[", "(", "tensor"):
         end -= 1
+    is_tensor = end + 1 < index and tokens[end + 1].text == "tensor"
+    is_separated = end >= 0 and tokens[end].text in (":", "=", "is", "was")
     if end >= 0 and tokens[end].text in (":", "=", "is", "was", "of"):
         has_mark = tokens[end].kind == "mark"
         end -= 1
-    elif end < index - 1:
+    elif end < index - 1 and not is_tensor:
         return None
     if end >= 2 and has_mark and tokens[end].kind == "number" and tokens[end - 1].text in ("step", "epoch", "iter"):
         end -= 3 if tokens[end - 2].text in ("at", "@", "after") else 0  # `val loss at step 250: 2.01`
     if end < 0 or tokens[end].kind != "word":
         return None
+    data_words: list[str] = []
+    if is_separated and _metric_of(tokens[end].text) is None:
+        end, data_words = _skip_data(tokens, end)
     last_parts = _split_words(tokens[end].text)
-    base = _METRICS.get(tokens[end].text) or _METRICS.get(last_parts[-1])
+    base = _metric_of(tokens[end].text)
     if base is None:
         return None
     words = [] if tokens[end].text in _METRICS else last_parts[:-1]
@@ -258,7 +291,30 @@ def _find_name(tokens: list[_Token], index: int) -> _Name | None:
         if token.kind != "word" or (token.text in _BREAKS and token.text not in _QUALIFIERS):
             break
         words[:0] = _split_words(token.text)
+    if _SPLITS.keys().isdisjoint(words):
+        words = [*words, *data_words]
     return _check_name(words, base, has_mark)
+
+
+def _metric_of(word: str) -> str | None:
+    return _METRICS.get(word) or _METRICS.get(_split_words(word)[-1])
+
+
+def _skip_data(tokens: list[_Token], end: int) -> tuple[int, list[str]]:
+    """Return the index of the metric that was measured on the data that the words before `end` name, and their split.
+
+    The index is `end` if they name no data.
+    """
+    splits = []
+    for position in range(end, 0, -1):
+        token = tokens[position]
+        if token.text in _SPLITS:
+            splits.append(token.text)
+        elif token.text in _OF_WHICH and _metric_of(tokens[position - 1].text) is not None:
+            return position - 1, splits[:1]
+        elif token.kind != "number" and token.text not in _DATA_WORDS and token.text not in _OF_WHICH:
+            break
+    return end, []
 
 
 def _split_words(text: str) -> list[str]:
@@ -275,7 +331,8 @@ def _check_name(words: list[str], base: str, has_mark: bool) -> _Name | None:
         return None
     after_split = words[words.index(splits[-1]) + 1 :] if splits else words
     parts = [word.replace("-", "_") for word in after_split if word in _KEPT_QUALIFIERS or word not in _QUALIFIERS]
-    return _Name(_SPLITS[splits[-1]] if splits else "", "_".join([*parts, base]), base, has_mark)
+    split = _SPLITS[splits[-1]] if splits else ""
+    return _Name(split, "_".join([*parts, base]), base, has_mark, not _AVERAGES.isdisjoint(words))
 
 
 def _parse_number(tokens: list[_Token], index: int, name: _Name) -> float | None:
@@ -309,7 +366,7 @@ def _find_count(tokens: list[_Token], words: frozenset[str]) -> tuple[int | None
         end = index + 1
         while end < len(tokens) and end < index + 4 and tokens[end].text in (":", "=", "#", "[", "("):
             end += 1
-        if end < len(tokens) and tokens[end].text.isdigit() and not tokens[end].rest:
+        if end < len(tokens) and tokens[end].text.isdigit() and tokens[end].rest in ("", ","):
             following = [token.text for token in tokens[end + 1 : end + 3]]
             has_total = len(following) == 2 and following[0] == "/" and following[1].isdigit()
             return int(tokens[end].text), int(following[1]) if has_total else None

@@ -76,6 +76,8 @@ class ScriptValues:
         self._first_printed: dict[str, tuple[int | None, float]] = {}
         """First values of metrics that may be logged, too."""
         self._confirmed_names: set[str] = set()
+        self._last_texts: dict[str, tuple[int | None, int]] = {}
+        """The step and the number of the last text of each tag."""
         self._step_offset = 0
         self._last_position = (0, 0)
 
@@ -185,11 +187,20 @@ class ScriptValues:
         plain = {str(name): value for name, value in values.items()}
         self._add(tool, lambda run: run.log_summary(plain))
 
-    def add_event(self, tool: str, name: str, step: Any, fields: Mapping[str, Any]) -> None:
-        """Add an event such as a text."""
-        from tachograph.bridges.drop_in import place_row
+    def add_text(self, tool: str, tag: str, text: str, step: Any) -> None:
+        """Add a text. Texts of one tag at one step of a loop are numbered, so that none hides another one."""
+        from tachograph.bridges.drop_in import observed_step, place_row
 
-        self._add(tool, lambda run: run.event(name, step=place_row(run, tool, _as_step(step))[0], **fields))
+        def record(run: Run) -> None:
+            step_of_record, script_step = place_row(run, tool, _as_step(step))
+            last_step, last_index = self._last_texts.get(tag, (None, 0))
+            is_repeated = observed_step(run) is not None and step_of_record == last_step
+            index = last_index + 1 if is_repeated else 0
+            self._last_texts[tag] = step_of_record, index
+            number = {"index": index} if index else {}
+            run.event("text", step=step_of_record, tag=tag, text=text, **number, **script_step)
+
+        self._add(tool, record)
 
     def add_histogram(self, tool: str, tag: str, values: Any, step: Any) -> None:
         """Add the distribution of an array."""
@@ -211,8 +222,8 @@ class ScriptValues:
         from tachograph.bridges.drop_in import log_histogram, place_row
 
         def record(run: Run) -> None:
-            step_of_record, _ = place_row(run, tool, step, own_step)
-            log_histogram(run, tag, counts, edges, step=step_of_record, **fields)
+            step_of_record, script_step = place_row(run, tool, step, own_step)
+            log_histogram(run, tag, counts, edges, step=step_of_record, **script_step, **fields)
 
         self._add(tool, record)
 
@@ -259,7 +270,7 @@ class ScriptValues:
             own_step: the step that the tool counts itself.
         """
         from tachograph._base.guard import reraise_from_signal_handler
-        from tachograph.bridges.drop_in import place_row
+        from tachograph.bridges.drop_in import log_media, place_row
 
         try:
             media = convert()
@@ -272,7 +283,7 @@ class ScriptValues:
         step = _as_step(step)
 
         def record(run: Run) -> None:
-            run.log({name: media}, place_row(run, tool, step, own_step)[0])
+            log_media(run, name, media, *place_row(run, tool, step, own_step))
 
         self._add(tool, record, is_media=True)
 

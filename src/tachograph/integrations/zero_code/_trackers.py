@@ -133,7 +133,7 @@ class TrackerHooks:
             return _after(script.log, tool, row, global_step)
 
         def add_text(writer: Any, tag: str, text_string: str, global_step: Any = None, *_: Any, **__: Any) -> Any:
-            return _after(script.add_event, tool, "text", global_step, {"tag": tag, "text": text_string})
+            return _after(script.add_text, tool, tag, text_string, global_step)
 
         def add_histogram(writer: Any, tag: str, values: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:
             return _after(script.add_histogram, tool, tag, values, global_step)

@@ -31,6 +31,7 @@ from tachograph.bridges.drop_in import (
     as_scalar,
     histogram,
     log_histogram,
+    log_media,
     num_values,
     place_row,
 )
@@ -101,6 +102,7 @@ class WandbRun:
         "_run",
         "_start_s",
         "_step",
+        "_step_column",
         "_summary",
         "_tags",
         "_used_artifacts",
@@ -150,6 +152,7 @@ class WandbRun:
         """The x axis of each metric, as far as it is recorded."""
         self._pending: dict[str, Any] = {}
         self._step = first_step
+        self._step_column: Mapping[str, int] = {}
         self._is_finished = False
         self._is_ours = is_ours
         self._on_finish = on_finish
@@ -368,6 +371,7 @@ class WandbRun:
         """Record a row, with the step that the script states."""
         row = {key if type(key) is str else str(key): value for key, value in row.items()}
         step, step_column = self._place(script_step)
+        self._step_column = step_column
         row = with_step_metrics(row, self._metrics, self._last)
         for metric in self._metrics:
             if metric.summary and metric.name.endswith("*"):
@@ -411,7 +415,7 @@ class WandbRun:
         """Record a value that is more than a number; return whether it was one."""
         if isinstance(value, CustomChart):
             if value.media is not None:
-                self._run.log({name: value.media}, step)
+                self._log_media(name, value.media, step)
                 return True
             self._run.event("chart", step=step, tag=name, kind=value.kind, title=value.title, **value.fields)
             value = value.table
@@ -431,7 +435,7 @@ class WandbRun:
         elif is_of_wandb(value):
             self._record_media(name, value if isinstance(value, (list, tuple)) else [value], step)
         elif (media := bare_media(value)) is not None:
-            self._run.log({name: media}, step)
+            self._log_media(name, media, step)
         elif is_array(value) and num_values(value) > _MAX_LIST:
             counts, edges, num_not_finite = histogram(value, _MAX_LIST)
             log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
@@ -442,7 +446,8 @@ class WandbRun:
     def _log_summary(self, values: Mapping[str, Any]) -> None:
         """Record values of the summary. Media and tables are recorded at the last step."""
         with guard("recording a summary"):
-            plain = self._plain_summary(values, "", self._place(max(self._step - 1, 0))[0])
+            step, self._step_column = self._place(max(self._step - 1, 0))
+            plain = self._plain_summary(values, "", step)
             if plain or not values:
                 self._run.log_summary(plain)
 
@@ -456,6 +461,9 @@ class WandbRun:
                 plain[name] = value
         return plain
 
+    def _log_media(self, name: str, media: Any, step: int | None) -> None:
+        log_media(self._run, name, media, step, self._step_column)
+
     def _record_media(self, name: str, values: Sequence[Any], step: int | None) -> None:
         """Record pictures and the like under one name; count the values that cannot be recorded."""
         items: list[Any] = []
@@ -466,7 +474,7 @@ class WandbRun:
             else:
                 items += media if isinstance(media, list) else [media]
         if items:
-            self._run.log({name: items if len(values) > 1 or len(items) > 1 else items[0]}, step)
+            self._log_media(name, items, step)
 
     def _record_table(self, name: str, table: Table, step: int | None) -> None:
         """Record a table. One that is logged again has grown: only the new rows are recorded."""
@@ -479,7 +487,7 @@ class WandbRun:
         if has_media:
             from tachograph.media import Table as MediaTable
 
-            self._run.log({name: MediaTable(rows)}, step)
+            self._log_media(name, MediaTable(rows), step)
         else:
             self._run.log_completions(rows, step=step, table=name)
         table.num_recorded[self._id, name] = len(table.data)

@@ -72,14 +72,15 @@ def add_scalars(
 
 def add_text(run: Run, tag: str, text_string: str, global_step: Any = None, *_: Any, **__: Any) -> None:
     """Record a text."""
-    run.event("text", step=place_row(run, "tensorboard", _step(global_step))[0], tag=tag, text=text_string)
+    step, step_column = place_row(run, "tensorboard", _step(global_step))
+    run.event("text", step=step, tag=tag, text=text_string, **step_column)
 
 
 def add_histogram(run: Run, tag: str, values: Any, global_step: Any = None, *_: Any, **__: Any) -> None:
     """Record the distribution of an array."""
     counts, edges, num_not_finite = histogram(values, _NUM_BINS)
-    step = place_row(run, "tensorboard", _step(global_step))[0]
-    log_histogram(run, tag, counts, edges, step=step, num_not_finite=num_not_finite)
+    step, step_column = place_row(run, "tensorboard", _step(global_step))
+    log_histogram(run, tag, counts, edges, step=step, num_not_finite=num_not_finite, **step_column)
 
 
 def _log(run: Run, values: dict[str, Any], global_step: Any) -> None:
