@@ -19,7 +19,6 @@ from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
-from tachograph._base.program_code import is_program_file
 from tachograph.integrations.zero_code._calls import CallObserver, is_in
 from tachograph.integrations.zero_code._script_values import ScriptValues
 
@@ -286,6 +285,8 @@ def _is_config_class(owner: type) -> bool:
 
 
 def _is_of_program(owner: type) -> bool:
+    from tachograph._base.program_code import is_program_file  # not at startup
+
     path = getattr(sys.modules.get(owner.__module__), "__file__", None)
     return owner.__module__ == "__main__" or (isinstance(path, str) and is_program_file(os.path.abspath(path)))
 
