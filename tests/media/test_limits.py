@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tachograph as tacho
+from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
 from tests.conftest import lines_of, wait_for, wait_for_lines, whole_lines
 from tests.media.recording import content_of, media_records, path_of, record, stored_files
@@ -296,7 +298,7 @@ def test_a_fork_does_not_hang(script, logs):
     assert [line["global_step"] for line in media] == list(range(6))
 
 
-def test_the_heartbeat_states_how_much_waits(script, logs):
+def test_readers_say_how_much_waited_when_a_process_was_killed(script, logs):
     program = """
         import sys, numpy as np, tachograph as tacho
         run = tacho.init("busy", log_dir=sys.argv[1], console=False)
@@ -309,7 +311,20 @@ def test_the_heartbeat_states_how_much_waits(script, logs):
     wait_for_lines(logs / "busy")
     wait_for(heartbeat.exists, "the heartbeat")
     wait_for(lambda: json.loads(heartbeat.read_bytes())["media_pending"] > 0, "a heartbeat with media")
+    assert tacho.read("busy", logs).num_media_lost == 0  # not yet
     process.kill()
+    process.wait()
+    number = json.loads(heartbeat.read_bytes())["media_pending"]
+    assert tacho.read("busy", logs).num_media_lost == number
+    for command in ("show", "media"):
+        result = CliRunner().invoke(main, [command, "busy", "--log-dir", str(logs)], env={"COLUMNS": "200"})
+        assert f"about {number} media record" in result.output and "not stored when the process ended" in result.output
+    # The end of a run counts what it gives up; another process has no part in it.
+    with (logs / "busy" / "metrics.jsonl").open("ab") as journal:
+        journal.write(
+            b'{"event":"start","time":1e10,"run_name":"busy"}\n{"event":"end","time":1e10,"status":"failed"}\n'
+        )
+    assert tacho.read("busy", logs).num_media_lost == 0
 
 
 def test_files_that_change_or_vanish_are_recorded_as_such(logs, tmp_path):

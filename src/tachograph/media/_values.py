@@ -532,7 +532,7 @@ def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str | None:
 
 
 def _check_positive(name: str, value: Any, largest: float) -> float:
-    number = _as_number(value)
+    number: float | None = _as_number(value)
     if number is None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     if not 0 < number <= largest:
