@@ -55,5 +55,6 @@ def test_an_archive_without_all_files_says_so(logs, tmp_path):
         assert len(archive.namelist()) == 3
     shutil.rmtree(run / "media")
     output.unlink()
+    assert "can be shown" in tacho("media", "a", "x", "-o", str(tmp_path / "out.png"), *options, code=1)
     text = tacho("media", "a", "x", "-o", str(output), *options, code=1)
     assert "3 of 3 items" in text and "wrote" not in text and not output.exists()

@@ -67,7 +67,11 @@ def test_tables_of_arrays_and_dataframes_with_columns():
     assert row["a"]["media"] == "image" and row["b"] == "text"
     for data in (array[:, :1], pandas.DataFrame(array[:, :1]), [[1]]):
         assert "2 c" in item_of(tacho.Table(columns=["a", "b"], data=data))["problem"]
-    for data in (np.zeros(2), np.zeros((2, 2, 2)), torch.zeros(2)):
+    assert item_of(tacho.Table(columns=["a", "b"], data=np.array([["x", "y"]])))["rows"] == [{"a": "x", "b": "y"}]
+    assert item_of(tacho.Table(columns=["a", "b"], data=array[:0]))["num_rows"] == 0
+    with pytest.raises(TypeError, match="dataframe"):
+        tacho.Table(dataframe=pandas.Series([1]))
+    for data in (np.zeros(2), np.zeros((2, 2, 2)), torch.zeros(2), pandas.Series([1.0, 2.0])):
         with pytest.raises(TypeError, match="shape"):
             tacho.Table(columns=["a", "b"], data=data)
     run, table = MemoryRun(), tacho.Table(columns=["a", "b"], data=array)
@@ -90,7 +94,7 @@ def test_small_types_of_jax_are_read():
 
 def test_numbers_of_numpy_are_options():
     samples, frames = np.zeros(8), np.zeros((2, 4, 4, 3), np.uint8)
-    for rate in (np.int64(8000), np.float32(8000), np.uint16(8000), Fraction(8000)):
+    for rate in (np.int64(8000), np.float32(8000), np.uint16(8000), np.array(8000), Fraction(8000)):
         assert item_of(tacho.Audio(samples, rate=rate))["rate"] == 8000
     assert item_of(tacho.Video(frames, fps=np.float64(12.5)))["fps"] == 12.5
     assert len(logged(tacho.Histogram([1, 2], bins=np.int32(4)))["values"]["x"]["counts"]) == 4

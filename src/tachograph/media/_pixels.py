@@ -63,7 +63,7 @@ def frames_of(array: Any, *, is_torch: bool, layout: str | None, value_range: An
 def class_numbers(array: Any) -> tuple[Any, int]:
     """Return a mask as integers of height × width, in one byte or two, and how many of its pixels have no class.
 
-    These are the ones below 0, as -1 and -100 usually mark what a loss ignores. They become 0, which is no class.
+    These are the ones below 0, as -1 and -100 usually mark pixels that a loss ignores. They become 0, no class.
 
     Raises:
         SnapshotError: if it is no mask.

@@ -341,7 +341,7 @@ class Table(MediaValue):
         for name, values in (("rows", rows), ("columns", columns), ("data", data)):
             if values is not None and (isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__")):
                 raise TypeError(f"Table: {name}: expected a list, got {type(values).__name__}")
-        if dataframe is not None and not hasattr(dataframe, "to_dict"):
+        if dataframe is not None and not (hasattr(dataframe, "to_dict") and hasattr(dataframe, "columns")):
             raise TypeError(f"Table: dataframe: expected a dataframe, got {type(dataframe).__name__}")
         shape, dtype = getattr(data, "shape", None), getattr(data, "dtype", None)
         if shape is not None and len(shape) != 2 and getattr(dtype, "kind", "") not in {"O", "V"}:
@@ -352,7 +352,7 @@ class Table(MediaValue):
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
             repeated_name = next(name for name in self.columns if self.columns.count(name) > 1)
             raise ValueError(f"Table: columns: {repeated_name!r} appears twice; each column needs a name of its own")
-        is_dataframe = hasattr(data, "to_dict")
+        is_dataframe = hasattr(data, "to_dict") and hasattr(data, "columns")
         self.row_lists: Any = None if is_dataframe else _as_collection(data)
         self.dataframe = data if is_dataframe else dataframe
 
@@ -542,6 +542,8 @@ def _check_positive(name: str, value: Any, largest: float) -> float:
 
 def _as_number(value: Any) -> Any:
     """Return a number of Python, numpy or another library as one of Python; None for anything else."""
+    if hasattr(value, "__array_interface__") and value.shape == ():  # of numpy: reading it waits for no device
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     return int(value) if isinstance(value, numbers.Integral) else float(value)
