@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from tachograph.journal import Heartbeat, this_process
 from tests.browser.conftest import wait_for_fit
 from tests.conftest import wait_for
 from tests.media_files import histograms, image, media, picture, png_bomb, points, store, table_file
@@ -280,6 +282,79 @@ def test_tables_histograms_and_drawings_are_shown(page: Page, dashboard: Callabl
     histogram.scroll_into_view_if_needed()
     expect(histogram.locator("svg rect")).to_have_count(9)
     expect(histogram.locator("canvas")).to_be_visible()  # its size is tested in ui/src/model/media.test.ts
+
+
+def test_cells_have_players_downloads_and_pictures_that_open(
+    page: Page, dashboard: Callable[..., Any], logs: Path
+) -> None:
+    run = logs / "m"
+
+    def row(number: int) -> dict[str, Any]:
+        box = {"x": 1, "y": 1, "width": 9, "height": 9, "label": "fox"}
+        return {
+            "picture": {
+                "media": "image",
+                **image(run, picture(64, 48, (number, 0, 0))),
+                "boxes": [box],
+                "problem": "bad mask",
+            },
+            "voice": {"media": "audio", **store(run, b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(100 + number), "wav")},
+            "clip": {"media": "video", **store(run, b"\x00\x00\x00\x20ftypisom" + bytes(100 + number), "mp4")},
+            "page": {"media": "html", **store(run, b"<b>hello</b>" + bytes([48 + number]), "html")},
+        }
+
+    tables = {
+        "few": {"columns": list(row(0)), "rows": [row(0)], "num_rows": 1},
+        "many": table_file(run, [row(1)]),
+    }
+    broken = image(run, picture(64, 48, "blue"), problem="bad mask")
+    records = [media(name, "table", 5, table) for name, table in tables.items()]
+    write(run, [START, *records, media("masked", "image", 5, broken), END])
+    page.goto(dashboard().url + "#/run/m/media")
+    for name, number in (("few", 0), ("many", 1)):
+        table = page.locator(f"[data-media={name}]")
+        table.scroll_into_view_if_needed()
+        expect(table.locator("td audio")).to_have_count(1)
+        expect(table.locator("td video")).to_have_count(1)
+        for player, kind in (("audio", "audio/wav"), ("video", "video/mp4")):
+            response = page.request.get(table.locator(player).evaluate("each => each.src"))
+            assert response.status == 200 and response.headers["content-type"] == kind
+        with page.expect_download() as download:
+            table.get_by_role("link", name="Download page of row 1").click()
+        assert download.value.path().read_bytes() == b"<b>hello</b>" + bytes([48 + number])
+        expect(table.get_by_text("bad mask")).to_be_visible()
+        table.get_by_role("button", name="Open picture of row 1").click()
+        viewer = page.locator("[data-viewer]")
+        wait_for(lambda viewer=viewer: viewer.locator("img").evaluate("each => each.naturalWidth") == 64, "the picture")
+        expect(viewer.get_by_label("Boxes")).to_have_count(1)
+        with page.expect_download() as download:
+            viewer.get_by_role("link", name="Download").click()
+        assert download.value.path().read_bytes() == picture(64, 48, (number, 0, 0))
+        page.keyboard.press("Escape")
+        expect(viewer).to_have_count(0)
+    masked = page.locator("[data-media=masked]")
+    masked.scroll_into_view_if_needed()
+    expect(masked.get_by_text("bad mask")).to_be_visible()
+    wait_for(lambda: masked.locator("img").evaluate("each => each.naturalWidth") == 64, "the picture of a bad mask")
+    page.get_by_role("button", name="Pictures over steps").click()
+    assert "pictures=steps" in page.url
+    page.reload()
+    expect(page.locator("[data-gallery=masked]")).to_be_visible()
+    expect(page.get_by_role("button", name="Pictures over steps", pressed=True)).to_be_visible()
+
+
+def test_media_that_a_killed_process_lost_is_told(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:
+    process = msgspec.structs.replace(this_process(), pid=2**22 + 1)
+    for name, number in (("one", 1), ("many", 57)):
+        folder = write(logs / name, [{**START, "process": process}, step(1, loss=1.0)])
+        folder.private.mkdir(exist_ok=True)
+        heartbeat = Heartbeat(START["run_id"], process, 1_000.0, 1.0, media_pending=number)
+        folder.heartbeat.write_bytes(msgspec.json.encode(heartbeat))
+    url = dashboard().url
+    for name, text in (("one", "About 1 media record was not"), ("many", "About 57 media records were not stored")):
+        page.goto(f"{url}#/run/{name}")
+        page.get_by_role("link", name="media", exact=True).click()  # the tab exists although nothing was stored
+        expect(page.locator("[data-media-lost]")).to_contain_text(text)
 
 
 def test_histograms_are_drawn_as_ridges(page: Page, dashboard: Callable[..., Any], logs: Path) -> None:

@@ -129,6 +129,24 @@ def test_download_replaces_what_differs_and_follows_no_link(store, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def test_a_file_cannot_be_the_folder_of_another_one(store, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("1")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b").write_text("2")
+    for files in (
+        {"a": file, "a/b": file},
+        {"x/a/b/c": b"1", "x/a": b"2"},
+        {"a": tmp_path / "folder", "a/b/c": b""},
+    ):
+        with pytest.raises(ArtifactError, match=r"'(x/)?a(/b)?' would be a file and, because of '.*', a folder"):
+            collect_sources(files)
+    with pytest.raises(ArtifactError, match="would be a file"):
+        store.add("model", [*collect_sources({"a": b"1"}), *collect_sources({"a/b": b"2"})])
+    store.add("model", collect_sources({"a": b"1", "a.b": b"2", "ab/c": b"3", "b/a": b"4"})).download(tmp_path / "out")
+    assert (tmp_path / "out" / "b" / "a").read_bytes() == b"4"
+
+
 def test_tricks_with_paths_are_rejected(store, logs, tmp_path):
     for path in ("", "..", "../a", "a/../../b", "/etc/passwd", "a//b", "a\\b", "C:/a", "a\0b", "./a", "a/", "x" * 300):
         with pytest.raises(ArtifactError, match="in an artifact"):
@@ -392,6 +410,12 @@ def tacho(logs, *arguments, code=0):
     result = CliRunner().invoke(main, ["artifact", *map(str, arguments), "--log-dir", str(logs)])
     assert result.exit_code == code, result.output
     return result.output
+
+
+def test_command_lists_each_file_on_one_line(store, logs):
+    long_path = "/".join(["folder"] * 60)
+    add(store, files={long_path: b"4"})
+    assert long_path in [line.split()[0] for line in tacho(logs, "ls", "model", "--files").splitlines()]
 
 
 def test_command_lists_downloads_verifies_and_removes(store, logs, tmp_path):

@@ -164,6 +164,58 @@ def test_masks_and_boxes_are_stored_beside_the_picture(logs):
     assert item["masks"]["wide"]["labels"] == {"300": "fox"}
 
 
+def test_a_mask_that_does_not_fit_is_left_out_and_told(logs):
+    picture = np.zeros((16, 8, 3), np.uint8)
+    good, ignored = np.ones((16, 8), np.uint8), np.ones((16, 8), int)
+    ignored[:2] = -1
+    ignored[2] = -100
+    masks = {
+        "good": good,
+        "ignored": ignored,
+        "small": good[:4, :4],
+        "turned": good.T,
+        "float": good * 0.5,
+        "named": {"data": ignored, "labels": {0: "road"}},
+    }
+    table = tacho.Table(rows=[{"picture": tacho.Image(picture, masks=masks)}])
+    lines = record(logs, lambda run: run.log({"pred": tacho.Image(picture, masks=masks), "table": table}))
+    items = {line["name"]: line["items"][0] for line in lines if line["event"] == "media"}
+    for item in (items["pred"], items["table"]["rows"][0]["picture"]):
+        assert picture_of(logs / "media", item).size == (8, 16)
+        assert list(item["masks"]) == ["good", "ignored"] and item["masks"]["ignored"]["unlabeled"] == 24
+        stored = np.asarray(Image.open(io.BytesIO(content_of(logs / "media", item["masks"]["ignored"]))))
+        assert np.array_equal(stored, np.maximum(ignored, 0))
+        for name, reason in {"small": "4×4", "turned": "16×8", "float": "float64", "named": "'road'"}.items():
+            assert f"mask '{name}'" in item["problem"] and reason in item["problem"]
+    (error,) = [line for line in lines if line["event"] == "telemetry_error"]
+    assert error["kind"] == "media_not_stored" and error["field"] == "pred"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "frame", "ext"),
+    [
+        ("x.gif", {}, 1, "png"),
+        ("x.png", {}, 1, "png"),
+        ("x.webp", {"lossless": True}, 1, "png"),
+        ("x.gif", {}, 0, "gif"),
+    ],
+)
+def test_the_frame_of_a_picture_is_stored(logs, tmp_path, name, options, frame, ext):
+    colors = [(255, 0, 0), (0, 0, 255)]
+    first, *others = (Image.new("RGB", (8, 8), color) for color in colors)
+    first.save(tmp_path / name, save_all=True, append_images=others, **options)
+
+    def log(run):
+        with Image.open(tmp_path / name) as picture:
+            picture.seek(frame)
+            run.log({"x": picture})
+
+    (media,) = record(logs, log)
+    (item,) = media["items"]
+    assert item["ext"] == ext
+    assert picture_of(logs / "media", item).convert("RGB").getpixel((0, 0)) == colors[frame]
+
+
 def test_encoding_follows_the_content():
     smooth = np.linspace(0, 1, 300 * 300 * 3).reshape(300, 300, 3)
     flat = np.zeros((300, 300, 3), np.uint8)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import wave
+from fractions import Fraction
 
 import numpy as np
 import pandas
@@ -43,6 +44,79 @@ def test_tables_of_all_sources_have_the_same_rows():
     by_frame = item_of(tacho.Table(dataframe=frame))
     assert by_lists["rows"] == by_frame["rows"] == [{"prompt": "a", "score": 1}, {"prompt": "b", "score": 2}]
     assert item_of(tacho.Table(rows=[]))["num_rows"] == 0
+
+
+def test_tables_of_arrays_and_dataframes_with_columns():
+    torch = pytest.importorskip("torch")
+    numbers = [[1.0, 2.5], [3.0, math.inf]]
+    rows = [{"a": 1.0, "b": 2.5}, {"a": 3.0, "b": math.inf}]
+    array = np.array(numbers)
+    sources = (
+        array,
+        torch.tensor(numbers),
+        torch.tensor(numbers, dtype=torch.bfloat16),
+        array.astype(object),
+        pandas.DataFrame(array),
+        list(array),
+    )
+    for data in sources:
+        item = item_of(tacho.Table(columns=["a", "b"], data=data))
+        assert item["rows"] == rows and item["columns"] == ["a", "b"] and item["num_rows"] == 2, data
+    picture = np.array([[tacho.Image(PICTURE), "text"]], dtype=object)
+    (row,) = item_of(tacho.Table(columns=["a", "b"], data=picture))["rows"]
+    assert row["a"]["media"] == "image" and row["b"] == "text"
+    for data in (array[:, :1], pandas.DataFrame(array[:, :1]), [[1]]):
+        assert "2 c" in item_of(tacho.Table(columns=["a", "b"], data=data))["problem"]
+    assert item_of(tacho.Table(columns=["a", "b"], data=np.array([["x", "y"]])))["rows"] == [{"a": "x", "b": "y"}]
+    assert item_of(tacho.Table(columns=["a", "b"], data=array[:0]))["num_rows"] == 0
+    with pytest.raises(TypeError, match="dataframe"):
+        tacho.Table(dataframe=pandas.Series([1]))
+    for data in (np.zeros(2), np.zeros((2, 2, 2)), torch.zeros(2), pandas.Series([1.0, 2.0])):
+        with pytest.raises(TypeError, match="shape"):
+            tacho.Table(columns=["a", "b"], data=data)
+    run, table = MemoryRun(), tacho.Table(columns=["a", "b"], data=array)
+    run.log({"t": table})
+    assert item_of(table)["rows"] == rows
+
+
+def test_small_types_of_jax_are_read():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+        halves = np.full((4, 4, 3), 0.5, np.float32).astype(dtype)
+        assert "problem" not in item_of(tacho.Image(halves))
+        assert "problem" not in item_of(tacho.Video(halves[None]))
+        assert "problem" not in item_of(tacho.Audio(halves[0], rate=8))
+        assert "problem" not in item_of(tacho.Points(halves[0]))
+        assert item_of(tacho.Table(columns=["a", "b", "c"], data=halves[0]))["rows"][0]["a"] == 0.5
+        assert logged(tacho.Histogram(halves))["values"]["x"]["mean"] == 0.5
+    assert logged(tacho.Histogram(np.ones(3, ml_dtypes.int4)))["values"]["x"]["n"] == 3
+
+
+def test_numbers_of_numpy_are_options():
+    samples, frames = np.zeros(8), np.zeros((2, 4, 4, 3), np.uint8)
+    for rate in (np.int64(8000), np.float32(8000), np.uint16(8000), np.array(8000), Fraction(8000)):
+        assert item_of(tacho.Audio(samples, rate=rate))["rate"] == 8000
+    assert item_of(tacho.Video(frames, fps=np.float64(12.5)))["fps"] == 12.5
+    assert len(logged(tacho.Histogram([1, 2], bins=np.int32(4)))["values"]["x"]["counts"]) == 4
+    low, high = np.float32(-1), np.int8(1)
+    assert "clipped" not in item_of(tacho.Image(np.full((2, 2), -1.0), range=(low, high)))
+    for rate in (True, np.bool_(True), "8000", np.array([1, 2])):
+        with pytest.raises(TypeError, match="rate"):
+            tacho.Audio(samples, rate=rate)
+
+
+def test_a_list_with_histograms_says_what_it_leaves_out():
+    run = MemoryRun()
+    run.log({"two": [tacho.Histogram([1, 2]), tacho.Histogram([3, 4])], "x": [tacho.Histogram([5]), tacho.Text("a")]})
+    run.log({"late": [tacho.Image(PICTURE), tacho.Histogram([1])]})
+    (histograms,) = [record["values"] for record in run.records if record["event"] == "histograms"]
+    assert {name: bins["max"] for name, bins in histograms.items()} == {"two": 2.0, "x": 5.0}
+    (media,) = [record for record in run.records if record["event"] == "media"]
+    assert (media["kind"], len(media["items"]), media["num_dropped"]) == ("image", 1, 1)
+    errors = {line["field"]: line["reason"] for line in run.records if line["event"] == "telemetry_error"}
+    assert set(errors) == {"two", "x", "late"} and all(
+        "1 other ones were not recorded" in each for each in errors.values()
+    )
 
 
 def test_cells_are_copied_and_become_json():

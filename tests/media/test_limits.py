@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tachograph as tacho
+from tachograph.cli._main import main
 from tachograph.exceptions import ConfigError
 from tests.conftest import lines_of, wait_for, wait_for_lines, whole_lines
 from tests.media.recording import content_of, media_records, path_of, record, stored_files
@@ -39,8 +41,52 @@ def test_a_call_beyond_the_limits_is_a_gap(logs):
     assert "183 MB" in media["large"]["reason"]
     assert len(media["mixed"]["items"]) == 1 and media["mixed"]["num_dropped"] == 2
     errors = [line for line in lines if line["event"] == "telemetry_error"]
+    reasons = {line["field"]: line["reason"] for line in errors if line["kind"] == "media_not_stored"}
+    assert reasons["many"] == reasons["batch"] == "70 items in one call; the first 64 were recorded"
     assert sum(line["num_records"] for line in errors if line["kind"] == "records_lost") == 2
     assert [line["train_loss"] for line in lines_of(logs / "media") if line["event"] == "step"] == [1.0]
+
+
+def test_problems_after_the_first_twenty_are_counted(logs):
+    def log(run):
+        for number in range(20):
+            run.log({f"bad{number}": tacho.Image(np.zeros((3, 3, 9)))}, step=1)
+        run.log(
+            {"good": tacho.Histogram([1.0]), "bad": tacho.Histogram(["a"]), "worse": tacho.Histogram(["b"])}, step=1
+        )
+        run.flush()
+        run.log({"large": tacho.Histogram(np.zeros(30_000_000, np.float32))}, step=2)  # counted only once
+
+    lines = record(logs, log)
+    (histograms,) = [line["values"] for line in lines if line["event"] == "histograms"]
+    assert list(histograms) == ["good"]
+    errors = [line for line in lines if line["event"] == "telemetry_error"]
+    assert sum(line["kind"] == "media_not_stored" for line in errors) == 20
+    assert sum(line["num_records"] for line in errors if line["kind"] == "records_lost") == 3
+
+
+def test_a_large_file_does_not_delay_what_follows(logs, tmp_path):
+    """Its holes are read as zeros, which takes longer than any test."""
+    large = tmp_path / "large.bin"
+    for keep in (False, True):
+        run = tacho.init(f"keep-{keep}", log_dir=logs, console=False, exit_timeout_s=1, media_max_mb=1 << 40)
+        with large.open("wb") as file:
+            file.truncate(1 << 40)
+        run.log_file(large, keep=keep)
+        run.log_file(large, name="again", keep=keep)
+        for step in range(7):
+            run.log({"picture": tacho.Image(noise(8)), "note": tacho.Text("a")}, step=step)
+        small = tmp_path / "small.txt"
+        small.write_text("a")
+        run.log_file(small, keep=keep)
+        folder = Path(run.path)
+        wait_for(lambda folder=folder: len(media_records(folder)) == 15, "the small records")
+        assert run.media_pending() == 2
+        run.finish()
+        gaps = [line for line in media_records(folder) if line["event"] == "media" and not line["items"]]
+        assert [line["name"] for line in gaps] == ["large.bin", "again"]
+        assert all("exit_timeout_s" in line["reason"] for line in gaps)
+        assert json.loads((folder / ".tacho" / "heartbeat.json").read_bytes())["media_pending"] == 0
 
 
 def test_a_full_queue_drops_whole_calls(logs):
@@ -252,7 +298,7 @@ def test_a_fork_does_not_hang(script, logs):
     assert [line["global_step"] for line in media] == list(range(6))
 
 
-def test_the_heartbeat_states_how_much_waits(script, logs):
+def test_readers_say_how_much_waited_when_a_process_was_killed(script, logs):
     program = """
         import sys, numpy as np, tachograph as tacho
         run = tacho.init("busy", log_dir=sys.argv[1], console=False)
@@ -265,7 +311,20 @@ def test_the_heartbeat_states_how_much_waits(script, logs):
     wait_for_lines(logs / "busy")
     wait_for(heartbeat.exists, "the heartbeat")
     wait_for(lambda: json.loads(heartbeat.read_bytes())["media_pending"] > 0, "a heartbeat with media")
+    assert tacho.read("busy", logs).num_media_lost == 0  # not yet
     process.kill()
+    process.wait()
+    number = json.loads(heartbeat.read_bytes())["media_pending"]
+    assert tacho.read("busy", logs).num_media_lost == number
+    for command in ("show", "media"):
+        result = CliRunner().invoke(main, [command, "busy", "--log-dir", str(logs)], env={"COLUMNS": "200"})
+        assert f"about {number} media record" in result.output and "not stored when the process ended" in result.output
+    # The end of a run counts what it gives up; another process has no part in it.
+    with (logs / "busy" / "metrics.jsonl").open("ab") as journal:
+        journal.write(
+            b'{"event":"start","time":1e10,"run_name":"busy"}\n{"event":"end","time":1e10,"status":"failed"}\n'
+        )
+    assert tacho.read("busy", logs).num_media_lost == 0
 
 
 def test_files_that_change_or_vanish_are_recorded_as_such(logs, tmp_path):

@@ -162,8 +162,8 @@ export const api = {
   mediaExportUrl: (run: string, query: GetRoute<"/api/v1/runs/{run}/media/export">["query"]) =>
     buildUrl("/api/v1/runs/{run}/media/export", { run }, query),
   frameUrl: (run: string, sha256: string) => buildUrl("/api/v1/runs/{run}/media/frames/{sha256}", { run, sha256 }),
-  async getBlob(run: string, sha256: string): Promise<Blob> {
-    const response = await fetch(api.blobUrl(run, sha256));
+  async getBlob(run: string, sha256: string, table: string | null = null): Promise<Blob> {
+    const response = await fetch(api.blobUrl(run, sha256, { table }));
     if (!response.ok) throw new ApiError(response.status, "no_blob", await errorMessage(response));
     return await response.blob();
   },

@@ -109,8 +109,11 @@ def ls(
             safe(version.run_name or "", 60),
         )
         for file in version.files if with_files else ():
-            add_row(table, safe(f"  {file.path}", 200), "", "", "", size(file.size_bytes), "", "")
-    new_console().print(table)
+            add_row(table, safe(f"  {file.path}", 4_096), "", "", "", size(file.size_bytes), "", "")
+    console = new_console()
+    if not console.is_terminal:
+        console.width = 10_000  # other programs read lines
+    console.print(table)
 
 
 @artifact.command()

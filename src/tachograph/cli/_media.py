@@ -11,6 +11,7 @@ import rich_click as click
 from tachograph._base.files import replacing, write_all
 from tachograph.cli._format import add_row, new_console, new_table, plural, safe
 from tachograph.cli._options import log_dir_option, run_argument
+from tachograph.cli._recording_problems import media_loss
 from tachograph.cli._terminal import echo
 from tachograph.exceptions import TachographError
 from tachograph.reader import MediaExportError, MediaItem, animate_pictures, contact_sheet, read, zip_media
@@ -38,7 +39,8 @@ def media(
     run: str, name: str | None, log_dir: str, output: Path | None, step: int | None, prompt: str | None, force: bool
 ) -> None:
     """List the media of a run, or export those of one NAME."""
-    stored = read(run, log_dir).media
+    history = read(run, log_dir)
+    stored = history.media
     if name is None or output is None:
         if name is not None or output is not None:
             raise click.UsageError("to export media, pass NAME and --output FILE")
@@ -47,6 +49,8 @@ def media(
             counts = (str(entry.num_items), str(len(entry.steps)), str(entry.num_dropped or ""))
             add_row(table, safe(key, 60), entry.kind, *counts)
         new_console().print(table)
+        if lost_media := media_loss(history):
+            new_console().print(lost_media)
         return
     if name not in stored.names:
         known_names = ", ".join(safe(key, 60) for key in list(stored.names)[:10])
@@ -55,11 +59,19 @@ def media(
         raise click.UsageError(f"the output must end with one of {', '.join(_SUFFIXES)}, got {str(output)!r}")
     if output.exists() and not force:
         raise TachographError(f"{str(output)!r} exists; pass --force to replace it")
+    items = list(stored.items(name))
+    missing = [item for item in items if item.is_missing] if output.suffix == ".zip" else []
+    if missing:
+        problem = f"{len(missing)} of {plural(len(items), 'item')} of {name!r} not exported: {missing[0].problem}"
+        if len(missing) == len(items):
+            raise TachographError(problem)
     try:
-        num_bytes = _write(output, _export(list(stored.items(name)), output.suffix, step, prompt))
+        num_bytes = _write(output, _export(items, output.suffix, step, prompt))
     except MediaExportError as error:
         raise TachographError(str(error)) from error
     echo(f"wrote {safe(output)}, {plural(num_bytes, 'byte')}")
+    if missing:
+        raise TachographError(problem)
 
 
 def _export(items: list[MediaItem], suffix: str, step: int | None, prompt: str | None) -> Iterable[bytes]:

@@ -9,9 +9,17 @@ from tachograph.journal import RunState, is_csv_current
 from tachograph.reader import RunHistory
 from tachograph.sinks import read_lags, read_rejections
 
-__all__ = ["recording_problems"]
+__all__ = ["media_loss", "recording_problems"]
 
 _MAX_ERRORS = 10
+
+
+def media_loss(history: RunHistory) -> Text | None:
+    """Return a line about media that a process did not store before it was killed; None if there is none."""
+    count = history.num_media_lost
+    were = "was" if count == 1 else "were"
+    text = f"about {plural(count, 'media record')} {were} not stored when the process ended"
+    return Text(text, style="bold yellow") if count else None
 
 
 def recording_problems(history: RunHistory) -> list[Text]:
@@ -19,6 +27,8 @@ def recording_problems(history: RunHistory) -> list[Text]:
     lines = []
     if history.num_lost_records:
         lines.append(Text(f"{plural(history.num_lost_records, 'record')} lost:", style="bold yellow"))
+    if lost_media := media_loss(history):
+        lines.append(lost_media)
     if history.num_bad_lines:
         lines.append(Text(f"skipped {plural(history.num_bad_lines, 'unreadable line')} in the journal", style="yellow"))
     errors = history.latest("telemetry_error")

@@ -141,6 +141,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "controls": msgspec.to_builtins(history.controls),
         "sampling": history.sampling,
         "num_lost_records": history.num_lost_records,
+        "num_media_lost": history.num_media_lost,
         "num_bad_lines": history.num_bad_lines,
         "telemetry_errors": history.latest("telemetry_error"),
         # While a run is recorded, its CSV mirror may be a moment behind: that is not worth reporting.

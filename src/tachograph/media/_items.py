@@ -24,8 +24,8 @@ from tachograph.media._pictures import (
 )
 from tachograph.media._pixels import MAX_PIXELS, class_numbers, frames_of, pictures_of
 from tachograph.media._points import encode_points, parse_rows
-from tachograph.media._snapshots import ArrayCopy, FileAt, SnapshotError, is_pil_image
-from tachograph.media._store import MediaStore, StoredFile, has_file_changed, hash_file, open_user_file_to_read
+from tachograph.media._snapshots import ArrayCopy, FileAt, SnapshotError, is_pil_image, with_usual_dtype
+from tachograph.media._store import MediaStore, StoredFile, has_file_changed, open_user_file_to_read
 from tachograph.media._tables import table_fields
 from tachograph.media._values import (
     Audio,
@@ -62,14 +62,19 @@ Item = dict[str, Any]
 class ItemBuilder:
     """Turns snapshots into items, and notes the files that they refer to."""
 
-    def __init__(self, store: MediaStore) -> None:
+    def __init__(self, store: MediaStore, has_room: Callable[[int], bool] = lambda _num_bytes: True) -> None:
+        """Create a builder.
+
+        Args:
+            store: takes the files.
+            has_room: returns whether a file of a size may be stored without removing others.
+        """
         self._store = store
-        self.has_room: Callable[[int], bool] = lambda _num_bytes: True
-        """Returns whether a file of a size may be stored without removing others."""
+        self._has_room = has_room
         self.num_dropped = 0
-        """Pictures of batches beyond the limit of a call, since this was last set to 0."""
+        """Pictures of batches beyond the limit of a call."""
         self.files: list[StoredFile] = []
-        """The files of the items that were built since the list was last cleared."""
+        """The files of the items that were built."""
 
     def build(self, value: MediaValue) -> list[Item]:
         """Return the items of a snapshot: one, or several for a batch of pictures.
@@ -130,9 +135,7 @@ class ItemBuilder:
     def _images(self, image: Image) -> list[Item]:
         items = self._pictures(image)
         if len(items) == 1 and "problem" not in items[0]:
-            masks = {name: self._mask(data, labels) for name, (data, labels) in image.masks.items()}
-            if masks:
-                items[0]["masks"] = masks
+            self._add_masks(items[0], image)
             if image.boxes:
                 items[0]["boxes"] = to_plain(image.boxes, "boxes", [])
         elif image.masks or image.boxes:
@@ -185,12 +188,34 @@ class ItemBuilder:
             raise SnapshotError("a file of a type that Pillow does not know as a picture")
         return self._picture(encode_pil(_decode(data, size)))
 
-    def _mask(self, data: Any, labels: Mapping[str, str]) -> Item:
+    def _add_masks(self, item: Item, image: Image) -> None:
+        """Add the masks of a picture to its item; one that cannot be stored does not take the picture with it."""
+        sizes = {(item["height"], item["width"])}
+        if isinstance(image.data, (FileAt, bytes)):
+            sizes |= {(item["width"], item["height"])}  # turned, by the orientation in the file
+        masks: dict[str, Item] = {}
+        problems: list[str] = []
+        for name, (data, labels) in image.masks.items():
+            try:
+                masks[name] = self._mask(data, labels, sizes)
+            except SnapshotError as error:
+                problems.append(f"mask {name!r:.80}: {error}")
+        if masks:
+            item["masks"] = masks
+        if problems:
+            item["problem"] = "; ".join(problems)[:_MAX_PROBLEM_CHARS]
+
+    def _mask(self, data: Any, labels: Mapping[str, str], sizes: set[tuple[int, int]]) -> Item:
         import numpy as np
 
-        array = np.asarray(data) if is_pil_image(data) else read_array(data)
-        file = self._add(encode_mask(class_numbers(array)).data, "png")
-        return {**file.fields, "labels": dict(labels)}
+        numbers, num_unlabeled = class_numbers(np.asarray(data) if is_pil_image(data) else read_array(data))
+        if numbers.shape not in sizes:
+            height, width = numbers.shape
+            raise SnapshotError(f"it is {width}×{height}, and the picture has another size")
+        if num_unlabeled and "0" in labels:
+            raise SnapshotError(f"{num_unlabeled} pixels are below 0, and 0 is the class {labels['0']!r:.80}")
+        file = self._add(encode_mask(numbers).data, "png")
+        return {**file.fields, "labels": dict(labels), **({"unlabeled": num_unlabeled} if num_unlabeled else {})}
 
     # Clips and sounds ----------------------------------------------------------------------------------------------
 
@@ -282,10 +307,10 @@ class ItemBuilder:
             stored_file = self._store.add_copy(source, ext)
         else:
             # A large file, such as a checkpoint, would take its space after the program has deleted it.
-            may_link = source.size_bytes <= MAX_CALL_BYTES and self.has_room(source.size_bytes)
+            may_link = source.size_bytes <= MAX_CALL_BYTES and self._has_room(source.size_bytes)
             stored_file = self._store.add_link(source, ext) if may_link else None
         if stored_file is None:
-            digest, num_bytes = hash_file(source.path)
+            digest, num_bytes = self._store.hash_file(source.path)
             item: Item = {"bytes": num_bytes, "sha256": digest, "kept": False, **_change_of(source)}
         else:
             self.files.append(stored_file)
@@ -298,7 +323,8 @@ class ItemBuilder:
             if isinstance(value, (Text, Markdown)):
                 return value.data
             item = self.build(value)[0]
-            return item.get("problem") or {"media": value.kind, **item}
+            has_content = not item.keys() <= {"problem", "caption", "meta"}
+            return {"media": value.kind, **item} if has_content else item["problem"]
         if isinstance(value, ValueProblem):
             return value.reason
         return value
@@ -321,7 +347,7 @@ def read_array(data: Any) -> Any:
     if isinstance(data, list) and data and isinstance(data[0], ArrayCopy):
         return np.stack([part.read() for part in data])
     try:
-        return np.asarray(data)
+        return with_usual_dtype(np.asarray(data))
     except (ValueError, TypeError) as error:
         raise SnapshotError(str(error)) from None
 

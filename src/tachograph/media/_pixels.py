@@ -60,8 +60,10 @@ def frames_of(array: Any, *, is_torch: bool, layout: str | None, value_range: An
     )
 
 
-def class_numbers(array: Any) -> Any:
-    """Return a mask as integers of height × width, in one byte or two.
+def class_numbers(array: Any) -> tuple[Any, int]:
+    """Return a mask as integers of height × width, in one byte or two, and how many of its pixels have no class.
+
+    These are the ones below 0, as -1 and -100 usually mark pixels that a loss ignores. They become 0, no class.
 
     Raises:
         SnapshotError: if it is no mask.
@@ -76,9 +78,12 @@ def class_numbers(array: Any) -> Any:
         raise SnapshotError(f"a mask of shape {array.shape} has more than {MAX_PIXELS // 10**6} megapixels")
     if array.dtype.kind not in "bui":
         raise SnapshotError(f"a mask of {array.dtype} values is none: it needs the number of a class for each pixel")
-    if array.min() < 0 or array.max() > 65_535:
-        raise SnapshotError("a mask has class numbers below 0 or above 65535")
-    return np.ascontiguousarray(array.astype(np.uint8 if array.max() <= 255 else np.uint16))
+    if array.max() > 65_535:
+        raise SnapshotError("a mask has class numbers above 65535")
+    has_class = array >= 0
+    num_unlabeled = int(array.size - np.count_nonzero(has_class))
+    numbers = np.where(has_class, array, 0) if num_unlabeled else array
+    return np.ascontiguousarray(numbers.astype(np.uint8 if numbers.max() <= 255 else np.uint16)), num_unlabeled
 
 
 def _usual_layout(array: Any, *, is_torch: bool) -> str:

@@ -1,7 +1,8 @@
 """The media thread: converts, encodes and stores what `Run.log` has copied, and then adds the `media` record.
 
 `add` runs on the thread that logs. It checks the limits before it copies anything, copies, and puts a job into a queue.
-The thread does everything else, one job after the other. A job that is dropped still gets a record, without items and
+The thread does everything else, one job after the other; while it reads a large file, it does smaller jobs between its
+blocks, so that they need not wait for the file. A job that is dropped still gets a record, without items and
 with the reason, so that readers can show the gap at its step.
 
 No locks: a signal handler may end the run while its own thread is inside `add`. The bytes that wait are counted per
@@ -16,6 +17,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -24,8 +26,8 @@ from tachograph._base.reentrant import ReentrantEvent
 from tachograph._base.settings import Settings
 from tachograph._base.threads import TelemetryThread
 from tachograph.journal import RunFolder
-from tachograph.media._snapshots import SnapshotError, memory_bytes, snapshot, wrap_bare
-from tachograph.media._values import ExponentCounts, Histogram, MediaValue
+from tachograph.media._snapshots import FileAt, SnapshotError, memory_bytes, snapshot, wrap_bare
+from tachograph.media._values import ExponentCounts, File, Histogram, MediaValue
 
 __all__ = ["MediaRecorder", "RecordsMedia"]
 
@@ -35,6 +37,7 @@ _NICENESS = 5
 _POLL_S = 0.05
 _LAST_FILE_S = 0.5
 """How long the end of a run waits for the file that is being written when its time is over."""
+_LARGE_FILE_BYTES = 16 << 20
 _MAX_REPORTED = 20
 _MAX_PROBLEM_CHARS = 500
 
@@ -99,17 +102,21 @@ class MediaRecorder:
         self._removed_bytes = 0
         self._num_added: dict[int, int] = {}  # by thread
         self._num_finished = 0
-        self._current_job: _MediaJob | None = None
+        self._current_jobs: list[_MediaJob] = []
+        """The job that the thread works on, and a smaller one that it does meanwhile."""
+        self._large_jobs: deque[_MediaJob] = deque()
+        """Jobs with large files that had to wait for another one."""
         self._thread: TelemetryThread | None = None
         self._has_ended = ReentrantEvent()
         self._is_closing = False
+        self._is_closed = False
         self._worker: Any = None
         self._reported_problems: set[str] = set()
 
     @property
     def num_pending(self) -> int:
-        """How many records wait for the media thread, with the one that it works on."""
-        return sum(list(self._num_added.values())) - self._num_finished
+        """How many records wait for the media thread, with the one that it works on; 0 once the rest was counted."""
+        return 0 if self._is_closed else sum(list(self._num_added.values())) - self._num_finished
 
     # On any thread -------------------------------------------------------------------------------------------------
 
@@ -123,9 +130,11 @@ class MediaRecorder:
         histograms: dict[str, Histogram] = {}
         for name, value in media.items():
             values = [value] if not isinstance(value, (list, tuple)) else list(value)
-            histogram = next((item for item in values if isinstance(item, Histogram)), None)
-            if histogram is not None:
-                histograms[name] = histogram
+            if values and isinstance(values[0], Histogram):
+                histograms[name] = values[0]
+                if len(values) > 1:
+                    num_others = len(values) - 1
+                    self._report(name, f"a histogram is logged alone; {num_others} other ones were not recorded")
                 continue
             with guard("logging media", lambda _operation, _fault: self._run.count_loss("a fault inside telemetry")):
                 self._add_values(name, values, step)
@@ -157,7 +166,7 @@ class MediaRecorder:
         reason = self._reason_to_drop(num_bytes)
         if reason:
             self._run.count_loss(reason)
-            self._report(next(iter(histograms)), reason)
+            self._report(next(iter(histograms)), reason, is_counted=True)
             return
         copies = {name: _snapshot_or_problem(value) for name, value in histograms.items()}
         self._enqueue(_MediaJob("histograms", "", copies, num_dropped=0, step=step, num_bytes=num_bytes))
@@ -200,12 +209,23 @@ class MediaRecorder:
             self._thread = None
             raise
 
-    def _report(self, name: str, reason: str) -> None:
-        """Record a problem of media, once for each name and reason."""
+    def _report(self, name: str, reason: str, *, is_counted: bool = False) -> None:
+        """Record a problem of media, once for each name and reason; count it if there were too many.
+
+        Args:
+            name: the name of the media.
+            reason: the problem.
+            is_counted: whether it was counted as a loss.
+        """
         problem = f"{name}: {reason}"
-        if problem not in self._reported_problems and len(self._reported_problems) < _MAX_REPORTED:
-            self._reported_problems.add(problem)
-            self._run.report_error("media_not_stored", name, reason)
+        if problem in self._reported_problems:
+            return
+        if len(self._reported_problems) >= _MAX_REPORTED:
+            if not is_counted:
+                self._run.count_loss(f"problems of media after the first {_MAX_REPORTED}")
+            return
+        self._reported_problems.add(problem)
+        self._run.report_error("media_not_stored", name, reason)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that was logged so far is stored; return False if the timeout came first."""
@@ -230,7 +250,7 @@ class MediaRecorder:
         self._is_closing = True
         if self._worker is not None and not self._has_ended.is_set():
             self._worker.close(_LAST_FILE_S)
-        missing_jobs: list[_MediaJob] = [] if self._current_job is None else [self._current_job]
+        missing_jobs = [*self._current_jobs, *self._large_jobs]
         with suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -239,12 +259,14 @@ class MediaRecorder:
         for job in missing_jobs:
             if job.claim():
                 self._drop_job(job, "the run ended before it was stored; see exit_timeout_s")
+        self._is_closed = True
 
     def forget(self) -> None:
         """In a forked child: leave everything to the parent."""
         self._thread = None
         self._queue = queue.SimpleQueue()
-        self._current_job = None
+        self._current_jobs = []
+        self._large_jobs = deque()
 
     def _drop_job(self, job: _MediaJob, reason: str) -> None:
         if job.kind == "histograms":
@@ -260,7 +282,7 @@ class MediaRecorder:
         _lower_priority()  # not before: a fork waits for imports
         try:
             while not self._is_closing:
-                job = self._queue.get()
+                job = self._large_jobs.popleft() if self._large_jobs else self._queue.get()
                 if job is None:
                     break
                 self._process(job)
@@ -270,13 +292,28 @@ class MediaRecorder:
         finally:
             self._has_ended.set()
 
+    def _process_small_jobs(self) -> None:
+        """Do what waits behind a large file, without other large files. Called between the blocks of any file."""
+        if len(self._current_jobs) != 1 or not _has_large_file(self._current_jobs[0]):
+            return
+        with suppress(queue.Empty):
+            while not self._is_closing:
+                job = self._queue.get_nowait()
+                if job is None:
+                    self._queue.put(None)
+                    return
+                if _has_large_file(job):
+                    self._large_jobs.append(job)
+                else:
+                    self._process(job)
+
     def _process(self, job: _MediaJob) -> None:
-        self._current_job = job
+        self._current_jobs.append(job)
         try:
             with guard("storing media", lambda _operation, fault: self._fail(job, fault)):
                 self._record(job)
         finally:
-            self._current_job = None
+            self._current_jobs.remove(job)
             self._removed_bytes += job.num_bytes
             self._num_finished += 1
 
@@ -284,7 +321,7 @@ class MediaRecorder:
         if self._worker is None:
             from tachograph.media._worker import MediaWorker  # imports what only the thread needs
 
-            self._worker = MediaWorker(self._run)
+            self._worker = MediaWorker(self._run, self._process_small_jobs)
             if self._is_closing:
                 self._worker.close(0.0)
         try:
@@ -293,10 +330,10 @@ class MediaRecorder:
             reason = f"{error.strerror or type(error).__name__} while storing media"
             if job.claim():
                 self._drop_job(job, reason)
-                self._report(job.name, reason)
+                self._report(job.name, reason, is_counted=True)
             return
         for name, problem in problems:
-            self._report(name, problem)
+            self._report(name, problem, is_counted="reason" in fields)
         if not fields:
             return
         if job.claim():
@@ -311,6 +348,12 @@ class Problem(MediaValue):
     """Takes the place of a value that could not be copied."""
 
     kind = "problem"
+
+
+def _has_large_file(job: _MediaJob) -> bool:
+    return job.kind == File.kind and any(
+        isinstance(value.data, FileAt) and value.data.size_bytes > _LARGE_FILE_BYTES for value in job.values
+    )
 
 
 def _bytes_of(value: MediaValue) -> int:

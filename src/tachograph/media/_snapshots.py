@@ -33,7 +33,7 @@ from tachograph.media._values import (
 )
 from tachograph.records import OMIT, freeze, to_json, to_plain, wait_for_event
 
-__all__ = ["ArrayCopy", "FileAt", "SnapshotError", "memory_bytes", "snapshot", "wrap_bare"]
+__all__ = ["ArrayCopy", "FileAt", "SnapshotError", "memory_bytes", "snapshot", "with_usual_dtype", "wrap_bare"]
 
 MAX_ROWS = 100_000
 _MAX_CELL_CHARS = 1_000
@@ -78,12 +78,20 @@ class ArrayCopy:
         elif self.is_torch and data.device.type != "cpu":
             data = data.cpu()
         if not self.is_torch:
-            return np.asarray(data.numpy() if hasattr(data, "numpy") else data)
+            return with_usual_dtype(np.asarray(data.numpy() if hasattr(data, "numpy") else data))
         if data.layout is not _torch().strided:
             data = data.to_dense()
         if data.dtype in {_torch().bfloat16, *_float8_types()}:
             data = data.float()
         return data.resolve_conj().resolve_neg().numpy()
+
+
+def with_usual_dtype(array: Any) -> Any:
+    """Return an array of numpy; small types of ml_dtypes, as JAX has them, become wider ones of numpy."""
+    if array.dtype.type.__module__ != "ml_dtypes":
+        return array
+    name = array.dtype.name
+    return array.astype("int8" if name.startswith("int") else "uint8" if name.startswith("uint") else "float32")
 
 
 def memory_bytes(value: Any, depth: int = 0) -> int:
@@ -115,7 +123,9 @@ def _data_of(value: MediaValue) -> list[Any]:
     if isinstance(value, Table):
         if value.dataframe is not None:
             return [value.dataframe]
-        rows = list(islice(value.rows if value.rows is not None else value.row_lists or (), MAX_ROWS))
+        if _is_array_of_numbers(value.row_lists):
+            return [value.row_lists]
+        rows = list(islice(value.rows if value.rows is not None else value.row_lists, MAX_ROWS))
         return [cell for row in rows if hasattr(row, "__iter__") for cell in _cells_of(row)]
     parts = [value.data]
     if isinstance(value, Image):
@@ -216,7 +226,8 @@ def _copy_picture(data: Any) -> Any:
 def _copy_pil(image: Any) -> Any:
     """Copy an image; one that was opened and not read yet is taken from its file, later."""
     path = getattr(image, "filename", "")
-    if path and getattr(image, "fp", None) is not None and getattr(image, "tile", None):
+    is_first_frame = _call(image.tell) == 0  # a file is stored with all of its frames
+    if path and is_first_frame and getattr(image, "fp", None) is not None and getattr(image, "tile", None):
         with_path = _look_at_or_none(path)
         if with_path is not None:
             return with_path
@@ -303,7 +314,10 @@ def _copy_table(table: Table) -> None:
         table.rows = [{str(name): _copy_cell(cell) for name, cell in row.items()} for row in rows]
     else:
         columns = table.columns or []
-        rows = list(islice(table.row_lists or (), MAX_ROWS + 1))
+        if _is_array_of_numbers(table.row_lists):  # may be on a device; the media thread reads it
+            table.row_lists = _copy_data(table.row_lists[: MAX_ROWS + 1])
+            return
+        rows = list(islice(table.row_lists, MAX_ROWS + 1))
         if any(isinstance(row, (str, Mapping)) or not hasattr(row, "__iter__") for row in rows):
             raise SnapshotError("a row of a table is no list, as there are columns; use rows=[{…}] for dicts")
         lists = [list(row) for row in rows]
@@ -311,6 +325,12 @@ def _copy_table(table: Table) -> None:
             raise SnapshotError(f"a row of a table does not have {len(columns)} cells, as there are columns")
         table.rows = [dict(zip(columns, map(_copy_cell, cells), strict=True)) for cells in lists]
         table.row_lists = None
+
+
+def _is_array_of_numbers(value: Any) -> bool:
+    """Return whether a value is an array of two dimensions whose elements become numbers as they are."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # a tensor has numbers only
+    return len(getattr(value, "shape", ())) == 2 and kind in "biufV"
 
 
 def _copy_cell(cell: Any) -> Any:

@@ -28,7 +28,7 @@ from tachograph._base.hashing import HashedContent, hash_blocks, read_blocks
 from tachograph.journal import RunFolder
 from tachograph.media._snapshots import FileAt, SnapshotError
 
-__all__ = ["MediaStore", "StoredFile", "has_file_changed", "hash_file", "open_user_file_to_read"]
+__all__ = ["MediaStore", "StoredFile", "has_file_changed", "open_user_file_to_read"]
 
 _MAX_COPIES = 3
 _POLL_S = 0.01
@@ -65,11 +65,20 @@ class _NotClonedError(Exception):
 class MediaStore:
     """Adds and removes files. Used only by the media thread."""
 
-    def __init__(self, run_folder: Callable[[], RunFolder | None]) -> None:
+    def __init__(
+        self, run_folder: Callable[[], RunFolder | None], between_blocks: Callable[[], None] = lambda: None
+    ) -> None:
+        """Create a store.
+
+        Args:
+            run_folder: returns the folder of the run.
+            between_blocks: is called between the blocks of files that are read; it may add other files.
+        """
         self._run_folder = run_folder
+        self._between_blocks = between_blocks
         self._path: Path | None = None
         self._is_closed = False
-        self._is_writing = False
+        self._num_writing = 0
         self.num_bytes = 0
         self.num_files = 0
 
@@ -77,7 +86,7 @@ class MediaStore:
         """Write no further file, and wait for the one that is being written. Called by the thread that ends the run."""
         self._is_closed = True
         deadline_s = time.monotonic() + timeout_s
-        while self._is_writing and time.monotonic() < deadline_s:
+        while self._num_writing and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
 
     def open(self) -> None:
@@ -130,7 +139,7 @@ class MediaStore:
             SnapshotError: if it cannot be read, or changes all the time.
         """
         for _ in range(_MAX_COPIES):
-            digest, num_bytes = hash_file(file.path)
+            digest, num_bytes = self.hash_file(file.path)
             path = self._path_of(digest, ext)
             is_new = path is not None and not path.exists()
             if path is None or not is_new or self._copy(file.path, path, digest):
@@ -252,35 +261,37 @@ class MediaStore:
         """
         run_folder = self._run_folder()
         assert run_folder is not None  # noqa: S101 - a path was made from it
-        self._is_writing = True  # before the look at `_is_closed`, which `close` sets first
+        self._num_writing += 1  # before the look at `_is_closed`, which `close` sets first
         try:
             self._raise_if_closed()
             make_folder(path.parent, below=run_folder.path)
             yield run_folder.path
         finally:
-            self._is_writing = False
+            self._num_writing -= 1
+
+    def hash_file(self, path: str) -> HashedContent:
+        """Return the hash and the size of a file of the user.
+
+        Raises:
+            OSError: if the store is closed.
+            SnapshotError: if it cannot be read.
+        """
+        try:
+            with open_user_file_to_read(path) as file:
+                return hash_blocks(self._blocks_until_closed(file))
+        except OSError as error:
+            self._raise_if_closed()
+            raise SnapshotError(f"cannot read {path!r}: {error.strerror}") from None
 
     def _blocks_until_closed(self, file: BinaryIO) -> Iterator[bytes]:
         for block in read_blocks(file):
+            self._between_blocks()
             self._raise_if_closed()
             yield block
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise OSError(errno.ECANCELED, "the run has ended")
-
-
-def hash_file(path: str) -> HashedContent:
-    """Return the hash and the size of a file of the user.
-
-    Raises:
-        SnapshotError: if it cannot be read.
-    """
-    try:
-        with open_user_file_to_read(path) as file:
-            return hash_blocks(read_blocks(file))
-    except OSError as error:
-        raise SnapshotError(f"cannot read {path!r}: {error.strerror}") from None
 
 
 def open_user_file_to_read(path: str) -> BinaryIO:

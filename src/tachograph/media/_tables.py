@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Callable
 from typing import Any
 
-from tachograph.media._snapshots import MAX_ROWS, SnapshotError
+from tachograph.media._snapshots import MAX_ROWS, ArrayCopy, SnapshotError
 from tachograph.media._store import StoredFile
 from tachograph.media._values import Table
 from tachograph.records import OMIT, encode, mask_mapping, to_plain
@@ -50,6 +50,12 @@ def table_fields(
 
 
 def _rows_of(table: Table) -> list[dict[str, Any]]:
+    columns = table.columns or []
+    if isinstance(table.row_lists, ArrayCopy):
+        array = table.row_lists.read()
+        if array.shape[1] != len(columns):
+            raise SnapshotError(f"an array of shape {array.shape} does not have {len(columns)} columns, as were named")
+        return [dict(zip(columns, cells, strict=True)) for cells in array.tolist()]
     if table.dataframe is None:
         return list(table.rows or ())
     frame = table.dataframe
@@ -58,7 +64,11 @@ def _rows_of(table: Table) -> list[dict[str, Any]]:
         rows = frame.to_dict(orient="records")
     except TypeError:  # polars
         rows = frame.to_dicts() if hasattr(frame, "to_dicts") else []
-    return [{str(name): cell for name, cell in row.items()} for row in rows]
+    if table.columns is None:
+        return [{str(name): cell for name, cell in row.items()} for row in rows]
+    if any(len(row) != len(columns) for row in rows):
+        raise SnapshotError(f"a dataframe does not have {len(columns)} columns, as were named")
+    return [dict(zip(columns, row.values(), strict=True)) for row in rows]
 
 
 def _plain(cell: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ recorded with the item.
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -83,7 +84,7 @@ class Image(MediaValue):
             ``"minmax"``. Values outside are clipped, and the record counts them. Integers are 0 to 255.
         layout: the order of the axes if it is not the usual one: `HWC`, `CHW`, `NHWC` or `NCHW`.
         masks: class numbers of each pixel, by name: ``{"prediction": mask}``, or with the names of the classes
-            ``{"prediction": {"data": mask, "labels": {1: "fox"}}}``.
+            ``{"prediction": {"data": mask, "labels": {1: "fox"}}}``. 0 and numbers below it are no class.
         boxes: boxes in pixels: ``[{"x": 8, "y": 4, "width": 32, "height": 20, "label": "fox", "score": 0.9}]``.
         lossless: store the exact pixels, as PNG.
         meta: anything else that describes the picture, such as ``seed=42``; `prompt_id` names the same prompt at
@@ -310,7 +311,7 @@ class Table(MediaValue):
     Args:
         rows: the rows as dicts; a cell is a number, a string, a bool, None or an `Image`.
         columns: the names of the columns, for `data`.
-        data: the rows as lists, in the order of `columns`.
+        data: the rows as lists, in the order of `columns`; or an array or a dataframe with as many columns.
         dataframe: a dataframe of pandas, or anything with `to_dict(orient="records")`.
         caption: a text for people.
         meta: anything else that describes the table.
@@ -330,7 +331,7 @@ class Table(MediaValue):
         rows: Sequence[Mapping[str, Any]] | None = None,
         *,
         columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
+        data: Any = None,
         dataframe: Any = None,
         caption: str | None = None,
         **meta: Any,
@@ -342,16 +343,20 @@ class Table(MediaValue):
         for name, values in (("rows", rows), ("columns", columns), ("data", data)):
             if values is not None and (isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__")):
                 raise TypeError(f"Table: {name}: expected a list, got {type(values).__name__}")
-        if dataframe is not None and not hasattr(dataframe, "to_dict"):
+        if dataframe is not None and not (hasattr(dataframe, "to_dict") and hasattr(dataframe, "columns")):
             raise TypeError(f"Table: dataframe: expected a dataframe, got {type(dataframe).__name__}")
+        shape, dtype = getattr(data, "shape", None), getattr(data, "dtype", None)
+        if shape is not None and len(shape) != 2 and getattr(dtype, "kind", "") not in {"O", "V"}:
+            raise TypeError(f"Table: data: expected rows of cells, got an array of shape {tuple(shape)}")
         super().__init__(None, caption, meta)
         self.rows = _as_collection(rows)
         self.columns = None if columns is None else [str(column) for column in columns]
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
             repeated_name = next(name for name in self.columns if self.columns.count(name) > 1)
             raise ValueError(f"Table: columns: {repeated_name!r} appears twice; each column needs a name of its own")
-        self.row_lists = _as_collection(data)
-        self.dataframe = dataframe
+        is_dataframe = hasattr(data, "to_dict") and hasattr(data, "columns")
+        self.row_lists: Any = None if is_dataframe else _as_collection(data)
+        self.dataframe = data if is_dataframe else dataframe
 
 
 class Histogram(MediaValue):
@@ -378,7 +383,8 @@ class Histogram(MediaValue):
             raise TypeError("Histogram: pass values, or counts and edges")
         if isinstance(values, (str, bytes, Mapping)):
             raise TypeError(f"Histogram: expected numbers, got {type(values).__name__}")
-        if type(bins) is not int or not 1 <= bins <= MAX_BINS:
+        num_bins = _as_number(bins)
+        if not isinstance(num_bins, int) or not 1 <= num_bins <= MAX_BINS:
             raise ValueError(f"Histogram: bins must be an integer from 1 to {MAX_BINS}, got {bins!r:.80}")
         if counts is not None and (len(edges) != len(counts) + 1 or not 1 <= len(counts) <= MAX_BINS):
             raise ValueError(
@@ -386,7 +392,7 @@ class Histogram(MediaValue):
                 "edge more"
             )
         super().__init__(values, None, {})
-        self.bins = bins
+        self.bins = num_bins
         self.counts = counts
         self.edges = edges
 
@@ -528,20 +534,30 @@ def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str | None:
 
 
 def _check_positive(name: str, value: Any, largest: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number: float | None = _as_number(value)
+    if number is None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not 0 < value <= largest:
+    if not 0 < number <= largest:
         raise ValueError(f"{name}={value!r}: expected a positive number up to {largest:g}")
-    return value
+    return number
+
+
+def _as_number(value: Any) -> Any:
+    """Return a number of Python, numpy or another library as one of Python; None for anything else."""
+    if hasattr(value, "__array_interface__") and value.shape == ():  # of numpy: reading it waits for no device
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _check_range(value: Any) -> tuple[float, float] | str | None:
     if value is None or (isinstance(value, str) and value == "minmax"):
         return value
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        low, high = (float(bound) if isinstance(bound, (int, float)) else None for bound in value)
+        low, high = map(_as_number, value)
         if low is not None and high is not None and low < high:
-            return low, high
+            return float(low), float(high)
     raise ValueError(f'range={value!r:.80}: expected (low, high) with low < high, or "minmax"')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tachograph.media._curves import histogram, histogram_of_counts, histogram_of_exponents
@@ -33,18 +34,16 @@ class MediaJob(Protocol):
 class MediaWorker:
     """Builds records. Used only by the media thread."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, between_blocks: Callable[[], None] = lambda: None) -> None:
         settings = run.settings
         self._run = run
-        self._store = MediaStore(lambda: run.folder)
+        self._store = MediaStore(lambda: run.folder, between_blocks)
         self._quota = Quota(
             self._store,
             keep=settings.media_keep,
             max_bytes=settings.media_max_mb << 20,
             max_files=settings.media_max_files,
         )
-        self._builder = ItemBuilder(self._store)
-        self._builder.has_room = self._quota.has_room
         self._has_told = False
         self._num_joined_items: dict[str, dict[int, int]] = {}
         """By name and step; see `MediaValue.joined_step`."""
@@ -71,8 +70,7 @@ class MediaWorker:
             num_items = len(job.values) + job.num_dropped
             return "media", {**fields, "items": [], "num_dropped": num_items, "reason": reason}, [(job.name, reason)]
         items: list[dict[str, Any]] = []
-        self._builder.files.clear()
-        self._builder.num_dropped = 0
+        builder = ItemBuilder(self._store, self._quota.has_room)  # one for each job: one may be built within another
         for value in job.values:
             if value.kind == _PROBLEM_KIND:
                 items.append({"problem": value.data, **({"caption": value.caption} if value.caption else {})})
@@ -81,17 +79,20 @@ class MediaWorker:
                 if value.index is not None:
                     items[-1]["index"] = value.index
             else:
-                built_items = self._builder.build(value)
+                built_items = builder.build(value)
                 if value.index is not None:
                     built_items[0]["index"] = value.index
                 items += built_items
-        num_dropped = job.num_dropped + self._builder.num_dropped
+        num_dropped = job.num_dropped + builder.num_dropped
         for index, item in enumerate(items, self._first_index(job, len(items))):
             number = item.setdefault("index", index)
             item.setdefault("meta", {}).setdefault("prompt_id", number)
-        self._quota.add(job.name, self._builder.files)
+        self._quota.add(job.name, builder.files)
         self._tell_of_thinning()
         problems = [(job.name, item["problem"]) for item in items if "problem" in item]
+        if builder.num_dropped:
+            num_pictures = len(items) + builder.num_dropped
+            problems.append((job.name, f"{num_pictures} items in one call; the first {len(items)} were recorded"))
         return "media", {**fields, "items": items, "num_dropped": num_dropped}, problems
 
     def _first_index(self, job: MediaJob, num_items: int) -> int:

@@ -24,6 +24,7 @@ from tachograph.journal import (
     infer_state,
     read_heartbeat,
     state_at_end,
+    writer_of,
 )
 from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
@@ -372,6 +373,20 @@ class RunDigest:
     def num_lost_records(self) -> int:
         """The number of lost records that telemetry has counted."""
         return self._num_lost_records
+
+    @property
+    def num_media_lost(self) -> int:
+        """About how many media records were not stored when the process of the last attempt was killed.
+
+        That is what its last heartbeat stated. A process that ends by itself counts them as lost records instead.
+        """
+        last = self._attempts[-1] if self._attempts else None
+        if last is None or self.state in {RunState.RUNNING, RunState.STALE}:
+            return 0
+        heartbeat, process = read_heartbeat(self.folder.heartbeat), writer_of(last.start, None)
+        if heartbeat is None or process is None or heartbeat.process.at_home != process.at_home:
+            return 0
+        return max(heartbeat.media_pending, 0)
 
     def _add_record(self, record: dict[str, Any]) -> list[RecordedSpan]:
         event = record["event"]

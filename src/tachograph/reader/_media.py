@@ -461,7 +461,7 @@ class MediaItem(msgspec.Struct):
     path: Path | None
     """The stored file; None if the item has none, or if it is missing or packed: `open` also reads those."""
     problem: str | None
-    """Why there is no data: the reason of the recorder, or that the file is missing."""
+    """Why there is no data or not all of it: the reason of the recorder, or that the file is missing."""
     fields: dict[str, Any]
     """Everything that was recorded about the item, such as `width`, `text`, `boxes` or `rows`."""
     folder: RunFolder
@@ -471,6 +471,13 @@ class MediaItem(msgspec.Struct):
     def prompt_id(self) -> str:
         """Joins the same prompt at different steps and in different runs; by default the index."""
         return str(self.meta.get("prompt_id", self.index))
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the item has a file that is not in the folder of the run."""
+        sha256, extension = self.fields.get("sha256"), self.fields.get("ext")
+        has_file = is_media_file(sha256, extension) and self.fields.get("kept") is not False
+        return has_file and not has_media(self.folder, str(sha256), str(extension))
 
     def open(self) -> BinaryIO | None:
         """Open the stored file, also one that `tacho compact` has packed; None if there is none."""

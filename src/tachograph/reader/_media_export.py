@@ -113,11 +113,13 @@ def contact_sheet(items: Iterable[MediaItem]) -> bytes:
     size = (num_columns * (_CELL_PX + _GAP_PX) + _GAP_PX, num_rows * row_px + _GAP_PX)
     with Image.new("RGB", size, "white") as sheet:
         draw = ImageDraw.Draw(sheet)
+        reasons: list[str] = []
         for number, item in enumerate(pictures):
             left = _GAP_PX + number % num_columns * (_CELL_PX + _GAP_PX)
             top = _GAP_PX + number // num_columns * row_px
             picture = _picture_of(item)
             if isinstance(picture, str):
+                reasons.append(picture)
                 draw.rectangle((left, top, left + _CELL_PX - 1, top + _CELL_PX - 1), outline="#bbbbbb")
                 draw.text((left + 8, top + 8), _printable(picture), fill="#666666")
             else:
@@ -128,6 +130,8 @@ def contact_sheet(items: Iterable[MediaItem]) -> bytes:
             facts = ", ".join(f"{key} {value}" for key, value in item.meta.items() if key != "prompt_id")
             label = f"{item.index}, step {item.step}{', ' if facts else ''}{facts}"
             draw.text((left, top + _CELL_PX + 2 + _LINE_PX), _printable(label), fill="#666666")
+        if len(reasons) == len(pictures):
+            raise MediaExportError(f"none of the pictures can be shown: {reasons[0]}")
         buffer = io.BytesIO()
         sheet.save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()

@@ -299,6 +299,8 @@ class RunDetail(RunSummary, kw_only=True):
     num_records: dict[str, int] = {}
     """Number of records by kind."""
     num_lost_records: int = 0
+    num_media_lost: int = 0
+    """About how many media records were not stored when the process was killed."""
     num_bad_lines: int = 0
     """Unreadable journal lines."""
     notices: list[NoticeView] = []

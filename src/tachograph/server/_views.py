@@ -175,6 +175,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             sampling=digest.sampling,
             num_records={**digest.counts, **{kind: count for kind, count in run.media.num_records.items() if count}},
             num_lost_records=digest.num_lost_records,
+            num_media_lost=digest.num_media_lost,
             num_bad_lines=run.num_bad_lines,
             notices=_list_notices(digest),
             checkpoints=mark_non_finite(checkpoint_records(digest)[-_MAX_CHECKPOINTS:]),

@@ -130,6 +130,8 @@ export interface RunDetail {
   /** Number of records by kind. */
   num_records: Record<string, number>;
   num_lost_records: number;
+  /** About how many media records were not stored when the process was killed. */
+  num_media_lost: number;
   /** Unreadable journal lines. */
   num_bad_lines: number;
   /** Logged data that no chart shows, such as arrays and values of unknown types. */

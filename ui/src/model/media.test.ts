@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import type { MediaRecordView, RecordedHistogram } from "../api";
 import {
   allSteps,
+  cellItem,
   evenlySpaced,
   fileOf,
   gapsBetween,
@@ -36,6 +37,18 @@ test("items are parsed without trust", () => {
   expect(fileOf({ sha256, ext: "png" })).toEqual({ sha256, ext: "png" });
   expect(fileOf({ sha256: sha256.toUpperCase() })).toBe(null);
   expect(fileOf({ sha256, ext: "png", kept: false })).toBe(null);
+});
+
+test("media in a cell is an item without masks", () => {
+  const cell = { media: "audio", sha256, ext: "wav", bytes: 3, masks: { m: { sha256, ext: "png" } } };
+  const item = cellItem(cell, "t", 5, "voice of row 1");
+  expect(item).toMatchObject({ kind: "audio", step: 5, bytes: 3, masks: [], caption: "voice of row 1" });
+  expect(item?.file).toEqual({ sha256, ext: "wav", table: "t" });
+  expect(cellItem({ sha256, ext: "png", caption: "a fox" }, null, 5, "x")).toMatchObject({
+    kind: "image",
+    caption: "a fox",
+  });
+  for (const odd of [null, "a", 3, {}, { media: "image" }, [cell]]) expect(cellItem(odd, null, 0, "")).toBe(null);
 });
 
 test("facts of points are parsed without trust", () => {

@@ -5,6 +5,8 @@ import type { MediaNameView, MediaRecordView, RecordedHistogram } from "../api";
 export interface MediaFile {
   sha256: string;
   ext: string;
+  /** The hash of the file of the table that a cell is in, if it has one. */
+  table?: string | null;
 }
 
 export interface Mask extends MediaFile {
@@ -139,6 +141,15 @@ export function parseItem(fields: Record<string, unknown>, record: MediaRecordVi
         averagePrecision: numberOf(curve["average_precision"]),
       })),
   };
+}
+
+/** The media in a cell of a table; null if there is none. Masks are not listed in tables, so they cannot be shown. */
+export function cellItem(cell: unknown, table: string | null, step: number, label: string): MediaItem | null {
+  const file = fileOf(cell);
+  if (!file || !isObject(cell)) return null;
+  const record = { name: "", kind: textOf(cell["media"]) ?? "image", step, time: null };
+  const item = parseItem(cell, { ...record, items: [], num_dropped: 0, reason: "" }, 0);
+  return { ...item, file: { ...file, table }, masks: [], caption: item.caption || label };
 }
 
 function pointFacts(fields: Record<string, unknown>): PointFacts {

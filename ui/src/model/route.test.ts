@@ -43,6 +43,7 @@ test("every route survives a round trip through its address", () => {
         mediaStep: 500,
         mediaZoom: "4",
         mediaAgainst: 400,
+        showsMediaSteps: true,
         showsRidges: true,
         showsParents: true,
         search: "/^val/",

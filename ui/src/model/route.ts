@@ -54,6 +54,8 @@ export interface ChartView extends Arrangement {
   mediaZoom: string;
   /** The step that logged tables are compared with. */
   mediaAgainst: Against;
+  /** Whether the pictures of all steps are shown side by side. */
+  showsMediaSteps: boolean;
   /** Whether histograms are ridges instead of a map. */
   showsRidges: boolean;
 }
@@ -71,6 +73,7 @@ export const defaultView: ChartView = {
   mediaStep: null,
   mediaZoom: "fit",
   mediaAgainst: "",
+  showsMediaSteps: false,
   showsRidges: false,
 };
 
@@ -120,6 +123,7 @@ function parseView(parameters: URLSearchParams): ChartView {
     mediaStep: readNumber(parameters.get("step")),
     mediaZoom: readZoom(parameters.get("zoom")),
     mediaAgainst: readAgainst(parameters.get("against")),
+    showsMediaSteps: parameters.get("pictures") === "steps",
     showsRidges: parameters.get("histograms") === "ridges",
   };
 }
@@ -145,6 +149,7 @@ export function format(route: Route): string {
   if (view.mediaStep !== null) parameters.set("step", String(view.mediaStep));
   if (view.mediaZoom !== defaultView.mediaZoom) parameters.set("zoom", view.mediaZoom);
   if (view.mediaAgainst !== "") parameters.set("against", String(view.mediaAgainst));
+  if (view.showsMediaSteps) parameters.set("pictures", "steps");
   if (view.showsRidges) parameters.set("histograms", "ridges");
   writeArrangement(view, parameters);
   return withQuery(`#/run/${encodeURIComponent(route.run)}/${route.tab}`, parameters);

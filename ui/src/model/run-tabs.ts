@@ -6,7 +6,7 @@ import { type Tab, tabs } from "./route";
 
 /** The tabs of a run, without those that are empty and will stay so. The open one is always among them. */
 export function tabsWithContent(
-  detail: Pick<RunDetail, "num_records" | "indexed" | "goodput"> | null,
+  detail: Pick<RunDetail, "num_records" | "num_media_lost" | "indexed" | "goodput"> | null,
   state: RunState,
   hasOutput: boolean,
   current: Tab,
@@ -20,7 +20,7 @@ export function tabsWithContent(
     completions: !has("completions"),
     control: isOver && !has("control_change"),
     ranks: !has("rank"),
-    media: !has("media", "histograms"),
+    media: !has("media", "histograms") && detail.num_media_lost === 0,
   };
   return tabs.filter((tab) => tab === current || !isEmpty[tab]);
 }

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tachograph.exceptions import ArtifactError, RunNameError
 from tachograph.records import check_run_name
 
-__all__ = ["Reference", "check_alias", "check_artifact_name", "check_artifact_path", "is_version", "parse_reference"]
+__all__ = [
+    "Reference",
+    "check_alias",
+    "check_artifact_name",
+    "check_artifact_path",
+    "check_artifact_paths",
+    "is_version",
+    "parse_reference",
+]
 
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
 _MAX_PATH_BYTES = 1_024
@@ -72,6 +81,20 @@ def check_artifact_path(path: object) -> str:
     if num_bytes > _MAX_PATH_BYTES or max(len(part.encode()) for part in parts) > 255:
         raise ArtifactError(f"path {text[:80]!r}… in an artifact is too long")
     return text
+
+
+def check_artifact_paths(paths: Iterable[str]) -> None:
+    """Check that the files of an artifact can be in one folder.
+
+    Raises:
+        ArtifactError: if one is the folder of another one.
+    """
+    known_paths = set(paths)
+    for path in known_paths:
+        for length in range(path.count("/")):
+            folder = path.rsplit("/", length + 1)[0]
+            if folder in known_paths:
+                raise ArtifactError(f"{folder!r} would be a file and, because of {path!r}, a folder in the artifact")
 
 
 def parse_reference(reference: str) -> Reference:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tachograph._base.guard import faults
 from tachograph._base.hashing import BLOCK_BYTES, hash_blocks
 from tachograph.exceptions import ArtifactError
-from tachograph.journal.artifacts._names import check_artifact_path
+from tachograph.journal.artifacts._names import check_artifact_path, check_artifact_paths
 
 __all__ = ["PendingFile", "blocks_of", "collect_sources", "hash_content", "open_source"]
 
@@ -182,7 +182,8 @@ def collect_sources(files: Any, *, follow_links: bool = False, name: str | None 
         name: the path in the artifact of a single file or folder.
 
     Raises:
-        ArtifactError: if there is no such file, or two files would have the same path.
+        ArtifactError: if there is no such file, two files would have the same path, or one would be the folder of
+            another one.
     """
     sources: dict[str, PendingFile] = {}
     for prefix, item in _named_items(files, name):
@@ -196,6 +197,7 @@ def collect_sources(files: Any, *, follow_links: bool = False, name: str | None 
             sources[path] = PendingFile(path, local_path, data=data)
     if not sources:
         raise ArtifactError(f"there are no files in {files!r:.200}")
+    check_artifact_paths(sources)
     return list(sources.values())
 
 

@@ -59,6 +59,7 @@ from tachograph.journal.artifacts._names import (
     check_alias,
     check_artifact_name,
     check_artifact_path,
+    check_artifact_paths,
     is_version,
     parse_reference,
 )
@@ -146,6 +147,7 @@ class ArtifactStore:
         """
         check_artifact_name(name)
         aliases = [check_alias(alias) for alias in aliases]
+        check_artifact_paths(source.path for source in sources)
         with self._explaining(f"artifact {name!r} cannot be stored"):
             self._make_folder("names", name)
             with exclusive_lock(self._folder / "in-use.lock", below=self._root, is_shared=True):
