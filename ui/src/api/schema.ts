@@ -1103,7 +1103,7 @@ export interface GroupCell {
   best_run: string | null;
 }
 
-/** All fields that some run has: facts, then config and results, then metrics with their aggregates. */
+/** All fields that some of the runs have: facts, then config and results, then metrics with their aggregates. */
 export interface FieldsPage {
   fields: FieldView[];
   /** The aggregates of a metric; `fields` has each metric with `last` only. `METRIC@STEP` is its value at a step. */
@@ -1121,6 +1121,8 @@ export interface FieldView {
   differs: boolean;
   /** Whether runs that have it differ in it. */
   varies: boolean;
+  /** Whether it is a config key that only tells runs apart: a name, a path, a port, a time, a seed or a device. */
+  is_label: boolean;
   /** Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items. */
   values: string[];
 }
@@ -1751,10 +1753,10 @@ export interface Routes {
     body: null;
     response: TableGroupsPage;
   };
-  /** List the fields of all runs. */
+  /** List the fields of the runs that match an expression; without one, of all runs. */
   "GET /api/v1/table/fields": {
     path: {};
-    query: {};
+    query: { filter?: string | null };
     body: null;
     response: FieldsPage;
   };
