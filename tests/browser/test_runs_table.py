@@ -330,5 +330,7 @@ def test_names_differ_in_a_narrow_table(page, dashboard, logs):
     texts = page.locator(".shown")
     expect(texts).to_have_count(len(names))
     values = {tuple(re.findall(r"\d+(?:\.\d+)?", text)[:3]) for text in texts.all_inner_texts()}
-    assert values == {(str(width), str(lr), str(seed)) for width in (64, 512) for lr in (0.0003, 0.001) for seed in (0, 1)}
+    assert values == {
+        (str(width), str(lr), str(seed)) for width in (64, 512) for lr in (0.0003, 0.001) for seed in (0, 1)
+    }
     assert texts.evaluate_all("each => each.every(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)")

@@ -304,6 +304,8 @@ export interface MetricView {
   num_not_finite: number;
   /** The metric that the training code chose as the x axis of its chart, as with W&B's `define_metric`. */
   x_metric: string | null;
+  /** Whether the script only printed it, and its values were read from the output. */
+  is_printed: boolean;
 }
 
 /** The points of several metrics. */
@@ -371,6 +373,7 @@ export interface MetricFacts {
   signal: string | null;
   same_as: string | null;
   x_metric: string | null;
+  is_printed: boolean;
 }
 
 /** The metrics of one run. */
