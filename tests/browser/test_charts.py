@@ -105,11 +105,9 @@ def test_long_names_differ_above_the_charts(page, dashboard, logs):
     for name in names:
         write_journal(logs, name, [{"train_loss": 1.0}])
     page.goto(f"{dashboard().url}#/run/{names[0]}/charts?with={names[1]}")
-    for name, part in zip(names, ("lr0.001-", "lr0.003-"), strict=True):
+    for name, part in zip(names, ("0.001", "0.003"), strict=True):
         chip = page.locator(".chip.run").filter(has=page.get_by_title(name))
-        differing = chip.locator(".part:not(.common)")
-        expect(differing).to_have_text(part)
-        assert differing.evaluate("each => each.scrollWidth <= each.clientWidth + 1")
+        expect(chip.locator(".shown")).to_have_text(re.compile(rf"….*{re.escape(part)}"))
 
 
 def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):

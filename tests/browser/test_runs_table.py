@@ -316,14 +316,21 @@ def test_columns_are_resized_from_their_menus(page, dashboard, logs):
 
 
 def test_names_differ_in_a_narrow_table(page, dashboard, logs):
-    names = [f"small-lr{lr}-bs32-seed{seed}-v1" for lr in (0.0003, 0.001, 0.003) for seed in range(2)]
+    names = [
+        f"sweep-transformer-width{width}-lr{lr}-seed{seed}-v1"
+        for width in (64, 512)
+        for lr in (0.0003, 0.001)
+        for seed in range(2)
+    ]
     for name in names:
         write_journal(logs, name, [{"train_loss": 1.0}])
     page.set_viewport_size({"width": 400, "height": 800})
     page.goto(dashboard().url + "#/table")
     expect(page.get_by_role("rowheader")).to_have_count(len(names))
-    cut = "parts => parts.filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent)"
-    differing = page.locator(".part:not(.common)")
-    texts = {text.strip("-") for text in differing.all_inner_texts()}
-    assert texts >= {"lr0.0003", "lr0.001", "lr0.003", "seed0", "seed1"}
-    assert differing.evaluate_all(cut) == []
+    texts = page.locator(".shown")
+    expect(texts).to_have_count(len(names))
+    values = {tuple(re.findall(r"\d+(?:\.\d+)?", text)[:3]) for text in texts.all_inner_texts()}
+    assert values == {
+        (str(width), str(lr), str(seed)) for width in (64, 512) for lr in (0.0003, 0.001) for seed in (0, 1)
+    }
+    assert texts.evaluate_all("each => each.every(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)")

@@ -100,6 +100,29 @@ def test_runs_are_drawn_hidden_and_highlighted(page, dashboard, logs):
     expect(page.get_by_role("heading", level=1)).to_have_text("run-00")  # the list is still sorted by loss
 
 
+def test_results_of_different_metrics_have_names_and_no_best(page, dashboard, logs):
+    for index in range(3):
+        write_journal(logs, f"lm-{index}", [{"val_loss": 3.0 - index}], config={"arch": "gpt", "seed": index})
+        write_journal(logs, f"cls-{index}", [{"val_acc": 0.5 + 0.1 * index}], config={"arch": "cnn", "seed": index})
+    page.goto(dashboard().url)
+    expect(line(page, "lm-1").locator(".value")).to_have_text(re.compile(r"val_loss\s+2"))
+    order = page.get_by_label("Order of the runs")
+    expect(order.get_by_role("option")).to_have_text(["newest first", "oldest first", "by name"])
+    page.get_by_label("Search runs").fill("config.arch:cnn")
+    expect(line(page, "cls-1").locator(".value")).to_have_text("0.6")
+    order.select_option("best first")
+    expect(page.locator("[data-run]").first).to_have_attribute("data-run", "cls-2")
+
+    # The default columns of the table are those that vary between the runs that match; seeds come last.
+    page.get_by_role("link", name="Table").click()
+    columns = page.locator("[data-column^=config]")
+    expect(columns).to_have_count(1)  # the seed
+    page.get_by_label("Search runs").fill("")
+    expect(page.get_by_role("row", name="lm-1")).to_contain_text("val_loss")
+    expect(columns.nth(1)).to_be_visible()
+    assert columns.evaluate_all("heads => heads.map(head => head.dataset.column)") == ["config.arch", "config.seed"]
+
+
 def test_first_lines_wait_for_nothing_else(page, dashboard, logs):
     write_sweep(logs, 210)
     start = dashboard()
@@ -141,6 +164,11 @@ def test_groups_views_and_new_runs(page, dashboard, logs, context):
     group = page.get_by_role("row", name=re.compile("3 runs"))
     expect(group).to_have_count(2)
     wait_for(lambda: painted(page, "train_loss") == 8, "six runs and two means are painted")
+    plot = chart(page, "train_loss").locator(".plot")
+    bounds = plot.bounding_box()
+    page.mouse.move(bounds["x"] + bounds["width"] * 0.7, bounds["y"] + bounds["height"] * 0.9)
+    expect(plot.locator("..").locator(".tip")).to_contain_text(re.compile(r"lr 0\.01\b"))
+    page.mouse.move(0, 0)
     low = group.filter(has_text="0.01")
     low.get_by_label("Hide 3 runs").click()
     wait_for(lambda: painted(page, "train_loss") == 4, "a group is hidden")

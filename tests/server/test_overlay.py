@@ -55,11 +55,12 @@ def test_series_of_several_runs_in_one_response(serve, tmp_path):
 def test_metrics_of_several_runs_in_one_response(serve, tmp_path):
     for name, values in {"a": {"loss": 1.0}, "b": {"loss": 1.0, "acc": 0.5}, "c": {"acc": 0.5}}.items():
         pictures = [media("samples", "text", 0, {"text": "hello"})] if name == "a" else []
-        write(tmp_path / name, [start(), step(0, **values), *pictures, END])
+        printed = {"event": "event", "time": 1.0, "name": "read_from_output", "metric": "acc"}
+        write(tmp_path / name, [start(), printed, step(0, **values), *pictures, END])
     served = serve(tmp_path)
     page = get(served, "metrics", run=["b", "gone", "a", "c"])
     assert [run["has_media"] for run in page["runs"]] == [False, False, True, False]
-    facts = ("name", "kind", "signal", "same_as", "x_metric")
+    facts = ("name", "kind", "signal", "same_as", "x_metric", "is_printed")
     for run in page["runs"]:
         if run["run"] == "gone":
             assert (run["exists"], run["metrics"], "no run 'gone'" in run["reason"]) == (False, [], True)
@@ -69,7 +70,7 @@ def test_metrics_of_several_runs_in_one_response(serve, tmp_path):
         assert [page["metrics"][index] for index in run["metrics"]] == [
             {fact: metric[fact] for fact in facts} for metric in single
         ]
-    assert [metric["name"] for metric in page["metrics"]] == ["loss", "acc"]
+    assert [(metric["name"], metric["is_printed"]) for metric in page["metrics"]] == [("loss", False), ("acc", True)]
 
 
 def test_points_per_line_shrink_with_the_number_of_runs(serve, tmp_path):

@@ -128,7 +128,8 @@ def test_fields_are_listed_for_completion(client):
     page = get(client, "table/fields")
     fields = {field["field"]: field for field in page["fields"]}
     assert fields["config.lr"] == {
-        "field": "config.lr", "kind": "number", "num_runs": 4, "differs": True, "varies": True, "values": [],
+        "field": "config.lr", "kind": "number", "num_runs": 4, "differs": True, "varies": True, "is_label": False,
+        "values": [],
     }  # fmt: skip
     assert fields["state"]["values"] == ["finished"]
     assert fields["tags"]["values"] == ["base", "paper"]
@@ -140,6 +141,22 @@ def test_fields_are_listed_for_completion(client):
     assert "val_loss.min" not in fields
     assert "at_min" in page["aggregates"]
     assert "goodput" not in fields
+
+
+def test_fields_of_runs_that_match_tell_what_varies(client, tmp_path):
+    for index, (arch, wd) in enumerate((("resnet18", 0.0), ("resnet50", 0.0), ("resnet50", 0.1))):
+        config = {"arch": arch, "wd": wd, "seed": index, "out_dir": f"/tmp/{index}", "data_path": f"/data/{index}"}
+        write(tmp_path / f"classifier-{index}", [{**START, "run_id": f"c{index}", "config": config}, step(0), END])
+    full_table(client, column=["config.lr"])
+    page = get(client, "table/fields", filter="config.arch:resnet50")
+    config = {field["field"]: field for field in page["fields"] if field["field"].startswith("config.")}
+    assert "config.lr" not in config
+    assert not config["config.arch"]["varies"]
+    assert {name for name, field in config.items() if field["varies"] and not field["is_label"]} == {
+        *("config.wd", "config.data_path"),
+    }
+    assert {name for name, field in config.items() if field["is_label"]} == {"config.seed", "config.out_dir"}
+    assert get(client, "table/fields", filter="steps > ")["fields"] == []
 
 
 def test_annotations_are_changed_and_undone(client):

@@ -180,7 +180,7 @@ export const api = {
   getDiff: (query: DiffQuery) => get("/api/v1/diff", {}, query),
   getDiffOfTwo: (run: string, other: string) => get("/api/v1/runs/{run}/diff/{other}", { run, other }, {}),
   getImportance: (query: ImportanceQuery) => get("/api/v1/importance", {}, query),
-  listFields: () => get("/api/v1/table/fields", {}, {}),
+  listFields: (filter = "") => get("/api/v1/table/fields", {}, { filter }),
   getAnnotations: (run: string) => get("/api/v1/runs/{run}/annotations", { run }, {}),
   annotate: (run: string, changes: AnnotationChange[]) => post("/api/v1/runs/{run}/annotations", { run }, { changes }),
   actOnRuns: (request: BulkRequest) => post("/api/v1/bulk", {}, request),

@@ -1,4 +1,4 @@
-/** The fields of all runs: names for expressions, columns and groups. */
+/** The fields of runs: names for expressions, columns and groups. */
 
 import { api, type FieldsPage } from "./api";
 import { live } from "./live.svelte";
@@ -8,10 +8,32 @@ const usualPeriodSeconds = 20;
 
 /** Create it during a component's initialisation. `revision` changes when fields may have changed otherwise. */
 export function tableFields(revision: () => unknown = () => null): Resource<FieldsPage> {
+  return fieldsOf(() => "", revision);
+}
+
+/**
+ * The fields of the runs that match a filter, which vary less than those of all runs.
+ *
+ * Returns those of all runs without a filter, until the others are loaded, and if no run matches.
+ */
+export function matchingFields(
+  all: Resource<FieldsPage>,
+  filter: () => string,
+  revision: () => unknown = () => null,
+): () => FieldsPage | null {
+  const matching = fieldsOf(filter, revision, () => filter() !== "");
+  return () => (filter() !== "" && matching.value?.fields.length ? matching.value : all.value);
+}
+
+function fieldsOf(
+  filter: () => string,
+  revision: () => unknown,
+  isWanted: () => boolean = () => true,
+): Resource<FieldsPage> {
   let durationSeconds = 0;
   const fields = new Resource(async () => {
     const startedAtSeconds = live.clock();
-    const page = await api.listFields();
+    const page = await api.listFields(filter());
     durationSeconds = live.clock() - startedAtSeconds;
     return page;
   }, 1_500);
@@ -21,10 +43,11 @@ export function tableFields(revision: () => unknown = () => null): Resource<Fiel
   );
   $effect(() => {
     // The list of runs arrives first; asking before would ask twice, and thousands of runs take seconds.
-    if (live.isLoaded) fields.refreshWhenChanged(live.numReconnects, live.runs.length, period, revision());
+    if (live.isLoaded && isWanted())
+      fields.refreshWhenChanged(live.numReconnects, live.runs.length, period, revision(), filter());
   });
   $effect(() => {
-    if ((fields.value?.indexed ?? 1) < 1) void fields.refresh();
+    if (isWanted() && (fields.value?.indexed ?? 1) < 1) void fields.refresh();
   });
   return fields;
 }

@@ -355,10 +355,18 @@ class Catalog:
 
         return listing.answer("places", compute)
 
-    def fields(self, *, max_s: float | None = None, max_age_s: float = 0.0) -> list[FieldDescription]:
-        """Return all fields that some run has, with their values."""
+    def fields(self, query: str = "", *, max_s: float | None = None, max_age_s: float = 0.0) -> list[FieldDescription]:
+        """Return all fields that some of the runs that match have, with their values, archived runs included.
+
+        Raises:
+            QueryError: if the expression is invalid.
+        """
         listing = self._list(is_full=True, max_s=max_s, max_age_s=max_age_s)
-        return listing.answer("fields", lambda: describe_fields(listing.rows))
+        if not query.strip():
+            return listing.answer("fields", lambda: describe_fields(listing.rows))
+        rows = self.select(query, columns=["loss"], archived=None, max_s=max_s, max_age_s=max_age_s)
+        # The rows are part of the answer, so their id cannot be used again while it is kept.
+        return listing.answer(("fields", id(rows)), lambda: (rows, describe_fields(rows)))[1]
 
     def unknown_fields(self, query: Query, columns: Iterable[str] = ()) -> list[QueryError]:
         """Return an error for each field of an expression, or column, that no run has; it names similar ones."""

@@ -319,12 +319,12 @@ def _metrics_table(history: RunHistory) -> RenderableType:
     if not rows:
         return Text("only spans were recorded", style="dim")
     rows.sort(key=lambda item: item[1].kind == "system")
-    printed_names = {record.get("metric") for record in history.latest("event", "read_from_output")}
+    printed_metrics = history.printed_metrics
     for name, metric in rows[:60]:
         finite = metric.count > metric.num_not_finite
         add_row(
             table,
-            Text.assemble(safe(name, 60), (" (printed)", "dim")) if name in printed_names else safe(name, 60),
+            Text.assemble(safe(name, 60), (" (printed)", "dim")) if name in printed_metrics else safe(name, 60),
             number(metric.last),
             number(metric.low if finite else None),
             number(metric.high if finite else None),

@@ -176,6 +176,11 @@ class RunDigest:
         return step_metrics
 
     @property
+    def printed_metrics(self) -> set[str]:
+        """The metrics that the training code only printed: their values were read from its output."""
+        return {str(record.get("metric")) for record in self.latest("event", "read_from_output")}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The fields of the last `start` record, and facts that an integration found later, such as `total_params`.
 

@@ -325,6 +325,8 @@ class MetricView(msgspec.Struct, kw_only=True):
     num_not_finite: int = 0
     x_metric: str | None = None
     """The metric that the training code chose as the x axis of its chart, as with W&B's `define_metric`."""
+    is_printed: bool = False
+    """Whether the script only printed it, and its values were read from the output."""
 
 
 class MetricsPage(msgspec.Struct):

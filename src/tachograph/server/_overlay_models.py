@@ -60,6 +60,7 @@ class MetricFacts(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
     same_as: str | None = None
     x_metric: str | None = None
+    is_printed: bool = False
 
 
 class MetricsOfRun(msgspec.Struct, kw_only=True):

@@ -126,6 +126,7 @@ from tachograph.server._table_models import (
     BulkRequest,
     BulkResult,
     FieldsPage,
+    FieldsQuery,
     GroupQuery,
     TableCsvQuery,
     TableGroupsPage,
@@ -758,9 +759,10 @@ ROUTES = [
     Route(
         "GET",
         "/api/v1/table/fields",
-        "List the fields of all runs.",
-        lambda context: build_fields_page(context.catalog),
+        "List the fields of the runs that match an expression; without one, of all runs.",
+        lambda context: build_fields_page(context.catalog, context.query),
         FieldsPage,
+        FieldsQuery,
     ),
     Route(
         "GET",

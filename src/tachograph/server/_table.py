@@ -17,8 +17,10 @@ from tachograph.catalog import (
     RunRow,
     annotate,
     csv_blocks,
+    describes_training,
     group_rows,
     inverse_ops,
+    is_repeat_key,
     kind_of_value,
     list_trash,
     needs_full,
@@ -39,6 +41,7 @@ from tachograph.server._table_models import (
     BulkRequest,
     BulkResult,
     FieldsPage,
+    FieldsQuery,
     FieldView,
     GroupCell,
     GroupQuery,
@@ -154,9 +157,12 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
     )
 
 
-def build_fields_page(catalog: Catalog) -> FieldsPage:
-    """Return all fields that some run has."""
-    fields = catalog.fields(max_s=_MAX_S, max_age_s=MAX_AGE_S)
+def build_fields_page(catalog: Catalog, query: FieldsQuery) -> FieldsPage:
+    """Return all fields that some of the runs that match have."""
+    try:
+        fields = catalog.fields(query.filter, max_s=_MAX_S, max_age_s=MAX_AGE_S)
+    except QueryError:  # half an expression, while someone types it
+        fields = []
     return FieldsPage(
         fields=[
             copy_fields(
@@ -165,6 +171,7 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
                 kind=FACTS[description.field].kind
                 if description.field in FACTS
                 else kind_of_value(description.example),
+                is_label=_is_label(description.field),
                 values=description.texts,
             )
             for description in fields
@@ -172,6 +179,11 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
         aggregates=list(AGGREGATES),
         indexed_share=catalog.indexed_share,
     )
+
+
+def _is_label(field: str) -> bool:
+    prefix, _, key = field.partition(".")
+    return prefix == "config" and (is_repeat_key(key) or not describes_training(key))
 
 
 def build_trash_page(catalog: Catalog) -> TrashPage:

@@ -87,6 +87,13 @@ class GroupQuery(msgspec.Struct):
     """Whether archived runs are left out, grouped alone, or grouped with the others."""
 
 
+class FieldsQuery(msgspec.Struct):
+    """Which runs to list the fields of."""
+
+    filter: Expression = ""
+    """An expression that selects runs. No run matches an invalid one."""
+
+
 class QueryProblem(msgspec.Struct):
     """Something wrong with the expression or a column."""
 
@@ -180,12 +187,14 @@ class FieldView(msgspec.Struct):
     """Whether runs differ in it; a missing value differs from any other."""
     varies: bool
     """Whether runs that have it differ in it."""
+    is_label: bool
+    """Whether it is a config key that only tells runs apart: a name, a path, a port, a time, a seed or a device."""
     values: list[str]
     """Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items."""
 
 
 class FieldsPage(msgspec.Struct):
-    """All fields that some run has: facts, then config and results, then metrics with their aggregates."""
+    """All fields that some of the runs have: facts, then config and results, then metrics with their aggregates."""
 
     fields: list[FieldView]
     aggregates: list[str]

@@ -248,6 +248,7 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
     copies = find_copies(summaries)
     with run.lock:
         step_metrics = run.digest.step_metrics
+        printed_metrics = run.digest.printed_metrics
     return MetricsPage(
         version=run.version,
         indexed_share=run.indexed_share,
@@ -262,6 +263,7 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
                 low=finite_or_none(summary.low),
                 high=finite_or_none(summary.high),
                 x_metric=step_metrics[name] if step_metrics.get(name) in summaries else None,
+                is_printed=name in printed_metrics,
             )
             for name, summary in summaries.items()
         ],

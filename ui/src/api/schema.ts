@@ -306,6 +306,8 @@ export interface MetricView {
   num_not_finite: number;
   /** The metric that the training code chose as the x axis of its chart, as with W&B's `define_metric`. */
   x_metric: string | null;
+  /** Whether the script only printed it, and its values were read from the output. */
+  is_printed: boolean;
 }
 
 /** The points of several metrics. */
@@ -373,6 +375,7 @@ export interface MetricFacts {
   signal: string | null;
   same_as: string | null;
   x_metric: string | null;
+  is_printed: boolean;
 }
 
 /** The metrics of one run. */
@@ -1105,7 +1108,7 @@ export interface GroupCell {
   best_run: string | null;
 }
 
-/** All fields that some run has: facts, then config and results, then metrics with their aggregates. */
+/** All fields that some of the runs have: facts, then config and results, then metrics with their aggregates. */
 export interface FieldsPage {
   fields: FieldView[];
   /** The aggregates of a metric; `fields` has each metric with `last` only. `METRIC@STEP` is its value at a step. */
@@ -1123,6 +1126,8 @@ export interface FieldView {
   differs: boolean;
   /** Whether runs that have it differ in it. */
   varies: boolean;
+  /** Whether it is a config key that only tells runs apart: a name, a path, a port, a time, a seed or a device. */
+  is_label: boolean;
   /** Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items. */
   values: string[];
 }
@@ -1753,10 +1758,10 @@ export interface Routes {
     body: null;
     response: TableGroupsPage;
   };
-  /** List the fields of all runs. */
+  /** List the fields of the runs that match an expression; without one, of all runs. */
   "GET /api/v1/table/fields": {
     path: {};
-    query: {};
+    query: { filter?: string | null };
     body: null;
     response: FieldsPage;
   };

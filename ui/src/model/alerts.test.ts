@@ -14,6 +14,7 @@ import {
   explainCommand,
   hasEnded,
   withKeys,
+  withoutMetrics,
   openDurationSeconds,
   toneOf,
   marksNear,
@@ -72,6 +73,10 @@ test("alerts with the same id get distinct, stable keys", () => {
 
 test("durations and end states of alerts", () => {
   expect([hasEnded("running"), hasEnded("stale"), hasEnded("crashed")]).toEqual([false, false, true]);
+  expect([withoutMetrics("finished"), withoutMetrics("crashed")]).toEqual([
+    "The run recorded no metrics.",
+    "The run ended before it recorded any metrics.",
+  ]);
   expect(closedAs(resolved())).toBe("resolved");
   expect(closedAs(alert({ is_open: false, outcome: "Back at the level before." }))).toBe("resolved");
   expect(closedAs(alert({ is_open: false }))).toBe("unresolved");

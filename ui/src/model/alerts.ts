@@ -79,6 +79,10 @@ export function withKeys(alerts: AlertView[]): [string, AlertView][] {
 /** Whether the process of a run has ended: its open alerts will not be resolved any more. */
 export const hasEnded = (state: RunState): boolean => state !== "running" && state !== "stale";
 
+/** Why a run that has ended has no metrics. */
+export const withoutMetrics = (state: RunState): string =>
+  state === "finished" ? "The run recorded no metrics." : "The run ended before it recorded any metrics.";
+
 /** Why an alert is not open: it was resolved, or its process ended and the run was resumed. */
 export function closedAs(alert: AlertView): "resolved" | "unresolved" {
   return alert.resolved_time !== null || alert.outcome !== "" ? "resolved" : "unresolved";

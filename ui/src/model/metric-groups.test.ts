@@ -29,6 +29,7 @@ const metric = (name: string, kind = "step"): MetricView => ({
   last: 1,
   last_step: 0,
   x_metric: null,
+  is_printed: false,
   low: 1,
   high: 1,
   num_not_finite: 0,
@@ -52,6 +53,23 @@ test("profiling metrics come before system metrics", () => {
     { title: "profiling", names: ["profiling/Trainer.step", "profiling/Trainer.step/p95"] },
     { title: "memory", names: ["gpu_mem_reserved"] },
     { title: "cpu", names: ["cpu_pct"] },
+  ]);
+});
+
+test("a metric of several runs is printed if one of them only printed it", () => {
+  const printed = { ...metric("loss"), is_printed: true };
+  for (const runs of [
+    [[metric("loss")], [printed]],
+    [[printed], [metric("loss")]],
+  ])
+    expect(mergeMetrics(runs).map(({ is_printed }) => is_printed)).toEqual([true]);
+});
+
+test("the losses of a GAN come before the loss of windows", () => {
+  const losses = ["loss_D", "loss_G"].map((name) => ({ ...metric(name), signal: "adversarial_loss" }));
+  expect(groupMetrics([metric("window/latest_loss"), ...losses])).toEqual([
+    { title: "training", names: ["loss_D", "loss_G"] },
+    { title: "windows", names: ["window/latest_loss"] },
   ]);
 });
 

@@ -64,6 +64,7 @@ export function groupMetrics(metrics: MergedMetric[]): Group[] {
   }
   const minRuns = minShareOfRuns * metrics.reduce((most, { numRuns = 1 }) => Math.max(most, numRuns), 1);
   const recorded = new Set(metrics.filter(({ name }) => !isOfWindow(name)).map((metric) => metric.signal));
+  if (recorded.has("adversarial_loss")) recorded.add("loss");
   for (const metric of metrics) {
     const importance = importanceOf(metric, recorded);
     const prefix = dottedPrefix(metric.name);
@@ -99,16 +100,20 @@ export function isOpenAtFirst(groups: Group[], index: number, maxPanels: number)
 /** Whether a metric gets a chart of its own: it does not repeat another one. */
 export const isShown = ({ same_as }: MetricFacts): boolean => same_as === null;
 
-/** The metrics of several runs. One that repeats another one in some runs only is shown; so are axes that differ. */
+/**
+ * The metrics of several runs. One that repeats another one in some runs only is shown; so are axes that differ. A metric
+ * was read from the output if any run has it from there.
+ */
 export function mergeMetrics(pages: MetricFacts[][]): MergedMetric[] {
   const byName = new Map<string, MergedMetric>();
   for (const metric of pages.flat()) {
-    const { same_as, x_metric, numRuns = 0 } = byName.get(metric.name) ?? (metric as MergedMetric);
+    const { same_as, x_metric, is_printed, numRuns = 0 } = byName.get(metric.name) ?? (metric as MergedMetric);
     byName.set(metric.name, {
       ...metric,
       numRuns: numRuns + 1,
       same_as: same_as && metric.same_as,
       x_metric: x_metric === metric.x_metric ? x_metric : null,
+      is_printed: is_printed || metric.is_printed,
     });
   }
   return [...byName.values()];

@@ -14,6 +14,7 @@ const metric = (name: string, last: number): MetricView => ({
   same_as: null,
   num_not_finite: 0,
   x_metric: null,
+  is_printed: false,
 });
 
 describe("plugin metrics", () => {

@@ -21,6 +21,7 @@ const field = (name: string, kind: FieldView["kind"] = "number"): FieldView => (
   num_runs: 2,
   differs: true,
   varies: true,
+  is_label: false,
   values: name === "host" ? ["node1", "node2"] : [],
 });
 const vocabulary: Vocabulary = {

@@ -19,12 +19,15 @@ const axis = (name: string, values: (number | string | boolean | null)[]): Sweep
   return found;
 };
 
-test("an axis is logarithmic above a ratio of 100 if all values are positive", () => {
+test("an axis is logarithmic if its values are positive, of a wide range and more even there", () => {
   const log = axis("lr", [1e-4, 1e-2, 1, null, "NaN"]);
   expect(log.kind).toBe("log");
   expect(log.positions.map((at) => (at === null ? null : Number(at.toFixed(6))))).toEqual([0, 0.5, 1, null, null]);
   expect(log.ticks.map(({ text }) => text)).toEqual(["0.0001", "0.01", "1"]);
-  expect(axis("lr", [1, 100]).kind).toBe("linear");
+  expect(axis("lr", [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]).kind).toBe("log");
+  expect(axis("lr", [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]).ticks).toHaveLength(5);
+  expect(axis("width", [64, 128, 256, 512]).kind).toBe("linear");
+  expect(axis("share", [0.01, 0.25, 0.5, 0.75, 1]).kind).toBe("linear");
   expect(axis("lr", [0, 1000]).kind).toBe("linear");
   expect(axis("lr", [-1, 1000]).kind).toBe("linear");
 });

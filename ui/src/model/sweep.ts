@@ -27,7 +27,6 @@ export interface Brush {
 /** The brushed part of each axis, by its name. */
 export type Brushes = Readonly<Record<string, Brush>>;
 
-const logRatio = 100;
 const maxValueTicks = 6;
 const maxCategoryTicks = 12;
 const numTicks = 5;
@@ -83,9 +82,23 @@ export function plotAxis(name: string, values: Json[], isLog: boolean): SweepAxi
 
 const isNonFinite = (value: Json): boolean => value === "NaN" || value === "Infinity" || value === "-Infinity";
 
+const minLogRatio = 30;
+
+/** Whether positive numbers of a wide range lie more evenly on a logarithmic axis than on a linear one. */
+function isSpacedLog(values: number[]): boolean {
+  const distinct = [...new Set(values)].sort((a, b) => a - b);
+  const [low = 0, high = 0] = [distinct[0], distinct.at(-1)];
+  if (low <= 0 || high / low < minLogRatio) return false;
+  /** The largest gap between neighbours, as a share of the axis. */
+  const largestGap = (scale: (value: number) => number): number =>
+    Math.max(...distinct.slice(1).map((value, index) => scale(value) - scale(distinct[index] ?? 0))) /
+    (scale(high) - scale(low));
+  return largestGap(Math.log) <= largestGap((value) => value);
+}
+
 function numberAxis(name: string, values: Json[], known: number[]): SweepAxis {
   const [low, high] = [Math.min(...known), Math.max(...known)];
-  const isLog = low > 0 && high / low > logRatio;
+  const isLog = isSpacedLog(known);
   const scale = isLog ? Math.log : (value: number): number => value;
   const place = (value: number): number => (scale(value) - scale(low)) / (scale(high) - scale(low));
   const distinct = [...new Set(known)].sort((a, b) => a - b);

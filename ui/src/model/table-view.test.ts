@@ -10,6 +10,7 @@ import {
   moveColumn,
   nextSort,
   readTable,
+  resultOrders,
   shiftColumn,
   writeTable,
 } from "./table-view";
@@ -20,6 +21,7 @@ const field = (name: string, more: Partial<FieldView> = {}): FieldView => ({
   num_runs: 3,
   differs: true,
   varies: true,
+  is_label: false,
   values: [],
   ...more,
 });
@@ -51,13 +53,16 @@ test("default columns are the result, what was varied in most runs, and facts", 
     field("note", { differs: false }),
     field("config.of_another_script", { num_runs: 1 }),
     field("config.optimizer", { kind: "text" }),
+    field("config.seed", { is_label: true }),
+    field("config.out_dir", { kind: "text", is_label: true }),
     field("config.lr"),
     field("config.same", { differs: false, varies: false }),
     field("config.missing_in_some", { varies: false }),
     field("val/loss.last"),
     field("lr.last"),
   ];
-  const expected = ["state", "result", "config.lr", "config.optimizer", "loss", "started"];
+  const config = ["config.lr", "config.optimizer", "config.seed", "config.out_dir"];
+  const expected = ["state", "result", ...config, "loss", "started"];
   expect(defaultColumns(fields, false)).toEqual(expected);
   expect(defaultColumns(fields, true)).toContain("tags");
   expect(defaultColumns([], false)).toEqual(["state", "loss", "steps", "duration", "started"]);
@@ -85,6 +90,12 @@ test("sorting starts with the best or the highest, then reverses", () => {
   expect(nextSort("val_loss.min", "val_loss.min", "number", -1)).toBe("-val_loss.min");
   expect(nextSort("-started", "steps", "number", 0)).toBe("-steps");
   expect(nextSort("-started", "host", "text", 0)).toBe("host");
+});
+
+test("runs whose results cannot be compared have no best one", () => {
+  expect(resultOrders("result", -1)).toEqual([["result", "best first"]]);
+  expect(resultOrders("result", 1)).toEqual([["-result", "best first"]]);
+  expect(resultOrders("result", 0)).toEqual([]);
 });
 
 test("fields have a prefix, a name and an aggregate", () => {

@@ -99,16 +99,21 @@ export const isMetric = (field: string): boolean => fieldParts(field).aggregate 
 export const resultField = (fields: FieldView[]): string =>
   fields.some((each) => each.field === "result") ? "result" : "loss";
 
+/** The orders by result and their titles; none if it is unknown, or differs between runs, whether lower results are better. */
+export const resultOrders = (result: string, direction: number): [sort: string, title: string][] =>
+  direction === 0 ? [] : [[direction < 0 ? result : `-${result}`, "best first"]];
+
 /** The columns of a table that nobody has configured: the result and what was varied first, then facts. */
 export function defaultColumns(fields: FieldView[], hasTags: boolean): string[] {
   const known = new Map(fields.map((each) => [each.field, each]));
   const facts = firstColumns.filter((field) => field !== "tags" || hasTags || known.get(field)?.differs);
   if (known.size === 0) return ["state", ...facts];
   const varied = fields.filter((each) => each.field.startsWith("config.") && each.varies);
-  // Keys of most runs first: those of a few runs belong to another script. What people vary is a number more often than a text.
+  // The keys of a few runs belong to another script.
   const usual = Math.max(0, ...varied.map((each) => each.num_runs)) / 2;
-  const rank = (each: FieldView): number => (each.num_runs >= usual ? 0 : 2) + (each.kind === "number" ? 0 : 1);
-  const config = varied.toSorted((a, b) => rank(a) - rank(b)).filter((each) => rank(each) < 2);
+  // What people vary is a number more often than a text. Seeds, names and paths only tell runs apart.
+  const rank = (each: FieldView): number => (each.is_label ? 2 : 0) + (each.kind === "number" ? 0 : 1);
+  const config = varied.filter((each) => each.num_runs >= usual).sort((a, b) => rank(a) - rank(b));
   return [
     "state",
     ...(known.has("result") ? ["result"] : []),

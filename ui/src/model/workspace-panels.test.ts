@@ -28,6 +28,7 @@ const field = (name: string, change: Partial<FieldView> = {}): FieldView => ({
   num_runs: 9,
   differs: true,
   varies: true,
+  is_label: false,
   values: [],
   ...change,
 });
@@ -60,21 +61,23 @@ test("panels are replaced in their place and moved", () => {
   expect(movePanel([a, b], a, -1)).toEqual([a, b]);
 });
 
-test("new panels show the result and the config keys that vary, seeds last", () => {
+test("new panels show the result and the config keys that vary, without labels", () => {
   const fields = [
     field("result"),
     field("duration", { kind: "duration" }),
     field("name", { kind: "text" }),
-    field("config.seed"),
+    field("config.seed", { is_label: true }),
+    field("config.out_dir", { kind: "text", is_label: true }),
     field("config.width", { varies: false }),
     field("config.lr"),
     field("val_loss.last"),
   ];
   expect(suggestPanel("scatter", fields, []).fields).toEqual(["config.lr", "result"]);
+  expect(suggestPanel("parallel", fields, []).fields).toEqual(["config.lr", "result"]);
   expect(suggestPanel("line", fields, ["val_loss"]).fields).toEqual(["val_loss", ""]);
   expect(fieldChoices(fields)).toEqual({
     results: ["result", "duration"],
-    config: ["config.seed", "config.lr", "config.width"],
+    config: ["config.seed", "config.out_dir", "config.lr", "config.width"],
     metrics: ["val_loss"],
   });
   expect(panelTitle(panel("scatter", ["config.lr", "val_loss.last"]))).toBe("val_loss against config.lr");

@@ -115,13 +115,12 @@ export function fieldChoices(fields: FieldView[]): FieldChoices {
 }
 
 const maxSuggestedAxes = 6;
-const isSeed = (field: string): boolean => /(^|[._-])seed/i.test(field);
 
-/** What a new panel shows until someone chooses: the result, and the config keys that vary. */
+/** What a new panel shows until someone chooses: the result, and the config keys that vary and are no seeds, names or paths. */
 export function suggestPanel(kind: PanelKind, fields: FieldView[], metrics: string[]): AddedPanel {
   const result = resultField(fields);
   const varied = fields
-    .filter(({ field, varies }) => field.startsWith("config.") && varies && !isSeed(field))
+    .filter(({ field, varies, is_label }) => field.startsWith("config.") && varies && !is_label)
     .sort((a, b) => b.num_runs - a.num_runs || Number(a.kind === "text") - Number(b.kind === "text"))
     .map(({ field }) => field);
   const chosen: Record<PanelKind, string[]> = {
