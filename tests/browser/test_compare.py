@@ -26,7 +26,7 @@ def painted(page, name):
 
 
 def legend_names(page):
-    return page.get_by_label("Legend").locator("li .name > .cut").all_inner_texts()
+    return page.get_by_label("Legend").locator("li .name .whole").all_inner_texts()
 
 
 def write_sweep(logs, num_runs):
