@@ -110,7 +110,7 @@ export interface RunDetail {
   facts: JsonObject;
   system: JsonObject;
   git: JsonObject;
-  /** What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on. */
+  /** The captured code of the last attempt: `git`, `diff`, `files`, `packages` and so on. */
   code: JsonObject;
   /** The runs or checkpoints that the run started from. */
   parents: ParentRun[];
@@ -1281,7 +1281,7 @@ export interface MarkView {
 /** The annotations after the changes. */
 export interface AnnotationResult {
   annotations: AnnotationsView;
-  /** Changes that restore what was before. */
+  /** Changes that undo this one. */
   undo: AnnotationChange[];
 }
 
