@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 import tachograph
-from tachograph.catalog import Catalog, QueryError, annotate, describe_fields, known_fields, parse_query, sort_rows
+from tachograph.catalog import (
+    Catalog,
+    QueryError,
+    annotate,
+    default_results,
+    describe_fields,
+    known_fields,
+    parse_query,
+    sort_rows,
+)
 from tachograph.catalog._columns import ColumnFactsCache
 from tachograph.catalog._index import _VERSION as INDEX_VERSION
 from tachograph.exceptions import RunNotFoundError
@@ -82,6 +91,12 @@ def test_best_follows_the_direction_of_the_name(tmp_path):
     (row,) = Catalog(tmp_path).rows(is_full=True)
     fields = ("val_loss.best", "val_loss.at_best", "top5/accuracy.best", "top5/accuracy.at_best", "width.best")
     assert [row.get(field) for field in fields] == [1.0, 0, 0.2, 2, None]
+
+
+def test_default_results_are_measures_of_quality(tmp_path):
+    values = {"loss": 1.0, "eval_runtime": 2.0, "eval_samples_per_second": 3.0, "eval_loss": 4.0, "eval_f1": 0.5}
+    write(tmp_path / "a", [START, *(step(at, **values) for at in range(3)), END])
+    assert default_results(Catalog(tmp_path).rows(is_full=True)) == ["eval_loss.best", "loss.best", "eval_f1.best"]
 
 
 def test_value_at_a_step_is_the_nearest_one_before(tmp_path):

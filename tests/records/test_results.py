@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tachograph.records import metric_direction, result_name_in, signal_of
+from tachograph.records import metric_direction, result_name_in, result_names_in, signal_of
 
 LOWER = (
     *(
@@ -83,3 +83,16 @@ def test_parts_of_a_reward_are_no_reward():
     assert {(signal_of(name) or ("",))[0] for name in rewards} == {"reward"}
     parts = ("MaxEpRet", "rewards/format_reward/mean", "rewards/chosen", "reward_model_loss", "return_code", "100")
     assert not any((signal_of(name) or ("",))[0] == "reward" for name in parts)
+
+
+def test_results_are_measures_of_quality():
+    results = ["eval_f1", "test_loss", "episode_return", "eval_loss", "success_rate"]
+    costs = [
+        "eval_runtime",
+        "eval_samples_per_second",
+        "eval_steps_per_second",
+        "val/step_time",
+        "train_loss",
+        "loss_G",
+    ]
+    assert result_names_in([*costs, *results]) == results

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
-from tachograph.records import loss_names_in, result_name_in
+from tachograph.records import loss_names_in, result_name_in, result_names_in
 
 __all__ = ["default_results"]
 
 _MAX_RESULTS = 3
-_EVALUATION_WORDS = {"val", "valid", "validation", "eval", "evaluation", "test", "dev"}
-_SEPARATOR = re.compile(r"[/._\-\s]")
 
 
 def default_results(rows: Sequence[RunRow]) -> list[str]:
-    """Return the best values of the main result, the training loss and further evaluated metrics.
+    """Return the best values of the main result, the training loss and further results.
 
     Only metrics that at least half of the runs have, and whose names tell whether lower or higher values are better.
     """
     counts = Counter(name for row in rows for name in row.summary.metrics)
     usual = [name for name, count in counts.items() if 2 * count >= len(rows) and direction_of(name)]
-    evaluated_names = [name for name in usual if _EVALUATION_WORDS & set(_SEPARATOR.split(name.lower()))]
     result_name = result_name_in(usual)
-    order = dict.fromkeys([*([result_name] if result_name else []), *loss_names_in(usual)[:1], *evaluated_names])
+    order = dict.fromkeys([*([result_name] if result_name else []), *loss_names_in(usual)[:1], *result_names_in(usual)])
     return [f"{name}.best" for name in order][:_MAX_RESULTS]

@@ -40,26 +40,26 @@ def media(
 ) -> None:
     """List the media of a run, or export those of one NAME."""
     history = read(run, log_dir)
-    stored = history.media
+    run_media = history.media
     if name is None or output is None:
         if name is not None or output is not None:
             raise click.UsageError("to export media, pass NAME and --output FILE")
         table = new_table("name", "kind", "items", "steps", "dropped", right={"items", "steps", "dropped"})
-        for key, entry in stored.names.items():
+        for key, entry in run_media.names.items():
             counts = (str(entry.num_items), str(len(entry.steps)), str(entry.num_dropped or ""))
             add_row(table, safe(key, 60), entry.kind, *counts)
         new_console().print(table)
         if lost_media := media_loss(history):
             new_console().print(lost_media)
         return
-    if name not in stored.names:
-        known_names = ", ".join(safe(key, 60) for key in list(stored.names)[:10])
+    if name not in run_media.names:
+        known_names = ", ".join(safe(key, 60) for key in list(run_media.names)[:10])
         raise TachographError(f"no media {name!r} in this run; it has {known_names or 'none'}")
     if output.suffix not in _SUFFIXES:
         raise click.UsageError(f"the output must end with one of {', '.join(_SUFFIXES)}, got {str(output)!r}")
     if output.exists() and not force:
         raise TachographError(f"{str(output)!r} exists; pass --force to replace it")
-    items = list(stored.items(name))
+    items = list(run_media.items(name))
     missing = [item for item in items if item.is_missing] if output.suffix == ".zip" else []
     if missing:
         problem = f"{len(missing)} of {plural(len(items), 'item')} of {name!r} not exported: {missing[0].problem}"

@@ -44,7 +44,7 @@ from tachograph.records._rank_map import (
     rank_map_codes,
 )
 from tachograph.records._rank_window import PhaseTime, RankWindow, WindowTimes, merge_windows, window_times
-from tachograph.records._results import metric_direction, result_name_in
+from tachograph.records._results import metric_direction, result_name_in, result_names_in
 from tachograph.records._signals import LOSS_NAMES, SIGNALS, is_loss, loss_names_in, plain_name, signal_of
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
@@ -134,6 +134,7 @@ __all__ = [
     "merge_windows",
     "rank_map_codes",
     "result_name_in",
+    "result_names_in",
     "signal_of",
     "step_of",
     "suggest_run_name",

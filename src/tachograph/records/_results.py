@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tachograph.records._signals import AVERAGING_WORDS, LOSS_SIGNALS, VALIDATION_WORDS, plain_name, signal_of
 
-__all__ = ["metric_direction", "result_name_in"]
+__all__ = ["metric_direction", "result_name_in", "result_names_in"]
 
 _SIGNAL_DIRECTIONS = {
     **dict.fromkeys(("loss", "val_loss", "step_s", "data_share", "gpu_memory"), -1),
@@ -78,6 +78,13 @@ def result_name_in(names: Iterable[str]) -> str | None:
     """
     ranked_names = [(*rank, name) for name in names if (rank := _result_rank(name)) is not None]
     return min(ranked_names)[-1] if ranked_names else None
+
+
+def result_names_in(names: Iterable[str]) -> list[str]:
+    """Return all metrics that tell how good a run is, in their order, without training losses."""
+    return [
+        name for name in names if (rank := _result_rank(name)) is not None and _RESULTS[rank[0]] not in LOSS_SIGNALS
+    ]
 
 
 @functools.lru_cache(maxsize=10_000)

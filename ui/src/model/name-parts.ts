@@ -2,7 +2,7 @@
 
 export interface NamePart {
   text: string;
-  /** Whether the name can be told from the others without this text, so that it is cut first. */
+  /** Whether the name differs from the others without this text, so that it is cut first. */
   isCommon: boolean;
 }
 

@@ -121,10 +121,10 @@ class _StreamTee:
                 self._write(b"")
 
     def _write(self, data: bytes) -> None:
-        joined = _insert_line(self._line, data, is_at_line_start=self._is_at_line_start) if self._line else None
-        if joined is not None:
+        output = _insert_line(self._line, data, is_at_line_start=self._is_at_line_start) if self._line else None
+        if output is not None:
             self._line = b""
-        _write(self._our_fd, data if joined is None else joined)
+        _write(self._our_fd, data if output is None else output)
         self._is_at_line_start = data.endswith(b"\n") if data else self._is_at_line_start
 
 
